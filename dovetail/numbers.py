@@ -5,10 +5,10 @@ from __future__ import annotations
 import decimal
 import math
 
-__all__ = ["at_least", "at_most", "rounded"]
+__all__ = ["at_least", "at_most", "round_to"]
 
 
-def rounded(value: float, digits: int, rounding: str) -> float:
+def round_to(value: float, digits: int, rounding: str) -> float:
     """The value at so many significant digits, rounded as `decimal` names it."""
     if not math.isfinite(value):
         return float(value)
@@ -17,9 +17,9 @@ def rounded(value: float, digits: int, rounding: str) -> float:
 
 def at_most(value: float, digits: int = 4) -> str:
     """An upper bound, rounded up."""
-    return f"{rounded(value, digits, decimal.ROUND_CEILING):.{digits}g}"
+    return f"{round_to(value, digits, decimal.ROUND_CEILING):.{digits}g}"
 
 
 def at_least(value: float, digits: int = 4) -> str:
     """A lower bound, rounded down."""
-    return f"{rounded(value, digits, decimal.ROUND_FLOOR):.{digits}g}"
+    return f"{round_to(value, digits, decimal.ROUND_FLOOR):.{digits}g}"

@@ -57,8 +57,8 @@ class Proof:
     def __str__(self) -> str:
         if self.missing is not None:
             return self.missing
-        paid = (f"of delta, {at_most(part.delta, 3)} is spent on {part.on}" for part in self.spent)
-        return "; ".join((*(theorem.where for theorem in self.theorems), *self.notes, *paid))
+        spent = (f"{at_most(part.delta, 3)} of delta covers {part.on}" for part in self.spent)
+        return "; ".join((*(theorem.where for theorem in self.theorems), *self.notes, *spent))
 
     def then(self, *theorems: Theorem) -> Proof:
         """This proof, and then these theorems."""
@@ -69,11 +69,11 @@ class Proof:
         first = tuple(theorem for theorem in dict.fromkeys(theorems) if theorem not in self.theorems)
         return dataclasses.replace(self, theorems=first + self.theorems)
 
-    def noting(self, *notes: str) -> Proof:
+    def with_notes(self, *notes: str) -> Proof:
         """This proof with remarks."""
         return dataclasses.replace(self, notes=self.notes + notes)
 
-    def spending(self, *parts: Spent) -> Proof:
+    def with_spent(self, *parts: Spent) -> Proof:
         """This proof with what it spends of delta."""
         return dataclasses.replace(self, spent=self.spent + tuple(part for part in parts if part.delta))
 
@@ -95,8 +95,3 @@ class Proof:
             notes=tuple(data["notes"]),
             missing=data["missing"],
         )
-
-    @classmethod
-    def of_older(cls, theorem: Mapping[str, Any]) -> Proof:
-        """That of a file from before proofs had parts."""
-        return cls(missing=theorem["where"]) if theorem["key"] == "none" else Theorem(**theorem).proof

@@ -55,23 +55,23 @@ def parse(text: str) -> dict[str, Entry]:
     Entries and comments (which begin with %) are parted by empty lines. A field is a line, its value in braces; a
     title has a second pair of braces, which keep its capitals.
     """
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for source in text.strip().split("\n\n"):
         if source.startswith("%"):
             continue
-        item = _parsed(source)
-        if item.key in found:
-            raise ValueError(f"expected one BibTeX entry of each key, got two of {item.key!r}")
-        found[item.key] = item
-    return found
+        item = _parse_entry(source)
+        if item.key in entries:
+            raise ValueError(f"expected one BibTeX entry for each key, got two of {item.key!r}")
+        entries[item.key] = item
+    return entries
 
 
-def _parsed(source: str) -> Entry:
+def _parse_entry(source: str) -> Entry:
     fields: dict[str, str] = {}
     entry = _ENTRY.fullmatch(source)
     for line in entry["fields"].split(",\n") if entry else ():
         field = _FIELD.fullmatch(line)
-        if field is None or field["name"] in fields or not _balanced(field["value"]):
+        if field is None or field["name"] in fields or not _has_balanced_braces(field["value"]):
             raise ValueError(f"expected a BibTeX field of its own in braces, got {line!r}")
         fields[field["name"]] = field["value"]
     if entry is None or not _NEEDED <= fields.keys() <= _KNOWN:
@@ -88,7 +88,7 @@ def _parsed(source: str) -> Entry:
     )
 
 
-def _balanced(value: str) -> bool:
+def _has_balanced_braces(value: str) -> bool:
     """Whether every brace that opens is closed, and none before."""
     depths = list(itertools.accumulate({"{": 1, "}": -1}.get(letter, 0) for letter in value))
     return min(depths) >= 0 and depths[-1] == 0
@@ -139,11 +139,11 @@ def entry(key: str) -> Entry:
 def sources(theorem_key: str) -> tuple[Entry, ...]:
     """What a theorem of this key cites, in the order of its parts."""
     parts = [part for part in re.split(r"[+()]", theorem_key) if part]
-    found = [key for part in parts for key in _cited(part)]
-    return tuple(entry(key) for key in dict.fromkeys(found))
+    keys = [key for part in parts for key in _keys_cited_by(part)]
+    return tuple(entry(key) for key in dict.fromkeys(keys))
 
 
-def _cited(part: str) -> tuple[str, ...]:
+def _keys_cited_by(part: str) -> tuple[str, ...]:
     prefix = part.split(".")[0]
     return _SOURCES.get(part) or _SOURCES.get(prefix, (prefix,))
 
@@ -153,12 +153,12 @@ def of(statements: Iterable[Statement | None], papers: Iterable[str] = ()) -> li
 
     A theorem that somebody else's code made, with a key that is not known here, is left out.
     """
-    found = [entry(key) for key in papers]
+    entries = [entry(key) for key in papers]
     for statement in statements:
         for theorem_key in _theorems(statement) if statement is not None else ():
             with contextlib.suppress(ValueError):
-                found += sources(theorem_key)
-    return list(dict.fromkeys([*found, ENTRIES["Dovetail"]]))
+                entries += sources(theorem_key)
+    return list(dict.fromkeys([*entries, ENTRIES["Dovetail"]]))
 
 
 def _theorems(statement: Statement) -> Iterator[str]:

@@ -31,7 +31,7 @@ __all__ = [
     "Unit",
     "Verdict",
     "check_guarantee",
-    "unbounded",
+    "no_guarantee",
 ]
 
 TUNING_ASSUMPTION = "hyper-parameters were chosen without the private data"
@@ -172,28 +172,28 @@ class Statement:
             raise ValueError(f"expected a lower end in [0, {self.eps}], got lower={self.lower}")
 
     @property
-    def unbounded(self) -> bool:
+    def is_unbounded(self) -> bool:
         """Whether there is no guarantee."""
         return math.isinf(self.eps)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Why the numbers mean little, if they do."""
-        if self.unbounded:
+        if self.is_unbounded:
             return ()
-        said = []
+        texts = []
         if self.eps > _LARGE_EPS:
-            said.append(f"eps is above {_LARGE_EPS:g}: such a bound rules out little")
+            texts.append(f"eps is above {_LARGE_EPS:g}: such a bound rules out little")
         if self.population is not None and self.delta > 1 / self.population:
-            said.append(
+            texts.append(
                 f"delta is above 1/{self.population}, one over the number of {self.unit.value}s: it would allow "
                 f"publishing everything about one {self.unit.value} picked at random"
             )
-        return tuple(said)
+        return tuple(texts)
 
-    def judged(self, verdict: Verdict) -> Statement:
+    def with_verdict(self, verdict: Verdict) -> Statement:
         """The same guarantee and its premises, with this verdict instead of *certified*."""
-        premises = tuple(premise.judged(verdict) for premise in self.premises)
+        premises = tuple(premise.with_verdict(verdict) for premise in self.premises)
         own = verdict if self.verdict is Verdict.CERTIFIED else self.verdict
         return dataclasses.replace(self, verdict=own, premises=premises)
 
@@ -203,33 +203,33 @@ class Statement:
         return dataclasses.replace(self, per_user=None, premises=premises)
 
     def __str__(self) -> str:
-        return "\n".join(self._lines(indent="", said=()))
+        return "\n".join(self._lines(indent="", stated=()))
 
     def headline(self) -> str:
         """The statement's first line: numbers, scope, verdict."""
         whose = f"one {self.unit.value}" + (f", {self.span}" if self.span else "")
         scope = f"{self.trust.value}; against the {self.adversary}; {self.neighbors.value}; {whose}"
-        if self.unbounded:
+        if self.is_unbounded:
             return f"no guarantee [{scope}]"
         numbers = f"({at_most(self.eps)}, {at_most(self.delta)})-DP"
         return f"{numbers} [{scope}]   {self.verdict.value}{', with a warning' * bool(self.warnings)}"
 
-    def _lines(self, indent: str, said: tuple[str, ...]) -> list[str]:
+    def _lines(self, indent: str, stated: tuple[str, ...]) -> list[str]:
         lines = [indent + self.headline(), *(f"{indent}  warning: {text}" for text in self.warnings)]
-        lines.append(f"{indent}  {'reason:' if self.unbounded else 'by'} {self.proof}")
-        lines += [f"{indent}  if {assumption}" for assumption in self.assumptions if assumption not in said]
+        lines.append(f"{indent}  {'reason:' if self.is_unbounded else 'by'} {self.proof}")
+        lines += [f"{indent}  if {assumption}" for assumption in self.assumptions if assumption not in stated]
         if self.per_user is not None:
             low, high = min(self.per_user), max(self.per_user)
             lines.append(f"{indent}  for {len(self.per_user)} users with eps from {at_most(low)} to {at_most(high)}")
         for premise in self.premises:
-            lines += premise._lines(indent + "  ", said + self.assumptions)
+            lines += premise._lines(indent + "  ", stated + self.assumptions)
         return lines
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `privacy.json`; an infinite eps becomes ``null`` with ``unbounded: true``."""
         return {
-            "eps": None if self.unbounded else self.eps,
-            "unbounded": self.unbounded,
+            "eps": None if self.is_unbounded else self.eps,
+            "unbounded": self.is_unbounded,
             "delta": self.delta,
             "trust": self.trust.value,
             "adversary": self.adversary,
@@ -256,7 +256,7 @@ class Statement:
             adversary=data["adversary"],
             neighbors=Neighbors(data["neighbors"]),
             unit=Unit(data["unit"]),
-            proof=Proof.from_json(data["proof"]) if "proof" in data else Proof.of_older(data["theorem"]),
+            proof=Proof.from_json(data["proof"]),
             assumptions=tuple(data["assumptions"]),
             verdict=Verdict(data["verdict"]),
             span=data["span"],
@@ -273,7 +273,7 @@ def check_guarantee(*, eps: float, delta: float) -> None:
     _validate.in_interval(0, 1, delta=delta)
 
 
-def unbounded(scope: Scope, *, reason: str, delta: float = 0.0, span: str = "") -> Statement:
+def no_guarantee(scope: Scope, *, reason: str, delta: float = 0.0, span: str = "") -> Statement:
     """A statement that gives no guarantee, with the reason."""
     nothing = Bound(eps=math.inf, delta=delta, proof=Proof(missing=reason))
     return scope.state(nothing, Verdict.CERTIFIED, span=span)

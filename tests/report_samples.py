@@ -5,7 +5,7 @@ import json
 
 from dovetail.compare import Comparison, Costs, Outcome, Run
 from dovetail.figures import Figure, Line
-from dovetail.statements import Bound, Neighbors, Scope, Theorem, Trust, Unit, Verdict, unbounded
+from dovetail.statements import Bound, Neighbors, Scope, Theorem, Trust, Unit, Verdict, no_guarantee
 
 SCOPE = Scope(
     trust=Trust.SHUFFLE,
@@ -44,7 +44,7 @@ def comparison(folder):
         run = Run(
             accuracies=(mean - 0.004, mean, mean + 0.004),
             certified=certified(1.0),
-            local=unbounded(LOCAL, reason="all see all") if shufflers == 2 else certified(34.3, LOCAL),
+            local=no_guarantee(LOCAL, reason="all see all") if shufflers == 2 else certified(34.3, LOCAL),
             shuffler=None,
             trust=trust,
             shufflers=shufflers,
@@ -98,7 +98,7 @@ def paper(folder, name="flame"):
         {
             **row("NP-FL", 1.0, Verdict.CLAIMED_HOLDS, 1.0, 0.92),
             "claimed": None,
-            "certified": unbounded(SCOPE, reason="no noise is added").to_json(),
+            "certified": no_guarantee(SCOPE, reason="no noise is added").to_json(),
             "audited": None,
             "ours": None,
             "not_here": "needs an accelerator",

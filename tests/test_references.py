@@ -8,7 +8,7 @@ import pytest
 import dovetail
 from dovetail import references
 from dovetail.protocols import PROTOCOLS
-from dovetail.statements import Bound, Neighbors, Scope, Theorem, Trust, Unit, Verdict, unbounded
+from dovetail.statements import Bound, Neighbors, Scope, Theorem, Trust, Unit, Verdict, no_guarantee
 
 SOURCE = Path(dovetail.__file__).parent
 SCOPE = Scope(trust=Trust.SHUFFLE, adversary="analyzer", neighbors=Neighbors.REPLACE_ONE, unit=Unit.USER)
@@ -83,7 +83,7 @@ def test_a_run_cites_its_proof_tree_once_and_its_protocol_first():
     )
     bound = Bound(eps=1.0, delta=1e-6, proof=Theorem(key="FMT23.thm3.2+CKS20.prop12", where="x").proof)
     statement = SCOPE.state(bound, Verdict.CERTIFIED, premises=(premise, premise))
-    found = [item.key for item in references.of([statement, None, unbounded(SCOPE, reason="nothing")], ["FLAME"])]
+    found = [item.key for item in references.of([statement, None, no_guarantee(SCOPE, reason="nothing")], ["FLAME"])]
     assert found == ["FLAME", "FMT23", "CKS20", "Mironov17", "DR14", "Dovetail"]
 
 

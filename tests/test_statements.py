@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dovetail.statements import Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict, unbounded
+from dovetail.statements import Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict, no_guarantee
 
 SCOPE = Scope(
     trust=Trust.SHUFFLE,
@@ -57,8 +57,8 @@ def test_json_round_trip(changes):
 
 
 def test_an_unbounded_statement_says_so_in_words_and_json():
-    nothing = unbounded(SCOPE, reason="no noise is added")
-    assert nothing.unbounded
+    nothing = no_guarantee(SCOPE, reason="no noise is added")
+    assert nothing.is_unbounded
     assert str(nothing).startswith("no guarantee [")
     assert nothing.to_json()["eps"] is None
     assert nothing.to_json()["unbounded"] is True

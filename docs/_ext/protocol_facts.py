@@ -98,7 +98,7 @@ def _chosen(default: object) -> bool:
 def _cells(statement: Statement | None) -> str:
     if statement is None:
         return "- | - | - | - | -"
-    numbers = "no guarantee | " if statement.unbounded else f"{at_most(statement.eps)} | {at_most(statement.delta)}"
+    numbers = "no guarantee | " if statement.is_unbounded else f"{at_most(statement.eps)} | {at_most(statement.delta)}"
     whose = f"{statement.unit.value}, {statement.neighbors.value}"
     return f"{numbers} | {whose} | {_plain(statement.adversary)} | {statement.verdict.value}"
 
@@ -110,7 +110,7 @@ def _reasons(quote: quotes.Quote) -> list[str]:
         statement = getattr(quote, field)
         if statement is None or field == "certified":
             continue
-        if statement.unbounded or field == "claimed":
+        if statement.is_unbounded or field == "claimed":
             said += ["", f"*{title[:1].upper()}{title[1:]}:* {_sentence(str(statement.proof))}"]
     return said
 

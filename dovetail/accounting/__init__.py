@@ -1,7 +1,7 @@
 """From events to statements: one theorem family per file.
 
-`certify` turns what was run into a `Statement`; `smallest_noise` finds the noise that meets a target; `spanned` says
-what rounds that protect a user mean for a subject with records at several. Where to look:
+`certify` turns what was run into a `Statement`; `smallest_noise` finds the noise that meets a target; `subject_bound`
+says what rounds that protect a user mean for a subject with records at several. Where to look:
 
 - what one event implies: `releases`, one family per file, on dominating `pairs`;
 - one shuffled report, by every bound that has a name: `amplification`;
@@ -9,7 +9,7 @@ what rounds that protect a user mean for a subject with records at several. Wher
   `loss_distributions` (summed by `tilting`)), `compose` (the best of them), `certification`; every number passes
   `numerics`;
 - one client without a crowd: `local`;
-- several users or items at once: `groups`, `spanning`; searches for a parameter: `search`.
+- several users or items at once: `groups`; searches for a parameter: `search`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from dovetail._imports import on_first_use
 
 if TYPE_CHECKING:
     from dovetail.accounting.certification import certify
-    from dovetail.accounting.compose import bound, fits
+    from dovetail.accounting.compose import bound, fits, local_bound
     from dovetail.accounting.exposure import refusal
-    from dovetail.accounting.local import local_bound
+    from dovetail.accounting.groups import subject_bound
     from dovetail.accounting.search import smallest_integer, smallest_noise
-    from dovetail.accounting.spanning import spanned
 
 __all__ = [
     "bound",
@@ -34,7 +33,7 @@ __all__ = [
     "refusal",
     "smallest_integer",
     "smallest_noise",
-    "spanned",
+    "subject_bound",
 ]
 
 __getattr__ = on_first_use(  # a bound for one report does not load the accountants of many rounds
@@ -43,10 +42,10 @@ __getattr__ = on_first_use(  # a bound for one report does not load the accounta
         "bound": "dovetail.accounting.compose",
         "certify": "dovetail.accounting.certification",
         "fits": "dovetail.accounting.compose",
-        "local_bound": "dovetail.accounting.local",
+        "local_bound": "dovetail.accounting.compose",
         "refusal": "dovetail.accounting.exposure",
         "smallest_integer": "dovetail.accounting.search",
         "smallest_noise": "dovetail.accounting.search",
-        "spanned": "dovetail.accounting.spanning",
+        "subject_bound": "dovetail.accounting.groups",
     },
 )

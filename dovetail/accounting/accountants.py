@@ -7,7 +7,7 @@
 - `pure`: basic composition, the only one that needs no delta.
 
 An accountant raises `NotApplicable` where its theorem does not reach. What releases spend of delta beside their noise
-(`exposure.spent`), and what the theorem itself spends (`Curve.spent`), is taken from the whole.
+(`exposure.delta_spent`), and what the theorem itself spends (`Curve.delta_spent`), is taken from the whole.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dovetail.accounting import conversion, gaussian, loss_distributions, near_gaussian, numerics, releases
+from dovetail.accounting import conversion, gaussian, loss_distributions, numerics, releases
 from dovetail.accounting.conversion import RENYI
-from dovetail.accounting.exposure import Exposure, spent
+from dovetail.accounting.exposure import Exposure, delta_spent
+from dovetail.accounting.gaussian import NearGaussian
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS
 from dovetail.accounting.pairs import mixtures
 from dovetail.accounting.releases import Curve
@@ -62,81 +63,88 @@ _FINER, _MOST_BELOW = 16, 2**20  # times is a grid from below finer, up to so ma
 _PARTS = 24.0  # of the deviation of a sampled release's loss that an interval is
 _FEW = 4  # different releases that are composed on the finest grid
 _TINIEST = 1e-300  # a delta that underflows is not 0
-_NOT_GAUSSIAN = "the distance of the noise from a Gaussian's"
+_NOT_GAUSSIAN = "the gap between Skellam and Gaussian noise"
 
 
-def exact_gaussian(paid: Sequence[Exposure]) -> Curve:
+def exact_gaussian(exposures: Sequence[Exposure]) -> Curve:
     """Gaussian releases in which nobody is sampled: exact; where they are only near to such, for their distance."""
-    mu = _total_mu(paid)
-    curve = _for_their_distance(paid, _gaussian_curve(paid, mu))
-    if not curve.spent(0.0) and not spent(paid, eps=0.0):
-        least = mu * (1 - 4e-15 * (len(paid) + 4))
+    mu = _total_mu(exposures)
+    curve = _charge_distance(exposures, _gaussian_curve(exposures, mu))
+    if not curve.delta_spent(0.0) and not delta_spent(exposures, eps=0.0):
+        least = mu * (1 - 4e-15 * (len(exposures) + 4))
         return dataclasses.replace(
             curve,
             best=frozenset({"eps", "delta"}),
-            lower=lambda delta: gaussian.lower_eps_of(least, delta=_proper(delta)),
+            lower=lambda delta: gaussian.lower_eps_of(least, delta=_require_proper(delta)),
         )
-    return _after_spending(paid, curve)
+    return _after_spending(exposures, curve)
 
 
-def noise_ratio(paid: Sequence[Exposure]) -> Curve:
+def noise_ratio(exposures: Sequence[Exposure]) -> Curve:
     """Releases whose noise is near to a Gaussian's, by the ratio of the laws of all noise; users may be sampled."""
-    known = [(exposure.times, near) for exposure in paid if (near := exposure.release.near_gaussian) is not None]
-    draws = [near.repeated(times).draws for times, near in known]
+    near_releases = _near_releases(exposures)
+    draws = [near.repeat(times).draws for times, near in near_releases]
     differing = [part for part in draws if part is not None]
-    if len(known) < len(paid) or not differing:
+    if len(near_releases) < len(exposures) or not differing:
         raise NotApplicable("the ratio of noise to a Gaussian's needs noise that is near to one")
-    everyone = all(exposure.sampling == Everyone() for exposure in paid)
-    base = _gaussian_curve(paid, _total_mu(paid)) if everyone else _loss_curve(tuple(paid))
+    unsampled = all(exposure.sampling == Everyone() for exposure in exposures)
+    base = _gaussian_curve(exposures, _total_mu(exposures)) if unsampled else _loss_curve(tuple(exposures))
     curve = Curve(
-        proof=base.proof.after(*(near.theorem for _, near in known if near.theorem is not None)),
-        eps=lambda delta: near_gaussian.eps_by_ratio(base.eps, differing, delta=_proper(delta)),
-        delta=lambda eps: near_gaussian.delta_by_ratio(base.delta, differing, eps=eps),
+        proof=base.proof.after(*(near.theorem for _, near in near_releases if near.theorem is not None)),
+        eps=lambda delta: gaussian.eps_by_ratio(base.eps, differing, delta=_require_proper(delta)),
+        delta=lambda eps: gaussian.delta_by_ratio(base.delta, differing, eps=eps),
     )
 
     def tails(eps: float) -> tuple[Spent, ...]:
-        return (Spent(near_gaussian.tail_cost(base.delta, eps=eps), _NOT_GAUSSIAN),)
+        return (Spent(gaussian.tail_cost(base.delta, eps=eps), _NOT_GAUSSIAN),)
 
-    return dataclasses.replace(_after_spending(paid, curve), spent=tails)  # which eps and delta have paid already
+    # eps and delta of this curve have paid for the tails already
+    return dataclasses.replace(_after_spending(exposures, curve), delta_spent=tails)
 
 
-def _total_mu(paid: Sequence[Exposure]) -> float:
+def _near_releases(exposures: Sequence[Exposure]) -> list[tuple[int, NearGaussian]]:
+    """How often each release that is near to a Gaussian is made, and that Gaussian."""
+    return [(exposure.times, near) for exposure in exposures if (near := exposure.release.near_gaussian) is not None]
+
+
+def _total_mu(exposures: Sequence[Exposure]) -> float:
     shifts = []
-    for exposure in paid:
+    for exposure in exposures:
         near = exposure.release.near_gaussian
         if near is None or exposure.sampling != Everyone():
             raise NotApplicable("the exact Gaussian formula needs Gaussian noise and no sampling of users")
         shifts.append(near.mu * math.sqrt(exposure.times))
-    return max(math.hypot(*shifts) * (1 + 1e-15 * (len(paid) + 4)), _TINIEST)
+    return max(math.hypot(*shifts) * (1 + 1e-15 * (len(exposures) + 4)), _TINIEST)
 
 
-def _gaussian_curve(paid: Sequence[Exposure], mu: float) -> Curve:
+def _gaussian_curve(exposures: Sequence[Exposure], mu: float) -> Curve:
     return Curve(
-        proof=_with_releases(paid, gaussian.ANALYTIC.proof),
-        eps=lambda delta: gaussian.eps_of(mu, delta=_proper(delta)),
+        proof=_cite_releases(exposures, gaussian.ANALYTIC.proof),
+        eps=lambda delta: gaussian.eps_of(mu, delta=_require_proper(delta)),
         delta=lambda eps: gaussian.delta_of(mu, eps=eps),
     )
 
 
-def _for_their_distance(paid: Sequence[Exposure], curve: Curve) -> Curve:
+def _charge_distance(exposures: Sequence[Exposure], curve: Curve) -> Curve:
     """The curve of Gaussian releases with what it costs that some are only near to them."""
-    known = [(exposure.times, near) for exposure in paid if (near := exposure.release.near_gaussian) is not None]
-    divergence = math.fsum(times * near.divergence for times, near in known) * (1 + 1e-15 * (len(paid) + 4))
+    near_releases = _near_releases(exposures)
+    outward = 1 + 1e-15 * (len(exposures) + 4)
+    divergence = math.fsum(times * near.divergence for times, near in near_releases) * outward
     if not divergence:
         return curve
     return dataclasses.replace(
         curve,
-        proof=curve.proof.after(*(near.theorem for _, near in known if near.theorem is not None)),
-        spent=lambda eps: (Spent(near_gaussian.spent_delta(divergence, eps=eps), _NOT_GAUSSIAN),),
+        proof=curve.proof.after(*(near.theorem for _, near in near_releases if near.theorem is not None)),
+        delta_spent=lambda eps: (Spent(gaussian.distance_delta(divergence, eps=eps), _NOT_GAUSSIAN),),
     )
 
 
-def renyi(paid: Sequence[Exposure]) -> Curve:
+def renyi(exposures: Sequence[Exposure]) -> Curve:
     """Renyi orders, added up and converted."""
-    orders = _orders(paid)
+    orders = _orders(exposures)
     total = np.zeros(len(orders))
     proof = RENYI.proof
-    for exposure in paid:
+    for exposure in exposures:
         total += exposure.times * releases.renyi(exposure.mechanism, exposure.sampling, orders)
         if isinstance(exposure.sampling, Poisson):
             proof = proof.after(RENYI_POISSON)
@@ -147,91 +155,91 @@ def renyi(paid: Sequence[Exposure]) -> Curve:
         raise NotApplicable("no Renyi order is finite for this composition")
     at, total = np.asarray(orders)[usable], total[usable]
     curve = Curve(
-        proof=_with_releases(paid, proof),
-        eps=lambda delta: conversion.eps_of(at, total, delta=_proper(delta)) * _OUTWARD,
+        proof=_cite_releases(exposures, proof),
+        eps=lambda delta: conversion.eps_of(at, total, delta=_require_proper(delta)) * _OUTWARD,
         delta=lambda eps: numerics.probability(conversion.delta_of(at, total, eps=eps) * _OUTWARD),
     )
-    return _after_spending(paid, curve)
+    return _after_spending(exposures, curve)
 
 
-def _orders(paid: Sequence[Exposure]) -> tuple[float, ...]:
+def _orders(exposures: Sequence[Exposure]) -> tuple[float, ...]:
     """Orders at which these exposures are known best; of special ones the fewest, which the others know, too."""
-    special = [orders for exposure in paid if (orders := exposure.release.orders) is not None]
-    if len(special) < len(paid):
-        sampled = sum(not isinstance(exposure.sampling, Everyone) for exposure in paid)
+    special = [orders for exposure in exposures if (orders := exposure.release.orders) is not None]
+    if len(special) < len(exposures):
+        sampled = sum(not isinstance(exposure.sampling, Everyone) for exposure in exposures)
         return _ORDERS if sampled <= _FEW else _WHOLE_ORDERS
     return tuple(min(special, key=len).tolist())
 
 
-def privacy_loss(paid: Sequence[Exposure]) -> Curve:
+def privacy_loss(exposures: Sequence[Exposure]) -> Curve:
     """Numerical privacy-loss distributions, convolved on one grid.
 
     Where a release has several possible losses, so does the composition, and the worst counts. Different releases are
     combined in every way, also in those that no one subject can bring about.
     """
-    return _after_spending(paid, _for_their_distance(paid, _loss_curve(tuple(paid))))
+    return _after_spending(exposures, _charge_distance(exposures, _loss_curve(tuple(exposures))))
 
 
 @functools.lru_cache(maxsize=8)
-def _loss_curve(paid: tuple[Exposure, ...]) -> Curve:
+def _loss_curve(exposures: tuple[Exposure, ...]) -> Curve:
     """That of the losses alone; of noise that is near to a Gaussian's, as if it were one."""
-    grid = _grid(paid)
-    possible = [releases.losses(exposure.mechanism, exposure.sampling, grid) for exposure in paid]
+    grid = _grid(exposures)
+    possible = [releases.losses(exposure.mechanism, exposure.sampling, grid) for exposure in exposures]
     cases = math.prod(len(losses) for losses in possible)
     if cases > _MOST_CASES:
         raise NotApplicable(f"the items of a subject may be spread in {cases} ways, more than {_MOST_CASES}")
     parts = [
-        [loss_distributions.copies(one, exposure.times) if exposure.times > 1 else one for one in losses]
-        for exposure, losses in zip(paid, possible, strict=True)
+        [loss_distributions.self_compose(one, exposure.times) if exposure.times > 1 else one for one in losses]
+        for exposure, losses in zip(exposures, possible, strict=True)
     ]
-    totals = [loss_distributions.together(case) for case in itertools.product(*parts)]
+    totals = [loss_distributions.compose(case) for case in itertools.product(*parts)]
     return Curve(
-        proof=_with_releases(paid, PRIVACY_LOSS.proof.after(*_of_samples(paid))),
-        eps=lambda delta: loss_distributions.worst_eps(totals, delta=_proper(delta)),
+        proof=_cite_releases(exposures, PRIVACY_LOSS.proof.after(*_sampling_theorems(exposures))),
+        eps=lambda delta: loss_distributions.worst_eps(totals, delta=_require_proper(delta)),
         delta=lambda eps: loss_distributions.worst_delta(totals, eps=eps),
-        lower=lambda delta: _from_below(paid, grid, _proper(delta)),
+        lower=lambda delta: _lower_eps(exposures, grid, _require_proper(delta)),
     )
 
 
-def _from_below(paid: Sequence[Exposure], grid: float, delta: float) -> float:
+def _lower_eps(exposures: Sequence[Exposure], grid: float, delta: float) -> float:
     """A lower end of the eps of the same releases: losses rounded down, on a finer grid, for that costs more."""
-    scales = [(exposure.times, exposure.release.scale(exposure.sampling)) for exposure in paid]
+    scales = [(exposure.times, exposure.release.scale(exposure.sampling)) for exposure in exposures]
     spread = math.hypot(*(scale.std * math.sqrt(times) for times, scale in scales if scale is not None))
     interval = max(grid / _FINER, spread * _DEVIATIONS / _MOST_BELOW)
-    possible = [exposure.release.losses_below(exposure.sampling, interval) for exposure in paid]
+    possible = [exposure.release.losses_below(exposure.sampling, interval) for exposure in exposures]
     parts = [
-        [loss_distributions.copies(one, exposure.times) for one in losses]
-        for exposure, losses in zip(paid, possible, strict=True)
+        [loss_distributions.self_compose(one, exposure.times) for one in losses]
+        for exposure, losses in zip(exposures, possible, strict=True)
     ]
-    return max(loss_distributions.together(case).lower_eps(delta) for case in itertools.product(*parts))
+    return max(loss_distributions.compose(case).lower_eps(delta) for case in itertools.product(*parts))
 
 
-def _of_samples(paid: Sequence[Exposure]) -> list[Theorem]:
+def _sampling_theorems(exposures: Sequence[Exposure]) -> list[Theorem]:
     """The theorems of dominating pairs that sampled users need beside the pair of the noise."""
-    replaced = any(isinstance(c.sampling, Poisson) and c.release.neighbors is Neighbors.REPLACE_ONE for c in paid)
-    fixed = any(isinstance(c.sampling, FixedSize) for c in paid)
+    replaced = any(isinstance(c.sampling, Poisson) and c.release.neighbors is Neighbors.REPLACE_ONE for c in exposures)
+    fixed = any(isinstance(c.sampling, FixedSize) for c in exposures)
     return [POISSON_REPLACED] * replaced + [FIXED_SIZE] * fixed
 
 
-def _grid(paid: Sequence[Exposure]) -> float:
+def _grid(exposures: Sequence[Exposure]) -> float:
     """One interval of losses for all.
 
     A few different releases are composed on the finest that one of them asks for. Noisy sums over subjects, or with
     many different noises and sampling rates, on one that resolves their mean square loss, to which a grid adds.
     """
-    for_subjects = any(exposure.release.concerns_subjects for exposure in paid)
-    if not for_subjects and len(paid) <= _FEW:
-        finest = min(_finest(exposure) for exposure in paid)
-        scales = [(exposure.times, exposure.release.scale(exposure.sampling)) for exposure in paid]
-        known = [(times, scale) for times, scale in scales if scale is not None]
-        spread = math.hypot(*(min(scale.std, 1e6) * math.sqrt(times) for times, scale in known))
-        widest = max((min(scale.width, 1e12) for _, scale in known), default=0.0)
+    for_subjects = any(exposure.release.concerns_subjects for exposure in exposures)
+    if not for_subjects and len(exposures) <= _FEW:
+        finest = min(_finest(exposure) for exposure in exposures)
+        scales = [(exposure.times, exposure.release.scale(exposure.sampling)) for exposure in exposures]
+        known_scales = [(times, scale) for times, scale in scales if scale is not None]
+        spread = math.hypot(*(min(scale.std, 1e6) * math.sqrt(times) for times, scale in known_scales))
+        widest = max((min(scale.width, 1e12) for _, scale in known_scales), default=0.0)
         least = max(spread * _DEVIATIONS / _MOST_LOSSES, widest / MOST_LOSSES)
         coarser = max(1.0, least / finest * (1 - 1e-9))
         return finest * 2.0 ** math.ceil(math.log2(coarser))
     squares, widest, count = 0.0, 0.0, 0
     others = []
-    for exposure in paid:
+    for exposure in exposures:
         scale = exposure.release.scale(exposure.sampling)
         if scale is None:
             others.append(exposure.release.resolution)
@@ -250,18 +258,20 @@ def _finest(exposure: Exposure) -> float:
     return wanted if scale is None else min(wanted, scale.std / _PARTS)
 
 
-def equal_rounds(paid: Sequence[Exposure]) -> Curve:
+def equal_rounds(exposures: Sequence[Exposure]) -> Curve:
     """One release, any number of times, by a theorem of its own."""
-    if len(paid) != 1:
-        raise NotApplicable("theorems of one release need rounds that are all equal")
-    own = paid[0].release.equal_rounds(paid[0].sampling, paid[0].times)
-    return dataclasses.replace(own, eps=lambda delta: own.eps(_proper(delta)))
+    if len(exposures) != 1:
+        raise NotApplicable(
+            f"theorems of one release need rounds that are all equal, got {len(exposures)} different ones"
+        )
+    own = exposures[0].release.equal_rounds(exposures[0].sampling, exposures[0].times)
+    return dataclasses.replace(own, eps=lambda delta: own.eps(_require_proper(delta)))
 
 
-def pure(paid: Sequence[Exposure]) -> Curve:
+def pure(exposures: Sequence[Exposure]) -> Curve:
     """Basic composition of pure mechanisms."""
     terms = []
-    for exposure in paid:
+    for exposure in exposures:
         if not isinstance(exposure.sampling, Everyone):
             raise NotApplicable("basic composition without delta needs pure mechanisms and no sampling of users")
         terms.append(exposure.times * exposure.release.pure_eps)
@@ -269,11 +279,11 @@ def pure(paid: Sequence[Exposure]) -> Curve:
     return Curve(proof=BASIC.proof, eps=lambda delta: total, delta=lambda eps: 0.0 if eps >= total else 1.0)
 
 
-def _after_spending(paid: Sequence[Exposure], curve: Curve) -> Curve:
+def _after_spending(exposures: Sequence[Exposure], curve: Curve) -> Curve:
     """The same curve for the whole delta, of which the rounds and its own proof have spent some already."""
 
     def parts(eps: float) -> tuple[Spent, ...]:
-        return tuple(part for part in (*spent(paid, eps=eps), *curve.spent(eps)) if part.delta)
+        return tuple(part for part in (*delta_spent(exposures, eps=eps), *curve.delta_spent(eps)) if part.delta)
 
     def spent_at(eps: float) -> float:
         return math.fsum(part.delta for part in parts(eps))
@@ -285,19 +295,19 @@ def _after_spending(paid: Sequence[Exposure], curve: Curve) -> Curve:
     def eps(delta: float) -> float:
         if delta <= at_least:
             what = " and on ".join(part.on for part in parts(0.0))
-            raise NotApplicable(f"not certified: of delta={delta}, {at_least:.3g} would be spent on {what}")
-        return eps_after_spending(curve.eps, spent_at, delta=_proper(delta))
+            raise NotApplicable(f"not certified: {what} alone takes {at_least:.3g} of delta, more than delta={delta}")
+        return eps_after_spending(curve.eps, spent_at, delta=_require_proper(delta))
 
     return dataclasses.replace(curve, eps=eps, delta=lambda eps: numerics.probability(curve.delta(eps) + spent_at(eps)))
 
 
-def _with_releases(paid: Sequence[Exposure], proof: Proof) -> Proof:
+def _cite_releases(exposures: Sequence[Exposure], proof: Proof) -> Proof:
     """The proof with the theorems that gave the releases' divergences or losses."""
-    found = (exposure.release.theorem for exposure in paid)
-    return proof.after(*(theorem for theorem in found if theorem is not None))
+    theorems = (exposure.release.theorem for exposure in exposures)
+    return proof.after(*(theorem for theorem in theorems if theorem is not None))
 
 
-def _proper(delta: float) -> float:
+def _require_proper(delta: float) -> float:
     if not 0 < delta < 1:
         raise NotApplicable(f"this theorem needs 0 < delta < 1, got delta={delta}")
     return delta

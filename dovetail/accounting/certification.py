@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from dovetail.accounting.compose import best_bound, check_target
-from dovetail.accounting.exposure import Exposure, distinct, exposures, refusal, spent
+from dovetail.accounting.exposure import Exposure, delta_spent, distinct, exposures_of, refusal
 from dovetail.accounting.releases import release_of
 from dovetail.events import Disjoint, Everyone, Round
-from dovetail.statements import Bound, NotApplicable, Scope, Statement, Unit, Verdict, unbounded
+from dovetail.statements import Bound, NotApplicable, Scope, Statement, Unit, Verdict, no_guarantee
 
 __all__ = ["certify"]
 
@@ -39,65 +39,68 @@ def certify(
     """
     span = _span(rounds)
     if bound is not None:
-        return _statement(bound, scope, exposures(rounds), span=span)
+        return _statement(bound, scope, exposures_of(rounds), span=span)
     check_target(delta, eps)
     why = refusal(rounds)
     if why is not None:
-        return unbounded(scope, reason=why, delta=1.0 if delta is None else delta, span=span)
+        return no_guarantee(scope, reason=why, delta=1.0 if delta is None else delta, span=span)
     for item in distinct(rounds):
         relation = release_of(item.mechanism).neighbors
         if relation is not scope.neighbors:
-            raise ValueError(f"expected events under {scope.neighbors.value}, got an event under {relation.value}")
+            raise ValueError(
+                f"the scope is stated under {scope.neighbors.value}, but an event under {relation.value}: "
+                "use one relation for both"
+            )
         if scope.unit is Unit.SUBJECT and isinstance(item.participation, Disjoint):
             raise NotApplicable("a subject's data may sit in several batches: disjoint batches of users do not help it")
-    paid = exposures(rounds)
-    best = best_bound(paid, delta=delta, eps=eps, both_ends=True)
-    several = paid if len(paid) > 1 or any(exposure.times > 1 for exposure in paid) else ()
-    told = several if len(several) <= _MOST_PREMISES else ()
-    premises = tuple(_one_round(exposure, scope, delta, eps) for exposure in told)
-    return _statement(best, scope, paid, span=span, premises=premises, per_user=_per_user(paid, best))
+    exposures = exposures_of(rounds)
+    best = best_bound(exposures, delta=delta, eps=eps, both_ends=True)
+    several = exposures if len(exposures) > 1 or any(exposure.times > 1 for exposure in exposures) else ()
+    one_by_one = several if len(several) <= _MOST_PREMISES else ()
+    premises = tuple(_one_round(exposure, scope, delta, eps) for exposure in one_by_one)
+    return _statement(best, scope, exposures, span=span, premises=premises, per_user=_per_user(exposures, best))
 
 
 def _one_round(exposure: Exposure, scope: Scope, delta: float | None, eps: float | None) -> Statement:
-    one = dataclasses.replace(exposure, times=1)
-    best = best_bound((one,), delta=delta, eps=eps)
-    return _statement(best, scope, (one,), span=f"one of {exposure.times} rounds")
+    single = dataclasses.replace(exposure, times=1)
+    best = best_bound((single,), delta=delta, eps=eps)
+    return _statement(best, scope, (single,), span=f"one of {exposure.times} rounds")
 
 
 def _statement(
     bound: Bound,
     scope: Scope,
-    paid: Sequence[Exposure],
+    exposures: Sequence[Exposure],
     *,
     span: str,
     premises: tuple[Statement, ...] = (),
     per_user: tuple[float, ...] | None = None,
 ) -> Statement:
-    secrecy = () if bound.sample_known else _sampling_assumptions(paid)
-    said = (*scope.assumptions, *secrecy, scope.tuning)
-    scope = dataclasses.replace(scope, assumptions=tuple(dict.fromkeys(said)))
+    secrecy = () if bound.sample_known else _sampling_assumptions(exposures)
+    assumptions = (*scope.assumptions, *secrecy, scope.tuning)
+    scope = dataclasses.replace(scope, assumptions=tuple(dict.fromkeys(assumptions)))
     if bound.eps < math.inf:
-        bound = dataclasses.replace(bound, proof=bound.proof.spending(*spent(paid, eps=bound.eps)))
+        bound = dataclasses.replace(bound, proof=bound.proof.with_spent(*delta_spent(exposures, eps=bound.eps)))
     return scope.state(bound, Verdict.CERTIFIED, span=span, premises=premises, per_user=per_user)
 
 
-def _per_user(paid: Sequence[Exposure], best: Bound) -> tuple[float, ...] | None:
+def _per_user(exposures: Sequence[Exposure], best: Bound) -> tuple[float, ...] | None:
     """Every user's own eps, where users differ and one event says it all; nobody's is above everybody's."""
-    if len(paid) != 1 or paid[0].sampling != Everyone() or not 0 < best.delta < 1:
+    if len(exposures) != 1 or exposures[0].sampling != Everyone() or not 0 < best.delta < 1:
         return None
-    mine = paid[0].release.per_user(paid[0].times, delta=best.delta)
-    return None if mine is None else tuple(np.minimum(mine, best.eps).tolist())
+    per_user = exposures[0].release.per_user(exposures[0].times, delta=best.delta)
+    return None if per_user is None else tuple(np.minimum(per_user, best.eps).tolist())
 
 
-def _sampling_assumptions(paid: Sequence[Exposure]) -> list[str]:
-    found = (exposure.release.assumes(exposure.sampling) for exposure in paid)
-    return [said for said in found if said is not None]
+def _sampling_assumptions(exposures: Sequence[Exposure]) -> list[str]:
+    assumptions = (exposure.release.sampling_assumption(exposure.sampling) for exposure in exposures)
+    return [assumption for assumption in assumptions if assumption is not None]
 
 
 def _span(rounds: Sequence[Round]) -> str:
-    told = {release_of(item.mechanism).span for item in distinct(rounds)} - {None}
-    if len(told) == len(rounds) == 1:
-        return str(told.pop())
+    spans = {release_of(item.mechanism).span for item in distinct(rounds)} - {None}
+    if len(spans) == len(rounds) == 1:
+        return str(spans.pop())
     epochs = {item.participation.epoch for item in rounds if isinstance(item.participation, Disjoint)}
     text = f"{len(rounds)} round{'s' * (len(rounds) != 1)}"
     return text + (f" in {len(epochs)} epoch{'s' * (len(epochs) != 1)} of disjoint batches" if epochs else "")

@@ -3,6 +3,8 @@
 `exposure` says what one user is exposed to; every accountant of `accountants` that reaches is asked, and the best
 answer is kept. Each gives eps at a delta and delta at an eps. Where users are sampled, the same rounds with nothing
 gained from it are asked about as well: they never promise more than holds (docs/proofs/fixed-size.md).
+
+`local_bound` is for a client's own reports, seen with its name on them: no crowd, no shuffle, no sampling.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from collections.abc import Callable, Sequence
 from dovetail import _validate
 from dovetail.accounting import accountants
 from dovetail.accounting.accountants import BASIC
-from dovetail.accounting.exposure import Exposure, exposures, refusal, unsampled
+from dovetail.accounting.exposure import Exposure, exposures_of, refusal, without_sampling
 from dovetail.accounting.releases import Curve
-from dovetail.events import Round
+from dovetail.accounting.releases.crowds import LOCAL
+from dovetail.events import Disjoint, Everyone, Round
 from dovetail.statements import Bound, Neighbors, NotApplicable, Proof
 
-__all__ = ["best_bound", "bound", "check_target", "fits"]
+__all__ = ["best_bound", "bound", "check_target", "fits", "local_bound"]
 
 Accountant = Callable[[Sequence[Exposure]], Curve]
 
@@ -49,12 +52,12 @@ def fits(rounds: Sequence[Round], *, eps: float, delta: float) -> bool:
     _validate.in_interval(0, 1, delta=delta)
     if refusal(rounds) is not None:
         return False
-    paid = exposures(rounds)
-    plain = unsampled(paid)
-    ways = (paid,) if plain is None else (paid, plain)
-    for accountant, way in itertools.product(_CHEAPEST_FIRST, ways):
+    exposures = exposures_of(rounds)
+    plain = without_sampling(exposures)
+    readings = (exposures,) if plain is None else (exposures, plain)
+    for accountant, reading in itertools.product(_CHEAPEST_FIRST, readings):
         try:
-            if not way or 0 <= _curve(accountant, way).eps(delta) <= eps:
+            if not reading or 0 <= _curve(accountant, reading).eps(delta) <= eps:
                 return True
         except (NotApplicable, ArithmeticError):
             continue
@@ -78,13 +81,13 @@ def bound(
     if why is not None:
         nothing = Proof(missing=why)
         if eps is None:
-            return Bound(eps=math.inf, delta=_given(delta), proof=nothing)
+            return Bound(eps=math.inf, delta=_or_nan(delta), proof=nothing)
         return Bound(eps=eps, delta=1.0, proof=nothing)
-    return best_bound(exposures(rounds), delta=delta, eps=eps, both_ends=both_ends)
+    return best_bound(exposures_of(rounds), delta=delta, eps=eps, both_ends=both_ends)
 
 
 def best_bound(
-    paid: Sequence[Exposure], *, delta: float | None = None, eps: float | None = None, both_ends: bool = False
+    exposures: Sequence[Exposure], *, delta: float | None = None, eps: float | None = None, both_ends: bool = False
 ) -> Bound:
     """The smallest eps, or delta, of all accountants; `NotApplicable` with every reason if none applies.
 
@@ -94,52 +97,53 @@ def best_bound(
         Never above the bound without sampling, where that holds; if it is that one, it says so (`sample_known`).
     """
     check_target(delta, eps)
-    if not paid:
+    if not exposures:
         return Bound(eps=0.0 if eps is None else eps, delta=0.0, proof=BASIC.proof)
-    return _best_bound(tuple(paid), delta, eps, both_ends)
+    return _best_bound(tuple(exposures), delta, eps, both_ends)
 
 
 @functools.lru_cache(maxsize=32)
-def _best_bound(paid: tuple[Exposure, ...], delta: float | None, eps: float | None, both_ends: bool) -> Bound:
+def _best_bound(exposures: tuple[Exposure, ...], delta: float | None, eps: float | None, both_ends: bool) -> Bound:
     """The same, kept: trainings with other seeds, and the statements of one training, ask the same again."""
-    asked, reasons = _asked(paid, delta, eps)
-    bounds = [found for found, _ in asked]
-    plain = unsampled(paid)
+    answers, reasons = _ask_accountants(exposures, delta, eps)
+    bounds = [candidate for candidate, _ in answers]
+    plain = without_sampling(exposures)
     if plain is not None:
-        more, others = _asked(plain, delta, eps)
-        known = all(exposure.release.neighbors is Neighbors.REPLACE_ONE for exposure in paid)  # a name tells who joined
-        bounds += [dataclasses.replace(found, sample_known=known) for found, _ in more]
+        more, others = _ask_accountants(plain, delta, eps)
+        # where users are added or removed, a name tells who joined
+        sample_known = all(exposure.release.neighbors is Neighbors.REPLACE_ONE for exposure in exposures)
+        bounds += [dataclasses.replace(candidate, sample_known=sample_known) for candidate, _ in more]
         reasons += others
     if not bounds:
         raise NotApplicable("; ".join(dict.fromkeys(reasons)))
     best = min(bounds, key=lambda bound: (bound.eps if eps is None else bound.delta, not bound.sample_known))
-    curve = next((curve for found, curve in asked if found is best), None)
+    curve = next((curve for candidate, curve in answers if candidate is best), None)
     return _with_lower(best, curve) if both_ends and eps is None and curve is not None else best
 
 
-def _with_lower(found: Bound, curve: Curve) -> Bound:
+def _with_lower(best: Bound, curve: Curve) -> Bound:
     """The bound with a lower end of its eps, where there is one."""
-    if curve.lower is None or not 0 < found.eps < math.inf:
-        return found
+    if curve.lower is None or not 0 < best.eps < math.inf:
+        return best
     with contextlib.suppress(NotApplicable, ArithmeticError):
-        return dataclasses.replace(found, lower=min(curve.lower(found.delta), found.eps))
-    return found
+        return dataclasses.replace(best, lower=min(curve.lower(best.delta), best.eps))
+    return best
 
 
-def _asked(
-    paid: tuple[Exposure, ...], delta: float | None, eps: float | None
+def _ask_accountants(
+    exposures: tuple[Exposure, ...], delta: float | None, eps: float | None
 ) -> tuple[list[tuple[Bound, Curve]], list[str]]:
     """What every accountant answers, and why the others do not."""
     bounds: list[tuple[Bound, Curve]] = []
     reasons: list[str] = []
     for accountant in _TIGHTEST_FIRST:
         try:
-            curve = _curve(accountant, paid)
+            curve = _curve(accountant, exposures)
             if eps is None:
-                found = Bound(eps=curve.eps(_given(delta)), delta=_given(delta), proof=curve.proof)
+                answer = Bound(eps=curve.eps(_or_nan(delta)), delta=_or_nan(delta), proof=curve.proof)
             else:
-                found = Bound(eps=eps, delta=curve.delta(eps), proof=curve.proof)
-            bounds.append((_passed(found, curve), curve))
+                answer = Bound(eps=eps, delta=curve.delta(eps), proof=curve.proof)
+            bounds.append((_check_answer(answer, curve), curve))
         except NotApplicable as error:
             reasons.append(str(error))
         except ArithmeticError:
@@ -150,13 +154,13 @@ def _asked(
     return bounds, reasons
 
 
-def _passed(found: Bound, curve: Curve) -> Bound:
+def _check_answer(answer: Bound, curve: Curve) -> Bound:
     """The bound with what its curve spends, if its numbers are some: an eps >= 0, a delta that is a probability."""
-    if not found.eps >= 0 or not 0 <= found.delta <= 1:
-        raise NotApplicable(f"{found.proof.key} gives no number here (eps={found.eps}, delta={found.delta})")
-    if found.eps == math.inf:
-        return found
-    return dataclasses.replace(found, proof=found.proof.spending(*curve.spent(found.eps)))
+    if not answer.eps >= 0 or not 0 <= answer.delta <= 1:
+        raise NotApplicable(f"{answer.proof.key} gives no number here (eps={answer.eps}, delta={answer.delta})")
+    if answer.eps == math.inf:
+        return answer
+    return dataclasses.replace(answer, proof=answer.proof.with_spent(*curve.delta_spent(answer.eps)))
 
 
 def check_target(delta: float | None, eps: float | None) -> None:
@@ -164,16 +168,38 @@ def check_target(delta: float | None, eps: float | None) -> None:
     if (delta is None) == (eps is None):
         raise ValueError(f"expected exactly one of delta and eps, got delta={delta!r} and eps={eps!r}")
     if eps is None:
-        _validate.in_interval(0, 1, delta=_given(delta))
+        _validate.in_interval(0, 1, delta=_or_nan(delta))
     else:
         _validate.non_negative(eps=eps)
 
 
-def _given(delta: float | None) -> float:
+def _or_nan(delta: float | None) -> float:
     return math.nan if delta is None else delta
 
 
 @functools.lru_cache(maxsize=16)
-def _curve(accountant: Accountant, paid: tuple[Exposure, ...]) -> Curve:
+def _curve(accountant: Accountant, exposures: tuple[Exposure, ...]) -> Curve:
     """An accountant's answer, kept for the next question about the same rounds."""
-    return accountant(paid)
+    return accountant(exposures)
+
+
+def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
+    """A bound for all rounds at this delta or a smaller one; infinite where a report tells more than its noise hides.
+
+    Guarantees:
+        Basic composition: never below what any one of the rounds costs.
+        `NotApplicable` for rounds that are sampled, which whoever sees names can tell, and for events of noisy sums.
+    """
+    exposures = exposures_of(rounds)
+    if any(not isinstance(item.participation, Disjoint | Everyone) for item in rounds):
+        raise NotApplicable("an adversary who sees names also sees who was sampled")
+    times = sum(exposure.times for exposure in exposures)
+    eps, spent = [], []
+    for exposure in exposures:
+        single = exposure.release.local(delta=delta / times)
+        if math.isinf(single.eps):
+            return Bound(eps=math.inf, delta=delta, proof=single.proof)
+        eps.append(exposure.times * single.eps)
+        spent.append(exposure.times * single.delta)
+    total = math.fsum(eps) * (1 + 1e-15 * (len(eps) + 4))
+    return Bound(eps=total, delta=min(delta, math.fsum(spent)), proof=LOCAL.proof)

@@ -35,25 +35,25 @@ def eps_of(orders: np.ndarray, divergences: np.ndarray, *, delta: float) -> floa
         An order whose divergence is no number, or negative, says nothing.
     """
     _validate.in_open_interval(0, 1, delta=delta)
-    known = _known(divergences)
-    if delta**2 * (1 - 1e-12) > -math.expm1(-float(known.min(initial=math.inf))):
+    bounds = _as_upper_bounds(divergences)
+    if delta**2 * (1 - 1e-12) > -math.expm1(-float(bounds.min(initial=math.inf))):
         return 0.0
-    return numerics.eps_bound(numerics.smallest(eps_by_order(orders, known, delta=delta)))
+    return numerics.eps_bound(numerics.smallest(eps_by_order(orders, bounds, delta=delta)))
 
 
 def delta_of(orders: np.ndarray, divergences: np.ndarray, *, eps: float) -> float:
     """The smallest delta at this eps that an order gives, rounded up; 1 if none does."""
     _validate.non_negative(eps=eps)
-    known = _known(divergences)
-    at_zero = 0.5 * math.log(-math.expm1(-float(known.min(initial=math.inf))))
-    found = min(at_zero, numerics.smallest(log_delta_by_order(orders, known, eps=eps)), 0.0)
-    return numerics.probability(max(math.exp(found + 1e-12), _LEAST))
+    bounds = _as_upper_bounds(divergences)
+    at_zero = 0.5 * math.log(-math.expm1(-float(bounds.min(initial=math.inf))))
+    log_delta = min(at_zero, numerics.smallest(log_delta_by_order(orders, bounds, eps=eps)), 0.0)
+    return numerics.probability(max(math.exp(log_delta + 1e-12), _LEAST))
 
 
-def _known(divergences: np.ndarray) -> np.ndarray:
+def _as_upper_bounds(divergences: np.ndarray) -> np.ndarray:
     """Divergences as upper bounds: infinite where they are no number or negative."""
-    known = np.asarray(divergences, dtype=float)
-    return np.where(known >= 0, np.maximum(known, _LEAST), np.inf)
+    bounds = np.asarray(divergences, dtype=float)
+    return np.where(bounds >= 0, np.maximum(bounds, _LEAST), np.inf)
 
 
 def eps_by_order(orders: np.ndarray, divergences: np.ndarray, *, delta: float) -> np.ndarray:

@@ -16,7 +16,7 @@ from dovetail.accounting.releases import Release, Sampling, release_of
 from dovetail.events import Disjoint, Everyone, FixedSize, Mechanism, Poisson, Round
 from dovetail.statements import NotApplicable, Spent
 
-__all__ = ["Exposure", "distinct", "exposures", "refusal", "spent", "unsampled"]
+__all__ = ["Exposure", "delta_spent", "distinct", "exposures_of", "refusal", "without_sampling"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Exposure:
         return release_of(self.mechanism)
 
 
-def exposures(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
+def exposures_of(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
     """What one user is exposed to at the most: epochs of disjoint batches count once, everything else each time.
 
     A sum that has all items of a subject every time is a Gaussian release, and counts as one.
@@ -44,8 +44,8 @@ def exposures(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
     times = Counter(
         map(id, rounds := tuple(rounds))
     )  # of equal rounds most are one object: hashing all would take long
-    told = (release_of(item.mechanism) for item in distinct(rounds))
-    relations = {release.neighbors.value for release in told if release.refusal is None}
+    releases = (release_of(item.mechanism) for item in distinct(rounds))
+    relations = {release.neighbors.value for release in releases if release.refusal is None}
     if len(relations) > 1:
         raise ValueError(f"expected rounds under one neighbouring relation, got {' and '.join(sorted(relations))}")
     counts: Counter[tuple[Mechanism, Sampling]] = Counter()
@@ -53,7 +53,7 @@ def exposures(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
     for item in distinct(rounds):
         match item.participation:
             case Disjoint(epoch=epoch):
-                release_of(item.mechanism).in_disjoint_batches()
+                release_of(item.mechanism).check_disjoint_batches()
                 epochs.setdefault(epoch, []).append(item.mechanism)
             case FixedSize(size=size, population=population) if size == population:
                 counts[item.mechanism, Everyone()] += times[id(item)]
@@ -65,28 +65,28 @@ def exposures(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
                 counts[item.mechanism, sampling] += times[id(item)]
     for mechanisms in epochs.values():
         counts[_worst(mechanisms), Everyone()] += 1
-    return _simplified(counts)
+    return _simplify(counts)
 
 
-def unsampled(paid: Sequence[Exposure]) -> tuple[Exposure, ...] | None:
+def without_sampling(exposures: Sequence[Exposure]) -> tuple[Exposure, ...] | None:
     """The same with nothing gained from sampling users; None where nobody is sampled, or it would not hold.
 
     Guarantees:
         Whatever holds for the result holds for the rounds, also if it is known who was drawn.
     """
-    drawn = [exposure for exposure in paid if exposure.sampling != Everyone()]
-    if not drawn or not all(exposure.release.holds_on(exposure.sampling) for exposure in drawn):
+    sampled = [exposure for exposure in exposures if exposure.sampling != Everyone()]
+    if not sampled or not all(exposure.release.holds_if_sample_known(exposure.sampling) for exposure in sampled):
         return None
     counts: Counter[tuple[Mechanism, Sampling]] = Counter()
-    for exposure in paid:
+    for exposure in exposures:
         counts[exposure.mechanism, Everyone()] += exposure.times
-    return _simplified(counts)
+    return _simplify(counts)
 
 
-def _simplified(counts: Counter[tuple[Mechanism, Sampling]]) -> tuple[Exposure, ...]:
+def _simplify(counts: Counter[tuple[Mechanism, Sampling]]) -> tuple[Exposure, ...]:
     plain: Counter[tuple[Mechanism, Sampling]] = Counter()
     for (mechanism, sampling), count in counts.items():
-        plain[release_of(mechanism).simplified(sampling), sampling] += count
+        plain[release_of(mechanism).simplify(sampling), sampling] += count
     return tuple(Exposure(mechanism=m, sampling=s, times=count) for (m, s), count in plain.items())
 
 
@@ -109,15 +109,15 @@ def _worst(mechanisms: Sequence[Mechanism]) -> Mechanism:
     return max(shifts, key=lambda mechanism: shifts[mechanism] or 0.0)
 
 
-def spent(paid: Sequence[Exposure], *, eps: float) -> tuple[Spent, ...]:
+def delta_spent(exposures: Sequence[Exposure], *, eps: float) -> tuple[Spent, ...]:
     """What the rounds cost in delta beside their noise, by what is paid for, when eps is that of the whole.
 
     Guarantees:
         Non-decreasing in eps, and adds up over rounds.
     """
     parts: dict[str, list[float]] = {}
-    for exposure in paid:
-        for part in exposure.release.spent(eps):
+    for exposure in exposures:
+        for part in exposure.release.delta_spent(eps):
             parts.setdefault(part.on, []).append(exposure.times * part.delta)
-    found = (Spent(math.fsum(deltas), on) for on, deltas in parts.items())
-    return tuple(part for part in found if part.delta)
+    totals = (Spent(math.fsum(deltas), on) for on, deltas in parts.items())
+    return tuple(part for part in totals if part.delta)

@@ -1,19 +1,29 @@
-"""The Gaussian mechanism, exactly, for any eps (Balle, Wang 2018).
+"""The Gaussian mechanism, exactly, and releases that come close to it.
 
-One number, mu = sensitivity / std, decides everything: the mechanism is (eps, delta)-DP if and only if
-``delta >= Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)``. Adaptive composition stays Gaussian with
+**Exactly** (Balle, Wang 2018). One number, mu = sensitivity / std, decides everything: the mechanism is (eps, delta)-DP
+if and only if ``delta >= Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)``. Adaptive composition stays Gaussian with
 ``mu^2 = mu_1^2 + ... + mu_T^2`` (Dong, Roth, Su 2022), so this file is also the exact accountant for training in
 which every user takes part. Roots are returned on the safe side of their bracket.
 
-The privacy loss of a Gaussian on a sample, as dp-accounting discretises it, computed for all of its grid at once.
-
-dp-accounting finds where the loss falls below an eps one eps at a time, in Python, which is most of the time of a
+**On a sample** (`gaussian_losses`): the privacy loss as dp-accounting discretises it, computed for all of its grid at
+once. dp-accounting finds where the loss falls below an eps one eps at a time, in Python, which is most of the time of a
 calibration. The mechanism, its tails and the discretisation stay its own.
+
+**Nearly** (`NearGaussian`). Let P be the law of all that is released and I what is seen of Gaussian releases instead,
+for the same input. There are two ways from I to P, and the cheaper one counts:
+
+- in total variation: if KL(I || P) <= D for both neighbours, both are within sqrt(D / 2) (Pinsker), and P is
+  (eps, delta + (1 + e^eps) sqrt(D / 2))-DP where I is (eps, delta)-DP. Divergences of rounds add up, also where a round
+  is chosen after seeing those before it (the chain rule), and a secret sample of the users adds none (KL is convex);
+- by the ratio of the two laws of all noise: if it is within e^(+-slack) but for a probability `tail` under either, P is
+  (eps + 2 slack, e^slack delta + (1 + e^(slack + eps)) tail)-DP (docs/proofs/skellam.md, section 5).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
@@ -22,15 +32,22 @@ from scipy.special import log_ndtr
 from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.accounting._dp_accounting import pld, pld_mechanism, pld_pmf
-from dovetail.accounting.search import smallest_point
-from dovetail.statements import Theorem
+from dovetail.accounting.search import eps_after_spending, smallest_point
+from dovetail.statements import NotApplicable, Theorem
 
 __all__ = [
     "ANALYTIC",
+    "NearGaussian",
+    "SkellamDraws",
+    "delta_by_ratio",
     "delta_of",
+    "distance_delta",
+    "eps_by_ratio",
     "eps_of",
     "lower_eps_of",
     "mu_of",
+    "slack_of",
+    "tail_cost",
 ]
 
 ANALYTIC = Theorem(
@@ -44,6 +61,11 @@ _ULP = numerics.ULP
 _LEAST = 1e-300  # stands for every smaller delta
 _LOG_NEGLIGIBLE = -695.0  # the logarithm of what is clearly smaller
 _DENSEST = 0.39894228040143274  # a standard Gaussian's density at 0, rounded up
+_OUTWARD = 1 + 1e-12
+_LEAST_VARIANCE = 100.0  # the proof's
+_TAIL_SHARE = 1e-3  # about what tails cost of delta
+_LEAST_TAIL, _TAILS = 1e-280, 16.0
+_SLOPES = np.geomspace(1e-6, 1.0, 200)  # of Chernoff's bound, in units of the largest that the proof allows
 
 
 def delta_of(mu: float, *, eps: float) -> float:
@@ -84,21 +106,21 @@ def lower_eps_of(mu: float, *, delta: float) -> float:
     down = 1e-12
     while down < 1:  # a delta that is this much above is so whatever was rounded up in it
         eps = high * (1 - down)
-        if delta_of(mu, eps=eps) > delta + _rounded(mu, eps):
+        if delta_of(mu, eps=eps) > delta + _delta_rounding(mu, eps):
             return eps
         down *= 4
     return 0.0
 
 
-def _rounded(mu: float, eps: float) -> float:
+def _delta_rounding(mu: float, eps: float) -> float:
     """More than `delta_of` has added to the exact value."""
-    found = delta_of(mu, eps=eps)
+    delta = delta_of(mu, eps=eps)
     log_first = float(log_ndtr(mu / 2 - eps / mu))
     log_second = eps + float(log_ndtr(-mu / 2 - eps / mu))
     if not log_first > -600:
-        return found
-    each = math.exp(log_first) * (1 + abs(log_first) + abs(log_second) + eps)
-    return 4 * (_RELATIVE_SLACK * found + 8 * _ULP * each) + _LEAST
+        return delta
+    rounding = math.exp(log_first) * (1 + abs(log_first) + abs(log_second) + eps)
+    return 4 * (_RELATIVE_SLACK * delta + 8 * _ULP * rounding) + _LEAST
 
 
 def eps_of(mu: float, *, delta: float) -> float:
@@ -141,44 +163,176 @@ def gaussian_losses(
     used = ([kinds.REMOVE] if prob == 1 else [kinds.REMOVE, kinds.ADD]) if add_remove else [kinds.REPLACE]
     sides = []
     for kind in used:
-        one = pld_mechanism.GaussianPrivacyLoss(std, sensitivity=sensitivity, sampling_prob=prob, adjacency_type=kind)
-        bounds = one.connect_dots_bounds()
+        loss = pld_mechanism.GaussianPrivacyLoss(std, sensitivity=sensitivity, sampling_prob=prob, adjacency_type=kind)
+        bounds = loss.connect_dots_bounds()
         steps = np.arange(math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval) + 1)
-        deltas = _deltas(one, steps * interval)
+        deltas = _deltas(loss, steps * interval)
         sides.append(
             pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, int(steps[0]), int(steps[-1]), deltas)
         )
     return pld.PrivacyLossDistribution(*sides)
 
 
-def _deltas(one: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndarray:
+def _deltas(loss: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndarray:
     """The hockey-stick divergence at every eps: that of the half-line on which the loss is above eps."""
     with np.errstate(divide="ignore"):
-        ends = _ends(one, eps)
-        deltas = one.mu_upper_cdf(ends) - np.exp(eps + one.mu_lower_log_cdf(ends))
+        ends = _ends(loss, eps)
+        deltas = loss.mu_upper_cdf(ends) - np.exp(eps + loss.mu_lower_log_cdf(ends))
     return np.clip(deltas, 0, 1)
 
 
-def _ends(one: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndarray:
+def _ends(loss: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndarray:
     """Where the half-lines end; that of all numbers, or of none, where every loss is above eps, or none."""
-    prob, unit = one.sampling_prob, one.standard_deviation**2 / one.sensitivity
-    match one.adjacency_type:
+    prob, unit = loss.sampling_prob, loss.standard_deviation**2 / loss.sensitivity
+    match loss.adjacency_type:
         case pld_mechanism.AdjacencyType.REMOVE:
-            return -0.5 * one.sensitivity - unit * _unsampled(eps, prob)
+            return -0.5 * loss.sensitivity - unit * _loss_without_sampling(eps, prob)
         case pld_mechanism.AdjacencyType.ADD:
-            return 0.5 * one.sensitivity + unit * _unsampled(-eps, prob)
+            return 0.5 * loss.sensitivity + unit * _loss_without_sampling(-eps, prob)
     if prob == 1:
         return -eps / 2 * unit
     half = np.abs(eps) / 2
-    log_alpha = 0.5 * (one.sensitivity / one.standard_deviation) ** 2 + math.log1p(-prob) - math.log(prob)
+    log_alpha = 0.5 * (loss.sensitivity / loss.standard_deviation) ** 2 + math.log1p(-prob) - math.log(prob)
     log_sinh = log_alpha + half + np.log(-np.expm1(-2 * half)) - math.log(2)
     asinh = np.logaddexp(log_sinh, 0.5 * np.logaddexp(2 * log_sinh, 0))
     return unit * (-np.sign(eps) * asinh - eps / 2)
 
 
-def _unsampled(eps: np.ndarray, prob: float) -> np.ndarray:
+def _loss_without_sampling(eps: np.ndarray, prob: float) -> np.ndarray:
     """log(1 + (e^eps - 1) / prob): the loss without sampling where that of the sample is eps; -inf below all losses."""
     if prob == 1:
         return eps
     left = -np.expm1(np.minimum(math.log1p(-prob) - eps, 0))
     return eps + np.log(left) - math.log(prob)
+
+
+class SkellamDraws(NamedTuple):
+    """So many independent draws of Skellam noise of this variance, in place of rounded Gaussian ones."""
+
+    number: int
+    variance: float
+
+
+class NearGaussian(NamedTuple):
+    """A Gaussian release, and how far from it a release is at the most, whatever its input.
+
+    `mu` is the Gaussian's sensitivity over its std; `divergence` is KL(what is seen of the Gaussian || the release);
+    `draws` are the noise that makes the difference.
+    """
+
+    mu: float
+    divergence: float = 0.0
+    theorem: Theorem | None = None
+    draws: SkellamDraws | None = None
+
+    def repeat(self, rounds: int) -> NearGaussian:
+        """So many of them, each chosen after those before it."""
+        outward = 1 + 1e-15
+        draws = None if self.draws is None else self.draws._replace(number=self.draws.number * rounds)
+        return self._replace(
+            mu=self.mu * math.sqrt(rounds) * outward, divergence=self.divergence * rounds * outward, draws=draws
+        )
+
+
+def distance_delta(divergence: float, *, eps: float) -> float:
+    """What a divergence from Gaussian releases costs in delta: (1 + e^eps) sqrt(divergence / 2), rounded up.
+
+    Guarantees:
+        Non-decreasing in both; 0 without a divergence, 1 where nothing is left.
+    """
+    _validate.non_negative(eps=eps, divergence=divergence)
+    if divergence == 0:
+        return 0.0
+    log_spent = float(np.logaddexp(0.0, eps)) + math.log(divergence / 2) / 2
+    return numerics.probability(math.exp(min(0.0, log_spent + 1e-15 * abs(log_spent))) * _OUTWARD)
+
+
+def slack_of(draws: Sequence[SkellamDraws], *, tail: float) -> float:
+    """A slack such that the laws of all these draws, Skellam's and the rounded Gaussian's, are within e^(+-slack).
+
+    But for a probability of `tail`, under either law.
+
+    Guarantees:
+        Never below the quantile of the sum of log-ratios of both laws, summed from their probabilities.
+        Not known (`NotApplicable`) where a variance is below 100, or so small that its fourth root matters.
+    """
+    _validate.in_open_interval(0, 1, tail=tail)
+    count = sum(part.number for part in draws)
+    if not count:
+        return 0.0
+    least = min(part.variance for part in draws)
+    if not least >= _LEAST_VARIANCE:
+        raise NotApplicable(f"the ratio of Skellam to Gaussian noise needs variance >= 100, got {least:.4g}")
+    reach = math.sqrt(2 * (math.log(8 * count) - math.log(tail))) * 1.001 + 1.0 / math.sqrt(least)
+    reach = max(reach, 3.0)
+    if not reach**4 <= least:
+        raise NotApplicable(f"Skellam noise of variance {least:.4g} is too far from a Gaussian for its ratio to matter")
+    largest = _largest_ratio(reach, least)
+    if not largest <= 0.25:
+        raise NotApplicable(f"Skellam noise of variance {least:.4g} is too far from a Gaussian for its ratio to matter")
+    squares = math.fsum(part.number * (1 + 18.6 / part.variance) / 24 / part.variance / part.variance for part in draws)
+    squares *= math.exp(largest) * (1 + 1e-12)
+    slope = _SLOPES / largest
+    outside = tail / 2  # of all draws together, under either law
+    needed = -math.log(tail / 2) + outside * slope + (slope + slope**2) * squares
+    return float(np.min(needed / slope)) * _OUTWARD
+
+
+def _largest_ratio(reach: float, variance: float) -> float:
+    """The largest |log-ratio| of one draw within so many standard deviations, three or more."""
+    rest = reach**6 / 75 + reach**2 / 3 + 1 / 8
+    return (reach**4 / 24 + rest / variance) / variance * _OUTWARD
+
+
+def eps_by_ratio(
+    eps_of: Callable[[float], float],
+    draws: Sequence[SkellamDraws],
+    *,
+    delta: float,
+    spent: Callable[[float], float] = lambda eps: 0.0,
+) -> float:
+    """eps at delta of the draws, where `eps_of` is that of Gaussian noise, with what else is spent at an eps.
+
+    Guarantees:
+        `NotApplicable` where nothing is left of delta, or nothing is known of the ratio.
+    """
+    _validate.in_open_interval(0, 1, delta=delta)
+    about = numerics.eps_bound(eps_of(delta))
+    if math.isinf(about):
+        return about
+    tail = _tail(delta, about)
+    slack = slack_of(draws, tail=tail) * _OUTWARD
+    inner = eps_after_spending(
+        lambda left: eps_of(left * math.exp(-slack) / _OUTWARD),
+        lambda eps: tail * (1 + math.exp(min(slack + eps, 700.0))) * _OUTWARD + spent(eps + 2 * slack),
+        delta=delta,
+    )
+    return (inner + 2 * slack) * (1 + 4 * numerics.ULP)
+
+
+def delta_by_ratio(delta_at: Callable[[float], float], draws: Sequence[SkellamDraws], *, eps: float) -> float:
+    """delta at eps of the draws, where `delta_at` is that of Gaussian noise."""
+    _validate.non_negative(eps=eps)
+    about = _tail(max(delta_at(eps), _LEAST_TAIL), eps)
+
+    def at(tail: float) -> float:
+        slack = slack_of(draws, tail=tail) * _OUTWARD
+        inner = eps - 2 * slack
+        if inner < 0:
+            return 1.0
+        cost = tail * (1 + math.exp(min(slack + inner, 700.0)))
+        return numerics.probability((math.exp(slack) * delta_at(inner) + cost) * _OUTWARD)
+
+    return min(at(about), at(about * _TAILS), at(about / _TAILS))  # one of which `eps_by_ratio` takes
+
+
+def tail_cost(delta_at: Callable[[float], float], *, eps: float) -> float:
+    """About what the tails of the ratio take of delta at this eps: to be told, for it is paid already."""
+    _validate.non_negative(eps=eps)
+    return numerics.probability(_tail(max(delta_at(eps), _LEAST_TAIL), eps) * (1 + math.exp(min(eps, 700.0))))
+
+
+def _tail(delta: float, eps: float) -> float:
+    """A power of `_TAILS`, so that eps at a delta and delta at that eps go by the same one."""
+    least = math.log(_TAIL_SHARE * delta) - min(eps, 600.0)
+    return max(_TAILS ** round(least / math.log(_TAILS)), _LEAST_TAIL)

@@ -1,8 +1,8 @@
 """Privacy-loss distributions on one grid: many copies of a release, several releases together, one drawn of several.
 
-The distributions of single releases are dp-accounting's (`outward`), or those of `symmetric` and `mixtures`, rounded
-up; sums of them are `tilting`'s. A release may have several distributions, where its loss depends on something fixed
-but unknown about the victim: then the worst counts. Losses that are rounded down instead have a `lower_eps`.
+The distributions of single releases are dp-accounting's (`from_dp_accounting`), or those of `symmetric` and `mixtures`,
+rounded up; sums of them are `tilting`'s. A release may have several distributions, where its loss depends on something
+fixed but unknown about the victim: then the worst counts. Losses that are rounded down instead have a `lower_eps`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = [
     "Loss",
     "LossDistribution",
     "Side",
-    "copies",
-    "drawn",
-    "mirrored",
-    "outward",
-    "together",
+    "compose",
+    "from_dp_accounting",
+    "mixture",
+    "self_compose",
+    "symmetrize",
     "worst_delta",
     "worst_eps",
 ]
@@ -110,18 +110,18 @@ class Composition:
     def eps(self, delta: float) -> float:
         """The smallest eps at this delta, rounded up; infinite where there is none."""
         _validate.in_open_interval(0, 1, delta=delta)
-        return max(numerics.eps_bound(one.eps(delta)) for one in self._directions)
+        return max(numerics.eps_bound(direction.eps(delta)) for direction in self._directions)
 
     def delta(self, eps: float) -> float:
         """The smallest delta at this eps, rounded up."""
         _validate.non_negative(eps=eps)
-        return max(numerics.probability(one.delta(eps)) for one in self._directions)
+        return max(numerics.probability(direction.delta(eps)) for direction in self._directions)
 
 
 Loss: TypeAlias = LossDistribution | Composition
 
 
-def outward(loss: pld.PrivacyLossDistribution) -> LossDistribution:
+def from_dp_accounting(loss: pld.PrivacyLossDistribution) -> LossDistribution:
     """dp-accounting's distribution of one release, with the roundings of its own arithmetic.
 
     It takes deltas at the multiples of the interval as differences of tails, each right to some roundings r of the
@@ -145,7 +145,7 @@ def _rounded_up(pmf: pld_pmf.PLDPmf) -> Side:
     return Side(int(dense._lower_loss), larger, infinite * (1 + relative))
 
 
-def mirrored(loss: LossDistribution) -> LossDistribution:
+def symmetrize(loss: LossDistribution) -> LossDistribution:
     """The symmetric pair that has this one's deltas, of its first direction, at every eps >= 0.
 
     A symmetric pair has e^-loss as much of minus a loss as of that loss, and what is left at 0: then
@@ -164,21 +164,21 @@ def mirrored(loss: LossDistribution) -> LossDistribution:
     return LossDistribution(loss.interval, (Side(-len(above), both, infinite),))
 
 
-def copies(loss: Loss, times: int) -> Composition:
+def self_compose(loss: Loss, times: int) -> Composition:
     """So many independent copies of a release."""
     _validate.integer(times=times)
     _validate.at_least(1, times=times)
-    return Composition([(one, times * count) for one, count in _parts(loss)])
+    return Composition([(part, times * count) for part, count in _parts(loss)])
 
 
-def together(losses: Sequence[Loss]) -> Composition:
+def compose(losses: Sequence[Loss]) -> Composition:
     """All of these releases."""
     if not losses:
         raise ValueError("expected at least one release, got none")
     return Composition([part for loss in losses for part in _parts(loss)])
 
 
-def _composed(loss: Loss) -> Composition:
+def _as_composition(loss: Loss) -> Composition:
     return loss if isinstance(loss, Composition) else Composition([(loss, 1)])
 
 
@@ -186,20 +186,20 @@ def _parts(loss: Loss) -> tuple[tuple[LossDistribution, int], ...]:
     return loss.parts if isinstance(loss, Composition) else ((loss, 1),)
 
 
-def drawn(parts: Sequence[tuple[float, LossDistribution | None]], *, interval: float) -> LossDistribution:
+def mixture(parts: Sequence[tuple[float, LossDistribution | None]], *, interval: float) -> LossDistribution:
     """The loss of one of several releases, drawn with these weights, where it is seen which; None is no loss."""
     _validate.positive(interval=interval)
     if all(loss is None for _, loss in parts):
         raise ValueError("expected a release with a loss, got none")
     both = []
     for index in range(2):
-        found = [(weight, *loss.side(index)) for weight, loss in parts if loss is not None]
-        low = min(0, *(lowest for _, lowest, _, _ in found))
-        high = max(0, *(lowest + len(law) for _, lowest, law, _ in found))
+        sides = [(weight, *loss.side(index)) for weight, loss in parts if loss is not None]
+        low = min(0, *(lowest for _, lowest, _, _ in sides))
+        high = max(0, *(lowest + len(law) for _, lowest, law, _ in sides))
         probs, infinite = np.zeros(high - low + 1), 0.0
-        for weight, lowest, law, gone in found:
+        for weight, lowest, law, lost in sides:
             probs[lowest - low : lowest - low + len(law)] += weight * law
-            infinite += weight * gone
+            infinite += weight * lost
         probs[-low] += sum(weight for weight, loss in parts if loss is None)
         both.append(Side(low, probs * (1 + 1e-14), infinite * (1 + 1e-12)))
     return LossDistribution(interval, tuple(both))
@@ -207,9 +207,9 @@ def drawn(parts: Sequence[tuple[float, LossDistribution | None]], *, interval: f
 
 def worst_eps(losses: Sequence[Loss], *, delta: float) -> float:
     """The largest eps at this delta, rounded up; infinite where none is large enough."""
-    return max(numerics.eps_bound(_composed(loss).eps(delta) * _OUTWARD) for loss in losses)
+    return max(numerics.eps_bound(_as_composition(loss).eps(delta) * _OUTWARD) for loss in losses)
 
 
 def worst_delta(losses: Sequence[Loss], *, eps: float) -> float:
     """The largest delta at this eps, rounded up; what may have underflowed is not 0."""
-    return max(numerics.probability(max(_composed(loss).delta(eps) * _OUTWARD, _LEAST)) for loss in losses)
+    return max(numerics.probability(max(_as_composition(loss).delta(eps) * _OUTWARD, _LEAST)) for loss in losses)

@@ -28,12 +28,12 @@ __all__ = [
     "decaying_sums",
     "eps_bound",
     "exp",
+    "law_of_sum",
     "lower_hull",
     "power",
     "probability",
     "smallest",
-    "summed",
-    "tilted",
+    "tilt",
     "transform_error",
 ]
 
@@ -66,9 +66,9 @@ def smallest(values: Iterable[float] | np.ndarray) -> float:
 
     It may be negative: a bound by itself, it has still to pass `eps_bound`.
     """
-    found = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=float)
-    found = found[~np.isnan(found) & (found > -np.inf)]
-    return float(found.min()) if found.size else math.inf
+    bounds = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=float)
+    bounds = bounds[~np.isnan(bounds) & (bounds > -np.inf)]
+    return float(bounds.min()) if bounds.size else math.inf
 
 
 def exp(value: float) -> float:
@@ -104,8 +104,8 @@ def _possible(law: Any, counts: Any, trials: Any, prob: float, *, below: float, 
     if not 0 <= prob <= 1 or (trials < 0).any():
         raise ValueError(f"expected a probability and trials >= 0, got prob={prob} and trials={trials}")
     with np.errstate(all="ignore"):
-        found = law(np.clip(counts, 0.0, trials), trials, prob)
-    return np.where(counts < 0, below, np.where(counts > trials, beyond, found))
+        probs = law(np.clip(counts, 0.0, trials), trials, prob)
+    return np.where(counts < 0, below, np.where(counts > trials, beyond, probs))
 
 
 def transform_error(length: int) -> float:
@@ -128,7 +128,7 @@ def power(values: np.ndarray, times: int) -> np.ndarray:
         values = values * values
 
 
-def tilted(log_probs: np.ndarray, along: np.ndarray, *, down: bool = False) -> tuple[float, np.ndarray]:
+def tilt(log_probs: np.ndarray, along: np.ndarray, *, down: bool = False) -> tuple[float, np.ndarray]:
     """log M and a law with sum 1: M law is at least (or at most) e^along times the probabilities, however M is rounded.
 
     A law that is tilted so that the sums in question become the likely ones has them right to a relative error, however
@@ -186,8 +186,8 @@ class Spectrum(NamedTuple):
     def error(self) -> float:
         """How far `law` may be off in the Euclidean norm."""
         spread = math.sqrt(2 / self.size)
-        found = float(np.linalg.norm(self.off)) + transform_error(self.size) * float(np.linalg.norm(self.values))
-        return (spread * found + math.sqrt(2) * self.rest) * (1 + 1e-9)
+        norm = float(np.linalg.norm(self.off)) + transform_error(self.size) * float(np.linalg.norm(self.values))
+        return (spread * norm + math.sqrt(2) * self.rest) * (1 + 1e-9)
 
     def against(self, kernel: np.ndarray, largest: float) -> float:
         """The law's sum against positive weights, rounded up; weights and sums are right to some roundings of theirs.
@@ -197,11 +197,11 @@ class Spectrum(NamedTuple):
         """
         off = self.off + 32 * ULP * np.abs(self.values)
         twice = np.where((self.where == 0) | (2 * self.where == self.size), 1.0, 2.0)
-        found = float((twice * (self.values * kernel).real).sum()) + float((twice * np.abs(kernel) * off).sum())
-        return (found + (self.size + 2) * self.rest * largest) / self.size
+        total = float((twice * (self.values * kernel).real).sum()) + float((twice * np.abs(kernel) * off).sum())
+        return (total + (self.size + 2) * self.rest * largest) / self.size
 
 
-def summed(laws: Iterable[tuple[np.ndarray, int]], size: int) -> tuple[np.ndarray, float]:
+def law_of_sum(laws: Iterable[tuple[np.ndarray, int]], size: int) -> tuple[np.ndarray, float]:
     """The law of a sum of so many draws from each law, on a circle of `size` points, and its error.
 
     Each law is on the indices from 0 on; what lies beyond the circle is wrapped around. The error is in the Euclidean
@@ -213,15 +213,15 @@ def summed(laws: Iterable[tuple[np.ndarray, int]], size: int) -> tuple[np.ndarra
     alive = np.arange(size // 2 + 1)
     product, log_m, errors = np.ones(len(alive), dtype=complex), np.zeros(len(alive)), np.zeros(len(alive))
     for law, times in laws:
-        spectrum = coefficients(law, size)[alive]
-        modulus = np.abs(spectrum) + off * (1 + 1e-9)
+        law_coefficients = coefficients(law, size)[alive]
+        modulus = np.abs(law_coefficients) + off * (1 + 1e-9)
         log_m += times * np.log(modulus)
         keep = log_m > _NEGLIGIBLE
         errors = errors[keep] + times * (off / modulus[keep] + 4 * ULP)
-        product = product[keep] * power(spectrum[keep], times)
+        product = product[keep] * power(law_coefficients[keep], times)
         alive, log_m = alive[keep], log_m[keep]
-    found = Spectrum(size, alive, product, np.exp(log_m) * errors, math.exp(_NEGLIGIBLE))
-    return np.maximum(found.law(), 0.0), found.error()
+    spectrum = Spectrum(size, alive, product, np.exp(log_m) * errors, math.exp(_NEGLIGIBLE))
+    return np.maximum(spectrum.law(), 0.0), spectrum.error()
 
 
 def lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -244,11 +244,11 @@ def decaying_sums(values: np.ndarray, slope: float) -> np.ndarray:
     By doubling: each pass takes twice as many terms together. A sum of n terms is right to 2 roundings for each of the
     log2(n) passes, those of e^(-slope m) included; terms below e^-745 of the first underflow.
     """
-    found, span = values.copy(), 1
-    while span < len(found) and slope * span < 745:
-        found[:-span] += math.exp(-slope * span) * found[span:]
+    sums, span = values.copy(), 1
+    while span < len(sums) and slope * span < 745:
+        sums[:-span] += math.exp(-slope * span) * sums[span:]
         span *= 2
-    return found
+    return sums
 
 
 def decaying_norm(slope: float, interval: float, count: int) -> float:

@@ -58,16 +58,16 @@ def smallest_noise(
     target = math.log(ruler(eps))
 
     def height(log_noise: float) -> float:
-        asked = numerics.eps_bound(eps_of(noise_at(log_noise)))
-        if math.isinf(asked):
+        value = numerics.eps_bound(eps_of(noise_at(log_noise)))
+        if math.isinf(value):
             return math.inf
-        above = math.log(max(ruler(asked), 1e-300)) - target
-        return min(0.0, above) if asked <= eps else max(above, 1e-300)
+        above = math.log(max(ruler(value), 1e-300)) - target
+        return min(0.0, above) if value <= eps else max(above, 1e-300)
 
-    found = _crossing(height, tolerance, lowest=math.log(lowest))
-    if found is None:
-        raise ValueError(f"expected a target that noise up to 2^40 can meet, got eps={eps}")
-    return noise_at(found)
+    crossing = _crossing(height, tolerance, lowest=math.log(lowest))
+    if crossing is None:
+        raise ValueError(f"no noise up to 2^40 meets eps={eps}: ask for a larger eps or delta")
+    return noise_at(crossing)
 
 
 def _crossing(height: Callable[[float], float], tolerance: float, *, lowest: float) -> float | None:
@@ -78,7 +78,7 @@ def _crossing(height: Callable[[float], float], tolerance: float, *, lowest: flo
     side of the secant's root that is still open, or halfway.
     """
     low, high, x = -math.inf, math.inf, max(0.0, lowest)
-    seen: list[tuple[float, float]] = []
+    points: list[tuple[float, float]] = []
     width, idle, step = math.inf, 0, 0.0
     while True:
         y = height(x)
@@ -87,8 +87,8 @@ def _crossing(height: Callable[[float], float], tolerance: float, *, lowest: flo
             return None
         if (y <= 0 and x <= lowest) or high - low <= tolerance or 0 >= y >= _FLATTEST * tolerance:
             return high
-        seen = [*seen[-2:], (x, y)] if math.isfinite(y) else seen
-        root, slope = _root(seen, x)
+        points = [*points[-2:], (x, y)] if math.isfinite(y) else points
+        root, slope = _root(points, x)
         inside = tolerance / 5 / max(1.0, -slope)  # where the height is little enough below 0
         if high - low == math.inf:
             idle += 1
@@ -98,24 +98,24 @@ def _crossing(height: Callable[[float], float], tolerance: float, *, lowest: flo
             continue
         width, idle = (high - low, 0) if high - low <= width / 2 else (width, idle + 1)
         x = root + inside if high - root > 2 * inside else root - tolerance / 2
-        if not low < x < high or idle >= _PATIENCE or not seen:
+        if not low < x < high or idle >= _PATIENCE or not points:
             x, idle = (low + high) / 2, 0
 
 
-def _root(seen: list[tuple[float, float]], x: float) -> tuple[float, float]:
+def _root(points: list[tuple[float, float]], x: float) -> tuple[float, float]:
     """Where the height is about 0, by the last points, and its slope there; of one point, with a usual slope."""
-    if not seen:
+    if not points:
         return x, _USUAL
     slope = _USUAL
-    if len(seen) > 1 and seen[-1][0] != seen[-2][0]:
-        slope = min((seen[-1][1] - seen[-2][1]) / (seen[-1][0] - seen[-2][0]), _FLATTEST)
-    root = seen[-1][0] - seen[-1][1] / slope
-    falls = sorted(seen, key=lambda point: point[0])
-    if len(seen) == 3 and all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(falls)):
+    if len(points) > 1 and points[-1][0] != points[-2][0]:
+        slope = min((points[-1][1] - points[-2][1]) / (points[-1][0] - points[-2][0]), _FLATTEST)
+    root = points[-1][0] - points[-1][1] / slope
+    falls = sorted(points, key=lambda point: point[0])
+    if len(points) == 3 and all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(falls)):
         (a, fa), (b, fb), (c, fc) = falls  # the parabola x(y) through all three
         bent = a * fb * fc / ((fa - fb) * (fa - fc)) + b * fa * fc / ((fb - fa) * (fb - fc))
         bent += c * fa * fb / ((fc - fa) * (fc - fb))
-        if abs(bent - root) < abs(root - seen[-1][0]):
+        if abs(bent - root) < abs(root - points[-1][0]):
             return bent, slope
     return root, slope
 
@@ -128,7 +128,7 @@ def smallest_integer(eps_of: Callable[[int], float], *, eps: float, low: int, hi
     """
     _validate.positive(eps=eps)
     if not eps_of(high) <= eps:
-        raise ValueError(f"expected a target that a value up to {high} can meet, got eps={eps}")
+        raise ValueError(f"no value up to {high} meets eps={eps}: ask for a larger eps or delta")
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if eps_of(middle) <= eps else (middle + 1, high)

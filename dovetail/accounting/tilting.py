@@ -1,19 +1,18 @@
-"""Sums of many privacy losses on one grid, summed up near the eps that is asked about.
+"""Sums of many privacy losses on one grid, summed up near the eps that is asked about: from above and from below.
 
-Every law is tilted: its probabilities are multiplied by e^(slope loss) and divided by their sum, so that losses near
-the eps in question become the likely ones. One FFT of the product of powers gives the tilted law of the sum, and
-dividing by e^(slope loss) takes the tilt back. The error of the transform is about the same at every loss, so that it
-is small beside any delta, however small. It is added to delta all the same, as are infinite losses and the mass above
-the window (Chernoff's bound). What the transform wraps around into the window adds to delta.
+**From above** (`Total`). Every law is tilted: its probabilities are multiplied by e^(slope loss) and divided by their
+sum, so that losses near the eps in question become the likely ones. One FFT of the product of powers gives the tilted
+law of the sum, and dividing by e^(slope loss) takes the tilt back. The error of the transform is about the same at
+every loss, so that it is small beside any delta, however small. It is added to delta all the same, as are infinite
+losses and the mass above the window (Chernoff's bound). What the transform wraps around into the window adds to delta.
 
 With C_j the mass at index j and above, and D_j the delta at j intervals, ``D_(j-1) = (1 - e^-h) C_j + e^-h D_j``:
 nothing is subtracted. Between two multiples of the interval delta is linear in e^eps: a chord of upper bounds is one.
 
-Sums of privacy losses from below: what no exact arithmetic could undercut.
-
-The losses of the parts are rounded down, and their sum is taken by the same tilted transform as in `tilting`. What that
-adds to an upper bound is taken away here: the error of the transform, the mass that it may wrap around into the window
-(Chernoff's bound on either side), and nothing is counted above the window or as an infinite loss.
+**From below** (`TotalBelow`), what no exact arithmetic could undercut. The losses of the parts are rounded down, and
+their sum is taken by the same tilted transform. What that adds to an upper bound is taken away here: the error of the
+transform, the mass that it may wrap around into the window (Chernoff's bound on either side), and nothing is counted
+above the window or as an infinite loss.
 """
 
 from __future__ import annotations
@@ -69,9 +68,9 @@ class LossPart:
         with np.errstate(divide="ignore"):
             return np.log(self.probs)
 
-    def tilted(self, slope: float) -> tuple[float, np.ndarray]:
+    def tilt(self, slope: float) -> tuple[float, np.ndarray]:
         """log M and a law: M law is at least e^(slope (index - highest)) times the probabilities."""
-        return numerics.tilted(self.log_probs, slope * np.arange(1.0 - len(self.probs), 1.0))
+        return numerics.tilt(self.log_probs, slope * np.arange(1.0 - len(self.probs), 1.0))
 
     def sketch(self, fineness: int) -> tuple[np.ndarray, np.ndarray]:
         """Few indices and the logarithms of the masses about them: to choose by, never for a bound.
@@ -86,8 +85,8 @@ class LossPart:
         starts = np.unique(np.concatenate([mean - away, mean + away, [0]]).astype(np.int64))
         starts = starts[(starts >= 0) & (starts < count)]
         mass = np.add.reduceat(self.probs, starts)
-        seen = mass > 0
-        return self.lowest + np.add.reduceat(weighted, starts)[seen] / mass[seen], np.log(mass[seen])
+        positive = mass > 0
+        return self.lowest + np.add.reduceat(weighted, starts)[positive] / mass[positive], np.log(mass[positive])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,14 +113,14 @@ class Total:
     """The sum of the losses of all parts, in units of the interval."""
 
     def __init__(self, parts: Sequence[LossPart], interval: float) -> None:
-        kept = [part for part in (_trimmed(part) for part in parts) if part is not None]
+        kept = [part for part in (_trim(part) for part in parts) if part is not None]
         self._parts, self._interval = kept, interval
         self._lowest = sum(part.times * part.lowest for part in kept)
         self._highest = sum(part.times * part.highest for part in kept)
         self._infinite = 1.0
         if len(kept) == len(parts) and all(part.infinite < 1 for part in kept):
-            gone = -math.expm1(math.fsum(part.times * math.log1p(-part.infinite) for part in kept))
-            self._infinite = numerics.probability(gone * (1 + 1e-12))
+            lost = -math.expm1(math.fsum(part.times * math.log1p(-part.infinite) for part in kept))
+            self._infinite = numerics.probability(lost * (1 + 1e-12))
         self._views: dict[int, _View] = {}
 
     def eps(self, delta: float) -> float:
@@ -193,14 +192,14 @@ class Total:
 
     def _view(self, level: int, index: int | None = None) -> _View:
         """The window for deltas of this level; given an index, it does not begin above it."""
-        found = self._views.get(level)
-        if found is None or (index is not None and index < found.first):
+        view = self._views.get(level)
+        if view is None or (index is not None and index < view.first):
             if len(self._views) >= _FEW_VIEWS:
                 self._views.clear()
-            found = self._views[level] = self._summed(level * _LEVEL, index)
-        return found
+            view = self._views[level] = self._make_view(level * _LEVEL, index)
+        return view
 
-    def _summed(self, log_delta: float, index: int | None) -> _View:
+    def _make_view(self, log_delta: float, index: int | None) -> _View:
         if sum(part.times for part in self._parts) == 1:
             only = self._parts[0]
             first = only.lowest if index is None else min(index, only.lowest)
@@ -210,7 +209,7 @@ class Total:
         slope = float(self._slopes[int(np.argmin(wanted))])
         last, above = self._end(log_delta)
         first, size = self._extent(slope, last, index)
-        law, error, log_scale = self._transformed(slope, first, size)
+        law, error, log_scale = self._tilted_sum(slope, first, size)
         return self._window(law[: last - first + 1], first, slope=slope, error=error, log_scale=log_scale, above=above)
 
     def _extent(self, slope: float, last: int, index: int | None) -> tuple[int, int]:
@@ -227,7 +226,7 @@ class Total:
         steep = float(self._slopes[int(np.argmin((self._log_moments - log_delta - _ABOVE) / self._slopes))])
         terms, slack = [], []
         for part in self._parts:
-            log_sum, _ = part.tilted(steep)
+            log_sum, _ = part.tilt(steep)
             terms.append(part.times * log_sum)
             slack.append(part.times * ULP * (len(part.probs) + 4 + 4 * abs(log_sum)))
         log_moment = math.fsum(terms) + math.fsum(slack)  # of e^(steep (sum - highest))
@@ -245,18 +244,18 @@ class Total:
         first = max(self._lowest, math.floor(low)) if math.isfinite(low) else self._lowest
         return first, min(self._highest, math.ceil(high)) if math.isfinite(high) else self._highest
 
-    def _transformed(self, slope: float, first: int, size: int) -> tuple[np.ndarray, float, float]:
+    def _tilted_sum(self, slope: float, first: int, size: int) -> tuple[np.ndarray, float, float]:
         """The tilted law on a circle from `first` on, its error in the Euclidean norm, and the log of its scale."""
         terms, slack = [], []
 
-        def tilted() -> Iterator[tuple[np.ndarray, int]]:
+        def tilted_laws() -> Iterator[tuple[np.ndarray, int]]:
             for part in self._parts:
-                log_sum, law = part.tilted(slope)
+                log_sum, law = part.tilt(slope)
                 terms.append(part.times * log_sum)
                 slack.append(part.times * ULP * (-(-len(law) // size) + 4 + 4 * abs(log_sum)))
                 yield law, part.times
 
-        summed, error = numerics.summed(tilted(), size)
+        summed, error = numerics.law_of_sum(tilted_laws(), size)
         gap = slope * (self._highest - first)
         log_scale = math.fsum(terms) + gap + math.fsum(slack) + 4 * ULP * gap
         return np.roll(summed, (self._lowest - first) % size), error, log_scale
@@ -276,12 +275,12 @@ class Total:
         return math.exp(-slope) * -math.expm1(-h) * np.append(numerics.decaying_sums(mass, slope + h)[1:], 0.0)
 
 
-def _trimmed(part: LossPart) -> LossPart | None:
+def _trim(part: LossPart) -> LossPart | None:
     """The part without probabilities of 0 at its ends; None where no loss is finite."""
-    seen = np.flatnonzero(part.probs)
-    if not len(seen):
+    positive = np.flatnonzero(part.probs)
+    if not len(positive):
         return None
-    low, high = int(seen[0]), int(seen[-1]) + 1
+    low, high = int(positive[0]), int(positive[-1]) + 1
     if high - low == len(part.probs):
         return part
     return LossPart(part.lowest + low, part.probs[low:high], part.infinite, part.times)
@@ -316,11 +315,11 @@ class TotalBelow(Total):
         first, size = self._extent(slope, last, None)
         terms, slack, laws = [], [], []
         for part in self._parts:
-            log_sum, law = numerics.tilted(part.log_probs, _along(part, slope), down=True)
+            log_sum, law = numerics.tilt(part.log_probs, _along(part, slope), down=True)
             terms.append(part.times * log_sum)
             slack.append(part.times * ULP * (4 + 4 * abs(log_sum)))
             laws.append((law, part.times))
-        summed, error = numerics.summed(laws, size)
+        summed, error = numerics.law_of_sum(laws, size)
         law = np.roll(summed, (self._lowest - first) % size)[: last - first + 1]
         gap, h = slope * (self._highest - first), self._interval
         log_moment = math.fsum(terms) - math.fsum(slack)
@@ -329,23 +328,23 @@ class TotalBelow(Total):
         excess -= error * numerics.decaying_norm(slope, h, len(law)) + wrapped
         exponent = log_moment + gap * (1 - 4 * ULP) - slope * np.arange(len(law))
         exponent -= 4 * ULP * (abs(log_moment) + 2 * gap)
-        known = (excess > 0) & (exponent < _LARGEST_EXPONENT)
-        return first, np.where(known, np.exp(np.where(known, exponent, 0.0)) * excess * (1 - 8 * ULP), 0.0)
+        usable = (excess > 0) & (exponent < _LARGEST_EXPONENT)
+        return first, np.where(usable, np.exp(np.where(usable, exponent, 0.0)) * excess * (1 - 8 * ULP), 0.0)
 
     def _beyond(self, slope: float, log_moment: float, first: int, size: int) -> float:
         """An upper bound on the tilted mass outside of the circle."""
-        here, found = float(self._about(np.array([slope]))[0]), []
+        here, masses = float(self._about(np.array([slope]))[0]), []
         for sign, reach in ((1.0, self._highest - first - size), (-1.0, self._highest - first + 1)):
             about = self._about(slope + sign * self._slopes) - here
             steep = float(self._slopes[int(np.argmin(about - sign * self._slopes * (self._highest - reach)))])
             terms, slack = [], []
             for part in self._parts:
-                log_sum, law = numerics.tilted(part.log_probs, _along(part, slope + sign * steep))
+                log_sum, law = numerics.tilt(part.log_probs, _along(part, slope + sign * steep))
                 terms.append(part.times * log_sum)
                 slack.append(part.times * ULP * (len(law) + 4 + 4 * abs(log_sum)))
             exponent = math.fsum(terms) + math.fsum(slack) - log_moment + sign * steep * reach
-            found.append(numerics.exp(exponent + 8 * ULP * (abs(exponent) + abs(log_moment) + steep * abs(reach))))
-        return sum(found)
+            masses.append(numerics.exp(exponent + 8 * ULP * (abs(exponent) + abs(log_moment) + steep * abs(reach))))
+        return sum(masses)
 
 
 def _along(part: LossPart, slope: float) -> np.ndarray:

@@ -38,7 +38,7 @@ class LowerBound:
         _validate.in_interval(0, 1, confidence=self.confidence)
 
     @property
-    def unbounded(self) -> bool:
+    def is_unbounded(self) -> bool:
         """Whether no finite eps holds."""
         return math.isinf(self.eps)
 

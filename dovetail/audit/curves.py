@@ -42,7 +42,7 @@ def trade_offs(finding: Finding, *, points: int = _POINTS) -> dict[str, list[tup
         for name, eps in _at(finding, delta):
             if math.isfinite(eps):
                 found[name].append((eps, delta))
-    counted = [bound for bound in (finding.bound, *finding.others) if bound.trials and not bound.unbounded]
+    counted = [bound for bound in (finding.bound, *finding.others) if bound.trials and not bound.is_unbounded]
     found["counted"] = [(bound.eps, bound.delta) for bound in counted if bound.delta > 0]
     return {name: points for name, points in found.items() if points}
 
@@ -129,7 +129,7 @@ def write(plan: Plan, folder: Path) -> Path:
         finding = audit(plan.config.protocol["name"], of_round(plan, index), trials=None if declared else 0)
         if declared and finding.counted is None:
             raise NotApplicable(_ONLY_DECLARED)
-        finding = dataclasses.replace(finding, certified=finding.certified.judged(ledger.verdict))
+        finding = dataclasses.replace(finding, certified=finding.certified.with_verdict(ledger.verdict))
         drawn = figure(finding, points=_FEW_POINTS).to_json()
         found = {**finding.to_json(), "about": "one round", "figure": drawn, "reason": None}
         del found["settings"]  # privacy.json has them

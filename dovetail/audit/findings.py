@@ -79,8 +79,8 @@ class Finding:
 
 def _bound_json(bound: LowerBound) -> dict[str, Any]:
     return {
-        "eps_lower": None if bound.unbounded else bound.eps,
-        "unbounded": bound.unbounded,
+        "eps_lower": None if bound.is_unbounded else bound.eps,
+        "unbounded": bound.is_unbounded,
         "delta": bound.delta,
         "confidence": bound.confidence,
         "trials": bound.trials,

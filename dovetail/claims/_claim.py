@@ -52,9 +52,9 @@ class Claim:
 
     def statement(self, scope: Scope, *, span: str = "") -> Statement:
         """The claim as a statement."""
-        proof = self.theorem.proof.noting(f"{_word(self.verdict)}: {self.reason}")
-        told = Bound(eps=self.eps, delta=self.delta, proof=proof)
-        return scope.state(told, self.verdict, span=span)
+        proof = self.theorem.proof.with_notes(f"{_word(self.verdict)}: {self.reason}")
+        bound = Bound(eps=self.eps, delta=self.delta, proof=proof)
+        return scope.state(bound, self.verdict, span=span)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,9 @@ McMillan, Talwar 2022 with the number of echoes taken as normal, in blocks of 10
 form. `echo_numerical` and `unis_numerical` do the same, dropped mass included, and reproduce the table to the digit.
 Users' budgets compose by Lemma 2 at delta' = delta_uc - folds delta_c, or 1e-8 where that leaves nothing.
 
-The numerics behind APES's Table 3, reproduced as they must have been run.
-
-The number of clones (echoes) is cut into blocks of 100 around its mean, every block takes the worse of its two ends,
-and ten halvings of the closed form give eps. With a normal law for the count one in a hundred counts is lost.
+The numerics behind Table 3 are reproduced as they must have been run: the number of clones (echoes) is cut into blocks
+of 100 around its mean, every block takes the worse of its two ends, and ten halvings of the closed form give eps. With
+a normal law for the count one in a hundred counts is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from scipy.special import ndtr
 
 from dovetail import _validate
 from dovetail.accounting import numerics
-from dovetail.claims._claim import HOLDS, REFUTED, UNPROVEN, Claim, PrintedNumber
+from dovetail.claims._claim import HOLDS, REFUTED, UNPROVEN, Claim
 from dovetail.claims.flame import lemma3
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable, Theorem
@@ -31,13 +30,9 @@ __all__ = [
     "echo_numerical",
     "equation2",
     "ldp_min",
-    "lemma4",
-    "local_apes",
-    "local_s_apes",
     "pldp",
     "proposition1",
     "s_apes",
-    "theorem1",
     "theorem4",
     "unis",
     "unis_numerical",
@@ -61,20 +56,6 @@ def _apes(key: str, where: str) -> Theorem:
     )
 
 
-def theorem1(*, eps_local: float, symmetric_box: bool = True) -> Claim:
-    """Clip-Laplace with scale Delta/eps is eps-LDP."""
-    _validate.positive(eps_local=eps_local)
-    return Claim(
-        eps=eps_local,
-        delta=0.0,
-        theorem=_apes("thm1", "Thm. 1"),
-        verdict=HOLDS if symmetric_box else REFUTED,
-        reason="It holds coordinate by coordinate when inputs fill a symmetric box."
-        if symmetric_box
-        else "On an asymmetric interval or an L1 ball the normalising factors no longer cancel.",
-    )
-
-
 def equation2(eps_locals: Sequence[float], *, delta: float) -> Claim:
     """The naive bound: Feldman, McMillan, Talwar 2022 in closed form, everybody at the largest budget."""
     budgets = _budgets(eps_locals)
@@ -91,36 +72,6 @@ def equation2(eps_locals: Sequence[float], *, delta: float) -> Claim:
         verdict=HOLDS if equal else UNPROVEN,
         reason="With equal budgets it is the clone bound of Feldman, McMillan, Talwar 2022." if equal else _UNEQUAL,
     )
-
-
-def lemma4(*, eps_i: float, eps_j: float) -> PrintedNumber:
-    """Neighbour divergence of two Clip-Laplace reports on [-C, C] (A = C)."""
-    _validate.positive(eps_i=eps_i, eps_j=eps_j)
-    value = math.log(eps_i / eps_j * math.expm1(-eps_j) / math.expm1(-eps_i)) + max(eps_i, eps_j)
-    return PrintedNumber(
-        value=value,
-        quantity="neighbour divergence",
-        theorem=_apes("lemma4", "Lemma 4"),
-        verdict=HOLDS,
-        reason="It bounds the largest log-ratio of the two densities when A = C.",
-    )
-
-
-def local_apes(*, eps_local: float, coordinates: int) -> Claim:
-    """Thm. 3: a user's d reports together are d eps_i-LDP."""
-    _validate.positive(eps_local=eps_local)
-    _validate.at_least(1, coordinates=coordinates)
-    reason = "It is basic composition of d Clip-Laplace reports on a symmetric box."
-    eps = coordinates * eps_local
-    return Claim(eps=eps, delta=0.0, theorem=_apes("thm3", "Thm. 3"), verdict=HOLDS, reason=reason)
-
-
-def local_s_apes(*, eps_local: float, kept: int) -> Claim:
-    """Table 3's local budget of S-APES: b eps_i."""
-    _validate.positive(eps_local=eps_local)
-    _validate.at_least(1, kept=kept)
-    reason = "Keeping b of d perturbed coordinates is post-processing of all d of them, so d eps_i remains."
-    return Claim(eps=kept * eps_local, delta=0.0, theorem=_apes("table3", "Table 3"), verdict=REFUTED, reason=reason)
 
 
 def theorem4(eps_locals: Sequence[float], *, delta_shuffle: float = _DELTA_SHUFFLE) -> Claim:
@@ -204,10 +155,10 @@ def unis(event: Personalized, *, delta: float, delta_shuffle: float = _DELTA_SHU
 def s_apes(event: Personalized, *, delta: float, kept: int, delta_shuffle: float = _DELTA_SHUFFLE) -> Claim:
     """What the paper claims for S-APES with `kept` = b coordinates: 25.6 at b = d/5."""
     _validate.in_interval(1, event.coordinates, kept=kept)
-    one = echo_numerical(event.eps_locals, delta=delta_shuffle)
+    each = echo_numerical(event.eps_locals, delta=delta_shuffle)
     delta_each = _delta_each(event, delta_shuffle)
     slack = _slack(delta, 2 * kept * delta_each, delta_shuffle)
-    return proposition1(eps_each=one.eps, delta_each=delta_each, kept=kept, delta_slack=slack)
+    return proposition1(eps_each=each.eps, delta_each=delta_each, kept=kept, delta_slack=slack)
 
 
 def pldp(event: Personalized, *, delta: float = 0.0) -> Claim:
@@ -234,14 +185,14 @@ def _over_coordinates(
     """The numerics of one coordinate at delta, or at delta_shuffle and composed over all coordinates."""
     if event.coordinates == 1:
         return numerical(event.eps_locals, delta=delta)
-    one = numerical(event.eps_locals, delta=delta_shuffle)
+    each = numerical(event.eps_locals, delta=delta_shuffle)
     delta_each = _delta_each(event, delta_shuffle)
     slack = _slack(delta, event.coordinates * delta_each, delta_shuffle)
-    total = lemma3(eps=one.eps, delta=delta_each, folds=event.coordinates, delta_slack=slack)
+    total = lemma3(eps=each.eps, delta=delta_each, folds=event.coordinates, delta_slack=slack)
     where = Theorem(
-        key=one.theorem.key + "+lemma2", where=one.theorem.where + ", composed by Lemma 2", url=one.theorem.url
+        key=each.theorem.key + "+lemma2", where=each.theorem.where + ", composed by Lemma 2", url=each.theorem.url
     )
-    return Claim(eps=total.eps, delta=total.delta, theorem=where, verdict=one.verdict, reason=one.reason)
+    return Claim(eps=total.eps, delta=total.delta, theorem=where, verdict=each.verdict, reason=each.reason)
 
 
 def _delta_each(event: Personalized, delta_shuffle: float) -> float:

@@ -4,10 +4,9 @@ A coordinate's reports are amplified by shuffling (Lemma 1, or the Bennett bound
 and SS-Topk a second time by subsampling (Lemma 4, Thm. 2 and 3), and composed over the coordinates (Lemmas 2 and 3,
 Thm. 1 and 4). Every printed number is for Laplace reports at delta_cd = delta_c / (folds + 1).
 
-FLAME's building blocks as printed: Lemmas 1 to 4, its Bennett bound, and the rates of its corollaries.
-
-`bennett` divides by m (e^eps - 1) once too often. It is kept only because the printed 0.91, 0.24, 20.53 and 2.348 were
-computed with it. n may be a fraction, as n/n_p = 1.5 makes it: the binomial then takes its whole part.
+Below them are FLAME's building blocks: Lemmas 1 to 4, its Bennett bound, and the rate of its Cor. 1. `bennett` divides
+by m (e^eps - 1) once too often. It is kept only because the printed 0.91, 0.24, 20.53 and 2.348 were computed with it.
+n may be a fraction, as n/n_p = 1.5 makes it: the binomial then takes its whole part.
 """
 
 from __future__ import annotations
@@ -27,20 +26,15 @@ from dovetail.statements import NotApplicable, Theorem
 __all__ = [
     "bennett",
     "corollary1",
-    "corollary2",
-    "corollary3",
     "lemma1",
     "lemma2",
     "lemma3",
     "lemma4",
     "messages_range",
-    "proposition1",
     "ss_double",
     "ss_simple",
     "ss_topk",
     "theorem1",
-    "theorem2",
-    "theorem3",
     "theorem4",
     "theorem5",
 ]
@@ -67,40 +61,6 @@ def theorem1(*, eps_each: float, delta_each: float, coordinates: int, linkage: L
         else "Alg. 2 permutes whole messages, so coordinates stay linkable, and a user's vector can be recognised by "
         "the number of its ones.",
     )
-
-
-def theorem2(*, eps_local: float, levels: int, beta: float, num_sampled: float, delta: float) -> Claim:
-    """One coordinate, n_s of n users drawn, then shuffled (eq. 4)."""
-    _validate.in_interval(0, 1, beta=beta)
-    one = _under_subsampling(eps_local, levels, beta, num_sampled, delta)
-    reason = "Lemma 1 and Lemma 4 combine for one coordinate and a fixed number of users drawn in secret."
-    return Claim(
-        eps=math.log1p(beta * math.expm1(one.eps)),
-        delta=delta,
-        theorem=flame("thm2", "Thm. 2"),
-        verdict=one.verdict,
-        reason=reason if one.verdict is HOLDS else one.reason,
-    )
-
-
-def theorem3(*, eps_local: float, levels: int, beta: float, pad_to: float, delta: float) -> Claim:
-    """One coordinate of SS-Double, padded to n_p with blanket draws (eq. 5 and 6)."""
-    _validate.in_interval(0, 1, beta=beta)
-    one = _under_subsampling(eps_local, levels, beta, pad_to, delta)
-    return Claim(
-        eps=math.log1p(beta * math.expm1(one.eps)),
-        delta=delta,
-        theorem=flame("thm3", "Thm. 3"),
-        verdict=UNPROVEN,
-        reason="It presumes that never more than n_p users report a coordinate, on which the paper is silent.",
-    )
-
-
-def _under_subsampling(eps_local: float, levels: int, beta: float, num_users: float, delta: float) -> Claim:
-    _validate.in_open_interval(0, 1, delta=delta)
-    if delta >= beta:
-        raise NotApplicable(f"FLAME Thm. 2 and 3 need delta / beta < 1, got delta={delta}, beta={beta}")
-    return lemma1(eps_local=eps_local, levels=levels, num_users=num_users, delta=delta / beta)
 
 
 def theorem4(*, eps_each: float, delta_each: float, selected: float) -> Claim:
@@ -133,9 +93,9 @@ def ss_simple(
     """
     _validate.in_open_interval(0, 1, delta=delta)
     delta_each = delta / (event.coordinates + 1)
-    one = _one_coordinate(event.report, evaluation, event.num_users, delta_each)
-    total = theorem1(eps_each=one.eps, delta_each=delta_each, coordinates=event.coordinates, linkage=linkage)
-    if one.verdict is not REFUTED or total.verdict is REFUTED:
+    each = _one_coordinate(event.report, evaluation, event.num_users, delta_each)
+    total = theorem1(eps_each=each.eps, delta_each=delta_each, coordinates=event.coordinates, linkage=linkage)
+    if each.verdict is not REFUTED or total.verdict is REFUTED:
         return total
     return Claim(
         eps=total.eps,
@@ -203,8 +163,8 @@ def _double(
     delta_each = delta / (2 * selected + 1)
     if delta_each >= beta:
         raise NotApplicable(f"FLAME Thm. 3 needs delta_cd / beta < 1, got delta_cd={delta_each:.3g}, beta={beta}")
-    one = _one_coordinate(report, evaluation, pad_to, delta_each / beta)
-    amplified = lemma4(eps=one.eps, delta=one.delta, size=beta, population=1.0)
+    each = _one_coordinate(report, evaluation, pad_to, delta_each / beta)
+    amplified = lemma4(eps=each.eps, delta=each.delta, size=beta, population=1.0)
     total = theorem4(eps_each=amplified.eps, delta_each=delta_each, selected=selected)
     where = flame("thm3-4", "Thm. 3 and 4")
     return Claim(eps=total.eps, delta=delta, theorem=where, verdict=REFUTED, reason=reason)
@@ -213,8 +173,8 @@ def _double(
 def _shuffled_only(report: Report, selected: float, pad_to: float, delta: float, evaluation: Evaluation) -> Claim:
     _validate.in_open_interval(0, 1, delta=delta)
     delta_each = delta / (2 * selected + 1)
-    one = _one_coordinate(report, evaluation, pad_to, delta_each)
-    total = theorem4(eps_each=one.eps, delta_each=delta_each, selected=selected)
+    each = _one_coordinate(report, evaluation, pad_to, delta_each)
+    total = theorem4(eps_each=each.eps, delta_each=delta_each, selected=selected)
     return Claim(
         eps=total.eps,
         delta=delta,
@@ -260,17 +220,6 @@ def messages_range(*, nu: float, beta: float) -> tuple[PrintedNumber, PrintedNum
     return (
         PrintedNumber(value=least, quantity="smallest l", theorem=where, verdict=HOLDS, reason=reason),
         PrintedNumber(value=most, quantity="largest l", theorem=where, verdict=HOLDS, reason=reason),
-    )
-
-
-def proposition1(*, pad_to: float, num_sampled: float, eps_shuffled: float, delta_shuffled: float) -> PrintedNumber:
-    """The standard deviation of one coordinate's estimated mean: n_p^(1/6) log^(1/3)(1/delta) / (n_s eps^(2/3))."""
-    _validate.positive(pad_to=pad_to, num_sampled=num_sampled, eps_shuffled=eps_shuffled)
-    _validate.in_open_interval(0, 1, delta_shuffled=delta_shuffled)
-    value = pad_to ** (1 / 6) * math.log(1 / delta_shuffled) ** (1 / 3) / (num_sampled * eps_shuffled ** (2 / 3))
-    quantity = "standard deviation of the mean, up to a constant"
-    return PrintedNumber(
-        value=value, quantity=quantity, theorem=flame("prop1", "Prop. 1"), verdict=UNPROVEN, reason=RATE
     )
 
 
@@ -351,8 +300,8 @@ def bennett(report: Report, *, num_users: float, delta: float) -> Claim:
 
 def _log_binomial(counts: np.ndarray, trials: int, prob: float) -> np.ndarray:
     """The logarithms of binomial probabilities."""
-    ways = gammaln(trials + 1) - gammaln(counts + 1) - gammaln(trials - counts + 1)
-    return ways + xlogy(counts, prob) + xlog1py(trials - counts, -prob)
+    log_choose = gammaln(trials + 1) - gammaln(counts + 1) - gammaln(trials - counts + 1)
+    return log_choose + xlogy(counts, prob) + xlog1py(trials - counts, -prob)
 
 
 def _phi(u: float) -> float:
@@ -423,40 +372,6 @@ def corollary1(*, eps_local: float, num_users: float, delta: float) -> Claim:
     _at_most_half_log(eps_local, num_users / math.log(1 / delta), "Cor. 1")
     eps = min(1.0, eps_local) * math.exp(eps_local) * math.sqrt(math.log(1 / delta) / num_users)
     return Claim(eps=eps, delta=delta, theorem=flame("cor1", "Cor. 1"), verdict=UNPROVEN, reason=RATE)
-
-
-def corollary2(*, eps_local: float, coordinates: int, num_users: float, delta: float) -> Claim:
-    """The rate of SS-Simple, eps_local being the whole vector's."""
-    _validate.positive(eps_local=eps_local)
-    _validate.at_least(1, coordinates=coordinates)
-    _validate.at_least(2, num_users=num_users)
-    _validate.in_open_interval(0, 1, delta=delta)
-    each = eps_local / coordinates
-    _at_most_half_log(each, num_users / math.log((coordinates + 1) / delta), "Cor. 2")
-    eps = min(1.0, each) * math.exp(each) * math.log(coordinates / delta) * math.sqrt(coordinates / num_users)
-    return Claim(eps=eps, delta=delta, theorem=flame("cor2", "Cor. 2"), verdict=UNPROVEN, reason=RATE)
-
-
-def corollary3(*, eps_local: float, coordinates: int, beta: float, pad_to: float, delta: float) -> Claim:
-    """The rate of SS-Double (eq. 7), eps_local being the whole vector's."""
-    _validate.positive(eps_local=eps_local, beta=beta)
-    _validate.at_most(1, beta=beta)
-    _validate.at_least(1, coordinates=coordinates)
-    _validate.at_least(2, pad_to=pad_to)
-    _validate.in_open_interval(0, 1, delta=delta)
-    selected = beta * coordinates
-    each, inside = eps_local / selected, (2 * beta * selected + beta) / delta
-    if min(inside, selected / delta, beta * selected / delta) <= 1:
-        raise NotApplicable(f"FLAME Cor. 3 needs positive logarithms, got beta={beta}, delta={delta}")
-    _at_most_half_log(each, pad_to / math.log(inside), "Cor. 3")
-    spread = coordinates / pad_to * math.log(selected / delta) * math.log(beta * selected / delta)
-    return Claim(
-        eps=min(1.0, each) * math.exp(each) * beta**1.5 * math.sqrt(spread),
-        delta=delta,
-        theorem=flame("cor3", "Cor. 3"),
-        verdict=REFUTED,
-        reason="It is the rate of Thm. 4, which counts subsampling twice.",
-    )
 
 
 def _at_most_half_log(eps_each: float, ratio: float, name: str) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 from scipy.special import gammaln, xlog1py, xlogy
 
 from dovetail import _validate
-from dovetail.accounting import accountants, gaussian
-from dovetail.accounting.exposure import exposures
+from dovetail.accounting import accountants
+from dovetail.accounting.exposure import exposures_of
 from dovetail.accounting.releases import release_of
 from dovetail.accounting.search import smallest_noise
 from dovetail.claims._claim import HOLDS, REFUTED, UNPROVEN, Claim, PrintedNumber
@@ -29,17 +29,13 @@ from dovetail.statements import Neighbors, NotApplicable, Theorem, Verdict
 
 __all__ = [
     "communication_cost",
-    "distortion",
     "dp_fl",
-    "moments_accountant",
     "noise_multiplier",
-    "one_query",
 ]
 
 Clip = Literal["median", "fixed"]
 Accountant = Literal["moments", "renyi", "privacy-loss"]
 
-_LEAST_DELTA = 1e-300  # below, doubles cannot tell the printed delta from the exact one
 
 _MEDIAN = "the noise scale is the exact median of the clients' norms and reveals it, which no accountant counts."
 _FIXED_SIZE = "The moments accountant presumes Poisson sampling, while Alg. 1 draws a fixed number of clients."
@@ -50,29 +46,6 @@ def _geyer(key: str, where: str) -> Theorem:
     return Theorem(
         key=f"Geyer.{key}", where=f"Geyer, Klein, Nabi (2017), {where}", url="https://arxiv.org/abs/1712.07557"
     )
-
-
-def one_query(*, noise_multiplier: float, eps: float) -> Claim:
-    """One Gaussian query: delta <= 5/4 exp(-(sigma eps)^2 / 2)."""
-    _validate.positive(noise_multiplier=noise_multiplier, eps=eps)
-    delta = min(1.0, max(1.25 * math.exp(-((noise_multiplier * eps) ** 2) / 2), _LEAST_DELTA))
-    enough = delta >= gaussian.delta_of(1 / noise_multiplier, eps=eps)
-    if eps < 1 and enough:
-        reason = "It is Dwork, Roth 2014, Thm. 3.22, whose condition eps < 1 is met."
-    elif enough:
-        reason = "Dwork, Roth 2014, Thm. 3.22, asks for eps < 1, but the exact formula for the Gaussian confirms it."
-    else:
-        reason = "Dwork, Roth 2014, Thm. 3.22, asks for eps < 1, and here the exact delta of the Gaussian is larger."
-    where = _geyer("gaussian", "Sec. 2.2")
-    return Claim(eps=eps, delta=delta, theorem=where, verdict=HOLDS if enough else REFUTED, reason=reason)
-
-
-def moments_accountant(*, prob: float, noise_multiplier: float, rounds: int, eps: float) -> Claim:
-    """The delta that Alg. 1's accountant answers at this eps, for `rounds` rounds with the same m_t and sigma_t."""
-    _validate.positive(eps=eps)
-    total = total_log_moments(same_rounds(prob, noise_multiplier, rounds))
-    delta = min(1.0, float(np.exp(np.min(total - np.arange(1, MAX_ORDER + 1) * eps))))
-    return Claim(eps=eps, delta=delta, theorem=_geyer("alg1", "Alg. 1"), verdict=REFUTED, reason=_MEDIAN)
 
 
 def dp_fl(rounds: Sequence[Round], *, delta: float, clip: Clip = "median") -> Claim:
@@ -100,7 +73,7 @@ def noise_multiplier(
             return dp_fl(same, delta=delta, clip="fixed").eps
         ours = accountants.renyi if accountant == "renyi" else accountants.privacy_loss
         try:
-            return ours(exposures(same)).eps(delta)
+            return ours(exposures_of(same)).eps(delta)
         except NotApplicable:
             return math.inf
 
@@ -124,19 +97,6 @@ def communication_cost(clients: Sequence[int]) -> PrintedNumber:
         theorem=_geyer("cc", "Sec. 5"),
         verdict=HOLDS,
         reason="It is a definition.",
-    )
-
-
-def distortion(*, noise_multiplier: float, clients: int, clip_norm: float) -> PrintedNumber:
-    """The variance of the noise on the average, printed as S^2 sigma^2 / m."""
-    _validate.positive(noise_multiplier=noise_multiplier, clip_norm=clip_norm)
-    _validate.at_least(1, clients=clients)
-    return PrintedNumber(
-        value=(clip_norm * noise_multiplier) ** 2 / clients,
-        quantity="variance of the noise on the average",
-        theorem=_geyer("distortion", "Sec. 3"),
-        verdict=REFUTED,
-        reason="Alg. 1 divides noise of variance S^2 sigma^2 by m, which leaves S^2 sigma^2 / m^2.",
     )
 
 

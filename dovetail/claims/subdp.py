@@ -9,26 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
 from dovetail import _validate
 from dovetail.accounting.search import smallest_noise
-from dovetail.claims._claim import HOLDS, REFUTED, UNPROVEN, Claim, PrintedNumber
+from dovetail.claims._claim import HOLDS, REFUTED, Claim, PrintedNumber
 from dovetail.claims.geyer import MAX_ORDER, same_rounds, total_log_moments
 from dovetail.events import Round
 from dovetail.statements import NotApplicable, Theorem
 
 __all__ = [
     "central_sub",
-    "composed_rate",
     "local_sub",
     "noise_scale",
-    "theorem31",
-    "theorem32",
-    "theorem33",
-    "user_level_local",
 ]
 
 _SPANS = "s users that hold a subject's items add their aligned gradients up, which costs a factor sqrt(s) in mu."
@@ -41,87 +35,6 @@ _BATCH = (
 def _subdp(key: str, where: str) -> Theorem:
     return Theorem(
         key=f"SubDP.{key}", where=f"SubDP (Marathe, Kanani 2022), {where}", url="https://arxiv.org/abs/2206.03617"
-    )
-
-
-def theorem31(*, eps: float, delta: float, group: int) -> Claim:
-    """Groups of g: (g eps, g e^((g-1) eps) delta)."""
-    _check_group(group)
-    _validate.non_negative(eps=eps)
-    _validate.in_interval(0, 1, delta=delta)
-    return Claim(
-        eps=group * eps,
-        delta=_capped(group, (group - 1) * eps, delta),
-        theorem=_subdp("thm3.1", "Thm. 3.1"),
-        verdict=HOLDS,
-        reason="It is group privacy, Dwork, Roth 2014, Thm. 2.2, with the delta of approximate privacy.",
-    )
-
-
-def theorem32(*, eps: float, delta: float, group: int) -> Claim:
-    """Thm. 3.1 read backwards: (eps/g, Delta / (g e^((g-1) eps/g))) for one item."""
-    _check_group(group)
-    _validate.non_negative(eps=eps)
-    _validate.in_interval(0, 1, delta=delta)
-    return Claim(
-        eps=eps / group,
-        delta=delta * math.exp(-(group - 1) * eps / group) / group,
-        theorem=_subdp("thm3.2", "Thm. 3.2"),
-        verdict=HOLDS if group == 1 else REFUTED,
-        reason="For groups of one there is nothing to show."
-        if group == 1
-        else "Thm. 3.1 is no equivalence, for randomized response on whether there are data is as private for groups "
-        "as for items; as a recipe for calibration it is sound.",
-    )
-
-
-def theorem33(
-    *, eps: float, delta: float, group: int, largest: int, counted_in: Literal["data", "batch"] = "batch"
-) -> Claim:
-    """Group privacy for g >= l, the largest number of items of a subject, is subject-level privacy."""
-    _check_group(group)
-    _validate.one_of(("data", "batch"), counted_in=counted_in)
-    if largest > group:
-        raise NotApplicable(f"SubDP Thm. 3.3 needs l <= g, got l={largest}, g={group}")
-    known = counted_in == "data"
-    return Claim(
-        eps=eps,
-        delta=delta,
-        theorem=_subdp("thm3.3", "Thm. 3.3"),
-        verdict=HOLDS if known else REFUTED,
-        reason="With l a public cap on a subject's items in all the data it is the definition." if known else _BATCH,
-    )
-
-
-def composed_rate(*, eps: float, delta: float, group: int, prob: float, steps: int) -> Claim:
-    """T mini-batches at sampling rate q: (g q eps sqrt(T), g e^((g-1) eps) delta), the constant not printed."""
-    _check_group(group)
-    _validate.in_interval(0, 1, prob=prob, delta=delta)
-    _validate.non_negative(eps=eps)
-    _validate.at_least(1, steps=steps)
-    return Claim(
-        eps=group * prob * eps * math.sqrt(steps),
-        delta=_capped(group, (group - 1) * eps, delta),
-        theorem=_subdp("sec3", "Sec. 3"),
-        verdict=UNPROVEN,
-        reason="The constant is not printed (taken as 1 here), and delta takes one batch's eps where Thm. 3.1 takes "
-        "the whole training's.",
-    )
-
-
-def user_level_local(*, eps: float, delta: float, users_per_subject: int = 1) -> Claim:
-    """Sec. 3.3: user-level local privacy is said to be subject-level privacy however many users hold a subject."""
-    _validate.integer(users_per_subject=users_per_subject)
-    _validate.at_least(1, users_per_subject=users_per_subject)
-    single = users_per_subject == 1
-    return Claim(
-        eps=eps,
-        delta=delta,
-        theorem=_subdp("sec3.3", "Sec. 3.3"),
-        verdict=HOLDS if single else REFUTED,
-        reason="A subject at one user is hidden with that user."
-        if single
-        else "A subject at s users is a group of s users, and group privacy has its price.",
     )
 
 
@@ -190,10 +103,3 @@ def _group_eps(rounds: Sequence[Round], delta: float, group: int) -> float:
 def _check_group(group: int) -> None:
     _validate.integer(group=group)
     _validate.at_least(1, group=group)
-
-
-def _capped(group: int, exponent: float, delta: float) -> float:
-    """min(1, g e^exponent delta) without overflow."""
-    if delta == 0:
-        return 0.0
-    return math.exp(min(0.0, math.log(group) + exponent + math.log(delta)))

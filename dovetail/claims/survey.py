@@ -1,7 +1,7 @@
 """What the survey quotes (Ahmed, Wu, Dushime, Tao 2021): rates of amplification and of error, and binary summation.
 
-Rates are functions of their printed arguments with the constant that is printed, or 1 where an O() stands. k is the
-number of users, as there.
+Rates are functions of their printed arguments with the constant that is printed, or 1 where an O() stands. Only what
+a table of ours shows is here. k is the number of users, as there.
 """
 
 from __future__ import annotations
@@ -10,27 +10,16 @@ import math
 
 from dovetail import _validate
 from dovetail.claims._claim import HOLDS, REFUTED, UNPROVEN, Claim, PrintedNumber
-from dovetail.claims.flame import RATE, corollary1, lemma4
-from dovetail.statements import NotApplicable, Theorem, Verdict
+from dovetail.claims.flame import RATE, corollary1
+from dovetail.statements import NotApplicable, Theorem
 
 __all__ = [
     "amplification_erlingsson",
     "amplification_multi",
     "amplification_single",
     "binary_sum_estimate",
-    "error_curator",
-    "error_local",
     "error_shuffled_response",
-    "messages_cheu",
-    "messages_recursive",
-    "mse_local_messages",
-    "mse_recursive",
-    "mse_single_message",
-    "randomized_response",
-    "subsampling",
 ]
-
-_ORDER = "It gives an order of growth; the constant is not printed and is taken as 1 here."
 
 
 def _survey(key: str, where: str) -> Theorem:
@@ -76,26 +65,6 @@ def amplification_erlingsson(*, eps_local: float, num_users: int, delta: float) 
     )
 
 
-def subsampling(*, eps: float, delta: float, size: int, num_users: int) -> Claim:
-    """Sec. 5.5: amplification by drawing m of k users, as FLAME's Lemma 4."""
-    one = lemma4(eps=eps, delta=delta, size=size, population=num_users)
-    where = _survey("subsampling", "Sec. 5.5")
-    return Claim(eps=one.eps, delta=one.delta, theorem=where, verdict=one.verdict, reason=one.reason)
-
-
-def randomized_response(*, prob_random: float) -> Claim:
-    """Sec. 5.4: a bit replaced by a fair coin with probability p = 2 / (e^eps + 1) is eps-LDP."""
-    _validate.positive(prob_random=prob_random)
-    _validate.at_most(1, prob_random=prob_random)
-    return Claim(
-        eps=math.log(2 / prob_random - 1),
-        delta=0.0,
-        theorem=_survey("rr", "Sec. 5.4"),
-        verdict=HOLDS,
-        reason="The ratio of the two answers' probabilities is (1 - p/2) / (p/2).",
-    )
-
-
 def binary_sum_estimate(*, reports_sum: float, num_users: int, prob_random: float) -> PrintedNumber:
     """Eq. 6 as printed: (sum + k p / 2) / (1 - p)."""
     _validate.at_least(1, num_users=num_users)
@@ -112,69 +81,14 @@ def binary_sum_estimate(*, reports_sum: float, num_users: int, prob_random: floa
     )
 
 
-def error_curator(*, eps: float) -> PrintedNumber:
-    """Summation with a trusted curator: error O(1/eps), the O(1) of Sec. 5.3 and 5.5 at a fixed eps."""
-    _validate.positive(eps=eps)
-    return _error("curator", "Sec. 5.3", 1 / eps, HOLDS, "The Laplace mechanism's standard deviation is sqrt(2) / eps.")
-
-
-def error_local(*, eps: float, num_users: int) -> PrintedNumber:
-    """Summation in the local model: error O(sqrt(k) / eps)."""
-    _validate.positive(eps=eps)
-    _validate.at_least(1, num_users=num_users)
-    return _error("local", "Sec. 5.4", math.sqrt(num_users) / eps, UNPROVEN, _ORDER)
-
-
 def error_shuffled_response(*, eps: float, delta: float) -> PrintedNumber:
     """Binary summation by shuffled randomized response, printed as O(sqrt(1/delta) / eps)."""
     _validate.positive(eps=eps)
     _validate.in_open_interval(0, 1, delta=delta)
-    reason = "A logarithm is missing: Cheu et al. 2019 prove O(sqrt(log(1/delta)) / eps)."
-    return _error("shuffled-rr", "Sec. 5.4", math.sqrt(1 / delta) / eps, REFUTED, reason)
-
-
-def mse_single_message(*, num_users: int) -> PrintedNumber:
-    """Real summation with one message per user: mean squared error O(k^(1/3))."""
-    _validate.at_least(1, num_users=num_users)
-    reason = "The rate is that of Balle et al. 2019 for the shuffle model, which the survey calls local."
-    return _error("single-message", "Sec. 5.5", num_users ** (1 / 3), UNPROVEN, reason, "mean squared error")
-
-
-def mse_local_messages(*, eps: float) -> PrintedNumber:
-    """Sec. 5.3: with O(log(k/delta)) messages per user the mean squared error is O(1/eps^2)."""
-    _validate.positive(eps=eps)
-    reason = "The rate is that of the multi-message shuffle model of Balle et al. 2020, which the survey calls local."
-    return _error("multi-message", "Sec. 5.3", 1 / eps**2, UNPROVEN, reason, "mean squared error")
-
-
-def mse_recursive(*, num_users: int) -> PrintedNumber:
-    """Balle et al. 2020, recursive protocol: mean squared error O((log log k)^2)."""
-    return _error("recursive", "Sec. 5.5", _log_log(num_users) ** 2, UNPROVEN, _ORDER, "mean squared error")
-
-
-def messages_recursive(*, num_users: int) -> PrintedNumber:
-    """Balle et al. 2020, recursive protocol: O(log log k) messages per user, each of O(log k) bits."""
-    return _error("recursive", "Sec. 5.5", _log_log(num_users), UNPROVEN, _ORDER, "messages per user")
-
-
-def messages_cheu(*, num_users: int) -> PrintedNumber:
-    """Cheu et al. 2019: O(sqrt(k)) messages per user give error O(1)."""
-    _validate.at_least(1, num_users=num_users)
-    return _error("cheu", "Sec. 1", math.sqrt(num_users), UNPROVEN, _ORDER, "messages per user")
-
-
-def _log_log(num_users: int) -> float:
-    _validate.at_least(3, num_users=num_users)
-    return math.log(math.log(num_users))
-
-
-def _error(
-    key: str, where: str, value: float, verdict: Verdict, reason: str, quantity: str = "error of a sum"
-) -> PrintedNumber:
     return PrintedNumber(
-        value=value,
-        quantity=f"{quantity}, up to a constant",
-        theorem=_survey(key, where),
-        verdict=verdict,
-        reason=reason,
+        value=math.sqrt(1 / delta) / eps,
+        quantity="error of a sum, up to a constant",
+        theorem=_survey("shuffled-rr", "Sec. 5.4"),
+        verdict=REFUTED,
+        reason="A logarithm is missing: Cheu et al. 2019 prove O(sqrt(log(1/delta)) / eps).",
     )

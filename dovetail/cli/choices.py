@@ -122,7 +122,7 @@ def _table(found: Any) -> Table:
             one.protocol,
             one.trust,
             f"{_pair(one.certified)}, {one.certified.neighbors.value}",
-            "no guarantee" if one.local.unbounded else _pair(one.local),
+            "no guarantee" if one.local.is_unbounded else _pair(one.local),
             f"{one.parameter} {safe(one.value)}",
             f"{one.std:.3g} x {one.clip}",
             _sent(one.costs),

@@ -143,7 +143,7 @@ def _print_outcome(facts: dict[str, Any]) -> None:
         highlight=False,
     )
     statement = Statement.from_json(facts["statement"])
-    if statement.unbounded:
+    if statement.is_unbounded:
         out_console.print("not certified", highlight=False)
     print_guarantees(statement, Statement.from_json(facts["without_trust"]))
 
@@ -190,7 +190,7 @@ def fleet_audit(
         finally:
             canaries.shut()
     found = from_scores(scored, delta=delta, confidence=confidence)
-    consistent = certified.unbounded or found.eps <= certified.eps
+    consistent = certified.is_unbounded or found.eps <= certified.eps
     if as_json:
         audited = {"eps": found.eps, "delta": delta, "attack": found.attack, "confidence": confidence}
         print_json({"certified": certified.to_json(), "audited": audited, "consistent": consistent})

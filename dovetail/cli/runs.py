@@ -88,7 +88,7 @@ def _stated(run: Any) -> str:
     statement = run.statement
     if statement is None:
         return f"none: {run.state}"
-    if statement.unbounded:
+    if statement.is_unbounded:
         return "no guarantee"
     numbers = f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
     return f"{numbers}, {statement.neighbors.value}, per {statement.unit.value}, {statement.trust.value}"

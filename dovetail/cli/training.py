@@ -280,9 +280,9 @@ def _unit_table(units: Any) -> Table:
     """What a run promises for each unit, or nothing, and why."""
     table = Table("unit", "guarantee", "verdict", "neighbours", "adversary", "theorem or reason", box=None)
     for unit, statement in units.items():
-        numbers = "none" if statement.unbounded else f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
-        why = str(statement.proof) if statement.unbounded else statement.proof.key
-        verdict = "-" if statement.unbounded else statement.verdict.value
+        numbers = "none" if statement.is_unbounded else f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
+        why = str(statement.proof) if statement.is_unbounded else statement.proof.key
+        verdict = "-" if statement.is_unbounded else statement.verdict.value
         cells = (unit.value, numbers, verdict, statement.neighbors.value, statement.adversary, why)
         table.add_row(*cells)
     return table

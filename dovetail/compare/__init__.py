@@ -143,6 +143,6 @@ def noise_of(protocol: Protocol) -> dict[str, Any]:
 
 def _trust(statement: Statement, protocol: Protocol, dim: int) -> str:
     """Whom a user must trust, in words."""
-    if statement.unbounded and statement.trust not in (Trust.SHUFFLE, Trust.SHARES):
+    if statement.is_unbounded and statement.trust not in (Trust.SHUFFLE, Trust.SHARES):
         return "everybody"
     return whom(statement.trust, protocol, dim)

@@ -55,7 +55,7 @@ class Run:
     @property
     def private(self) -> bool:
         """Whether anything is promised."""
-        return not self.certified.unbounded
+        return not self.certified.is_unbounded
 
     @property
     def without_trust(self) -> Statement:

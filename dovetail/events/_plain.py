@@ -43,16 +43,16 @@ def register(kind: type) -> type:
 
     A release is registered with its events (`accounting.releases`), so that a plug-in need not call this.
     """
-    known = _EVENTS.setdefault(kind.__name__, kind)
-    if (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ValueError(f"expected an event with a name of its own, got a second {kind.__name__!r}")
+    first = _EVENTS.setdefault(kind.__name__, kind)
+    if (first.__module__, first.__qualname__) != (kind.__module__, kind.__qualname__):
+        raise ValueError(f"an event called {kind.__name__!r} is registered already: give this class another name")
     _EVENTS[kind.__name__] = kind
     return kind
 
 
 def to_plain(event: Any) -> dict[str, Any]:
     """A mechanism or a way to take part: its class's name as `event`, and its fields."""
-    fields = {field.name: _told(getattr(event, field.name)) for field in dataclasses.fields(event)}
+    fields = {field.name: _plain_value(getattr(event, field.name)) for field in dataclasses.fields(event)}
     return {"event": type(event).__name__, **fields}
 
 
@@ -64,15 +64,15 @@ def from_plain(data: dict[str, Any]) -> Any:
     try:
         return msgspec.convert(fields, ready(_EVENTS[name]))
     except msgspec.ValidationError as error:
-        raise ValueError(f"expected the fields of {name}, got something else ({error})") from error
+        raise ValueError(f"these are not the fields of a {name} event: {error}") from error
 
 
-def _told(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """A field as plain data; events in it keep their names."""
     if _EVENTS.get(type(value).__name__) is type(value):
         return to_plain(value)
     if isinstance(value, tuple) and value and not isinstance(value[0], int | float):
-        return [_told(item) for item in value]
+        return [_plain_value(item) for item in value]
     return msgspec.to_builtins(value)
 
 

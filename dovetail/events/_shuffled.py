@@ -32,7 +32,9 @@ class Report:
         _validate.integer(levels=self.levels)
         _validate.at_least(2, levels=self.levels)
         if (self.cap_mass is not None) != (self.kind == "cap"):
-            raise ValueError(f"expected a cap_mass with kind='cap' alone, got kind={self.kind!r}, {self.cap_mass=}")
+            raise ValueError(
+                f"expected a cap_mass for kind='cap' and for no other, got kind={self.kind!r}, cap_mass={self.cap_mass}"
+            )
         _validate.positive(**_validate.not_none(cap_mass=self.cap_mass))
         _validate.at_most(0.5, **_validate.not_none(cap_mass=self.cap_mass))
 
@@ -111,7 +113,9 @@ class _Padded(_Crowd):
         super().__post_init__()
         _validate.integer(pad_to=self.pad_to)
         if self.pad_to - self.colluders < 2:
-            raise ValueError(f"expected pad_to - colluders >= 2, got pad_to={self.pad_to}")
+            raise ValueError(
+                f"expected pad_to - colluders >= 2, got pad_to={self.pad_to} and colluders={self.colluders}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,14 +163,18 @@ class Personalized(_ByReplacement):
         _validate.one_of(("clip_laplace", "laplace", "rr"), kind=self.kind)
         _validate.in_interval(0, 1, threshold=self.threshold)
         if self.threshold and (self.kind != "clip_laplace" or self.threshold == 1):
-            raise ValueError(f"expected a threshold < 1 of clip_laplace alone, got {self.threshold=} of {self.kind}")
+            raise ValueError(
+                f"a threshold < 1 belongs to clip_laplace alone, got threshold={self.threshold}, kind={self.kind!r}"
+            )
         _validate.integer(coordinates=self.coordinates, levels=self.levels, colluders=self.colluders)
         _validate.at_least(1, coordinates=self.coordinates)
         _validate.at_least(2, levels=self.levels)
         if not self.eps_locals or not min(self.eps_locals) > 0 or not math.isfinite(sum(self.eps_locals)):
             raise ValueError(f"expected every eps_local > 0, got {min(self.eps_locals, default=None)}")
         if len(self.eps_locals) - self.colluders < 2:
-            raise ValueError(f"expected at least 2 honest users, got {len(self.eps_locals) - self.colluders}")
+            raise ValueError(
+                f"expected at least 2 honest users, got {len(self.eps_locals)} users with colluders={self.colluders}"
+            )
 
     @functools.cached_property
     def _hash(self) -> int:

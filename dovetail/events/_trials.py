@@ -44,7 +44,8 @@ class BestTrial:
         if not -1 < self.eta < math.inf:
             raise ValueError(f"expected eta > -1, got eta={self.eta!r}")
         _validate.in_open_interval(0, 1, gamma=self.gamma)
-        relations = {one.mechanism.neighbors.value for one in self.releases if hasattr(one.mechanism, "neighbors")}
+        mechanisms = [repeated.mechanism for repeated in self.releases]
+        relations = {mechanism.neighbors.value for mechanism in mechanisms if hasattr(mechanism, "neighbors")}
         if len(relations) > 1:
             raise ValueError(
                 f"expected settings under one neighbouring relation, got {' and '.join(sorted(relations))}"
@@ -53,7 +54,7 @@ class BestTrial:
     @property
     def releases(self) -> tuple[Repeated, ...]:
         """The releases of all settings."""
-        return tuple(one for setting in self.settings for one in setting)
+        return tuple(repeated for setting in self.settings for repeated in setting)
 
     @property
     def neighbors(self) -> Neighbors:

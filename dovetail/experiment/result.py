@@ -251,7 +251,7 @@ def in_short(title: str, facts: Mapping[str, str]) -> str:
 
 def _numbers(statement: Statement) -> str:
     """A statement in one phrase."""
-    if statement.unbounded:
+    if statement.is_unbounded:
         return "no guarantee"
     numbers = f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
     return f"{numbers} per {statement.unit.value}, {statement.trust.value}, {statement.verdict.value}"

@@ -21,7 +21,7 @@ from dovetail.accounting.releases import release_of
 from dovetail.events import DataIndependent, NonPrivate, Round, from_plain, to_plain
 from dovetail.guarantee import units
 from dovetail.guarantee.units import ScopedRounds, Spread
-from dovetail.statements import NotApplicable, Scope, Statement, Trust, Unit, Verdict, check_guarantee, unbounded
+from dovetail.statements import NotApplicable, Scope, Statement, Trust, Unit, Verdict, check_guarantee, no_guarantee
 
 __all__ = ["Quote", "Record"]
 
@@ -71,12 +71,12 @@ class Record:
         """What is promised to the unit that is asked about."""
         if self.unit is not self.own.scope.unit:
             return self.statements_by_unit()[self.unit]
-        return self._certified(self.own.rounds, self.own.scope, eps=self.eps).judged(self.verdict)
+        return self._certified(self.own.rounds, self.own.scope, eps=self.eps).with_verdict(self.verdict)
 
     def statements_by_unit(self) -> Mapping[Unit, Statement]:
         """What is promised to an item, a user and a subject."""
         found = units.table(self.own, self.replaced, self.spread, delta=self.delta)
-        return {unit: statement.judged(self.verdict) for unit, statement in found.items()}
+        return {unit: statement.with_verdict(self.verdict) for unit, statement in found.items()}
 
     def local_statement(self) -> Statement:
         """What is left when all who receive anything collude."""
@@ -86,7 +86,7 @@ class Record:
             scope = dataclasses.replace(
                 scope, trust=Trust.LOCAL, adversary=f"{who}, and everyone else", assumptions=(_FRESH, *self.declared)
             )
-        return self._local(scope).judged(self.verdict)
+        return self._local(scope).with_verdict(self.verdict)
 
     def _certified(self, rounds: Sequence[Round], scope: Scope, *, eps: float | None = None) -> Statement:
         """A number, or that there is none, and why."""
@@ -95,20 +95,20 @@ class Record:
                 return accounting.certify(rounds, scope, eps=eps)
             return accounting.certify(rounds, scope, delta=self.delta)
         except NotApplicable as refusal:
-            return unbounded(scope, reason=f"not certified: {refusal}", delta=self.delta)
+            return no_guarantee(scope, reason=f"not certified: {refusal}", delta=self.delta)
 
     def _local(self, scope: Scope) -> Statement:
         why = accounting.refusal(self.reports)
         if why is not None:
-            return unbounded(scope, reason=why)
+            return no_guarantee(scope, reason=why)
         if self.own.scope.trust is Trust.LOCAL:
             return self._certified(self.reports, scope)
         try:
             bound = accounting.local_bound(self.reports, delta=self.delta)
         except NotApplicable as refusal:
-            return unbounded(scope, reason=f"not certified: {refusal}")
+            return no_guarantee(scope, reason=f"not certified: {refusal}")
         if bound.eps == float("inf"):
-            return unbounded(scope, reason=str(bound.proof))
+            return no_guarantee(scope, reason=str(bound.proof))
         return scope.state(bound, Verdict.CERTIFIED)
 
     def shuffler_statement(self) -> Statement | None:
@@ -120,8 +120,8 @@ class Record:
         )
         seen = release_of(self.slots)
         if seen.refusal is not None:
-            return unbounded(scope, reason=seen.refusal).judged(self.verdict)
-        return scope.state(seen.local(delta=0.0), Verdict.CERTIFIED).judged(self.verdict)
+            return no_guarantee(scope, reason=seen.refusal).with_verdict(self.verdict)
+        return scope.state(seen.local(delta=0.0), Verdict.CERTIFIED).with_verdict(self.verdict)
 
     def statements(self) -> dict[str, Any]:
         """Every statement as `privacy.json` has it, by its name there."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from dovetail.accounting.exposure import exposures
+from dovetail.accounting.exposure import exposures_of
 from dovetail.accounting.releases import release_of
 from dovetail.events import BestTrial, Disjoint, Everyone, NonPrivate, Repeated, Round
 from dovetail.guarantee import units
@@ -140,4 +140,6 @@ def _repeated(rounds: Sequence[Round]) -> tuple[Repeated, ...]:
     refused = next((item for item in rounds if release_of(item.mechanism).refusal is not None), None)
     if refused is not None:
         return (Repeated(mechanism=refused.mechanism, sampling=Everyone(), times=1),)
-    return tuple(Repeated(mechanism=one.mechanism, sampling=one.sampling, times=one.times) for one in exposures(rounds))
+    return tuple(
+        Repeated(mechanism=one.mechanism, sampling=one.sampling, times=one.times) for one in exposures_of(rounds)
+    )

@@ -4,7 +4,7 @@ A protocol protects one unit natively; what that says about another is worked ou
 
 - a user protected says the same of each of its items, but under replacement: an item more or less changes its user's
   update and does not remove it;
-- a user protected says of a subject at s users what s users together are promised (`accounting.spanning`), again under
+- a user protected says of a subject at s users what s users together are promised (`accounting.groups`), again under
   replacement, unless a subject is all of one user;
 - a subject or an item protected says nothing of a user, who may hold any number of records;
 - an item of a capped subject may be replaced and not removed: leaving it out may let another one in.
@@ -16,10 +16,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from dovetail import accounting
-from dovetail.accounting import spanning
+from dovetail.accounting import groups
 from dovetail.accounting.releases import release_of
 from dovetail.events import Round
-from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement, Unit, unbounded
+from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement, Unit, no_guarantee
 
 __all__ = ["ScopedRounds", "Spread", "bound", "table"]
 
@@ -108,14 +108,14 @@ def bound(
         if replaced is None:
             raise NotApplicable(f"changing one {unit.value} may replace a user's data, and there is no bound for that")
         if unit is Unit.ITEM:
-            return spanning.spanned(replaced.rounds, users=spread.users_per_item, delta=at)
+            return groups.subject_bound(replaced.rounds, users=spread.users_per_item, delta=at)
         if not spread.known:
             raise NotApplicable("the data do not say whom a record is about, and several users hold the same record")
         if spread.users_per_subject is None:
             raise NotApplicable(
                 "how many users may hold records of one subject was not declared (task.spread), and is not counted"
             )
-        return spanning.spanned(replaced.rounds, users=spread.users_per_subject, delta=at)
+        return groups.subject_bound(replaced.rounds, users=spread.users_per_subject, delta=at)
     if unit is Unit.USER:
         raise NotApplicable("records are clipped one by one, and a user may hold any number of them")
     if unit is Unit.ITEM:
@@ -150,11 +150,11 @@ def _statement(unit: Unit, own: ScopedRounds, replaced: ScopedRounds | None, spr
     )
     why = accounting.refusal(own.rounds)
     if why is not None:
-        return unbounded(scope, reason=why, delta=delta)
+        return no_guarantee(scope, reason=why, delta=delta)
     try:
         return accounting.certify(rounds, scope, bound=bound(unit, own, replaced, spread, delta=delta))
     except NotApplicable as refusal:
-        return unbounded(scope, reason=str(refusal), delta=delta)
+        return no_guarantee(scope, reason=str(refusal), delta=delta)
 
 
 def _one_to_one(unit: Unit, native: Unit, spread: Spread) -> bool:

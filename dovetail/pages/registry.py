@@ -40,7 +40,7 @@ def registry(folder: Path) -> dict[str, Any]:
         "to_fill": list(_OWNERS),
         **dict.fromkeys(_OWNERS),
         "status": origin.get("setting"),
-        "guarantee": statement.verdict.value if not statement.unbounded else "no guarantee",
+        "guarantee": statement.verdict.value if not statement.is_unbounded else "no guarantee",
         "data_subject": _SUBJECTS[statement.unit],
         "privacy_unit": statement.unit.value,
         "number_of_units": statement.population,
@@ -51,7 +51,7 @@ def registry(folder: Path) -> dict[str, Any]:
         },
         "privacy_parameters": {
             "definition": "(eps, delta)-differential privacy",
-            "eps": None if statement.unbounded else statement.eps,
+            "eps": None if statement.is_unbounded else statement.eps,
             "delta": statement.delta,
             "delta_in_words": review.delta_in_words(statement),
         },

@@ -95,8 +95,8 @@ def _facts(statement: Statement, summary: dict[str, Any]) -> list[tuple[str, str
     """The run in a few figures."""
     planned = summary["planned_rounds"]
     return [
-        ("eps", "none" if statement.unbounded else at_most(statement.eps)),
-        ("delta", "none" if statement.unbounded else at_most(statement.delta)),
+        ("eps", "none" if statement.is_unbounded else at_most(statement.eps)),
+        ("delta", "none" if statement.is_unbounded else at_most(statement.delta)),
         *_score(summary),
         ("rounds", f"{summary['rounds']:,}" + (f" of {planned:,}" if planned != summary["rounds"] else "")),
         ("uploads", f"{summary['uploads']:,}"),

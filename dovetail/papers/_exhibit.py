@@ -78,7 +78,7 @@ class Row:
         if claimed is None or audited is None or audited.delta < claimed.delta or audited.eps <= claimed.eps:
             return
         if claimed.verdict is not Verdict.CLAIMED_REFUTED:
-            proof = claimed.proof.noting("the attack in this row passes it")
+            proof = claimed.proof.with_notes("the attack in this row passes it")
             refuted = dataclasses.replace(claimed, verdict=Verdict.CLAIMED_REFUTED, proof=proof)
             object.__setattr__(self, "claimed", refuted)
 
@@ -93,8 +93,8 @@ class Row:
             "audited": None
             if audited is None
             else {
-                "eps_lower": None if audited.unbounded else audited.eps,
-                "unbounded": audited.unbounded,
+                "eps_lower": None if audited.is_unbounded else audited.eps,
+                "unbounded": audited.is_unbounded,
                 "delta": audited.delta,
                 "confidence": audited.confidence,
                 "trials": audited.trials,

@@ -94,7 +94,7 @@ class Runner:
         """The row of a training: its statements, its accuracy, its curve, and the best exact attack on all of it."""
         trained = self.train(preset, overrides, label=label)
         first = trained.first
-        attacked = attack and not first.statement.unbounded
+        attacked = attack and not first.statement.is_unbounded
         return Row(
             label=label,
             paper=paper or {},

@@ -66,7 +66,7 @@ def _measured(runner: Runner) -> Iterator[Row]:
 
 def _row(runner: Runner, label: str, preset: str, overrides: Overrides, **more: Any) -> Row:
     writer = runner.train(preset, overrides, label=label).first.units[Unit.SUBJECT]
-    extra = {"a writer's eps": "unbounded" if writer.unbounded else at_most(writer.eps)}
+    extra = {"a writer's eps": "unbounded" if writer.is_unbounded else at_most(writer.eps)}
     return runner.row(label, preset, overrides, extra=extra, attack=True, **more)
 
 
@@ -135,7 +135,7 @@ def _items_figure(rows: Sequence[Row]) -> list[Figure]:
 def _spans(runner: Runner) -> Iterator[Row]:
     one = Gaussian(std=1.0, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE)
     rounds = {
-        users: [Round(mechanism=subjects.spanning(one, users=users), participation=Everyone())]
+        users: [Round(mechanism=subjects.of_users_together(one, users=users), participation=Everyone())]
         for users in (1, 2, 5, 10)
     }
     bounds = {users: accounting.bound(spanning, delta=_DELTA) for users, spanning in rounds.items()}

@@ -155,7 +155,7 @@ def _outcome(run: RunFacts) -> dict[str, Any]:
     told: dict[str, Any] = {"state": run.state, **{f"test {name}": value for name, value in shown.items()}}
     if statement is not None:
         told |= {
-            "certified eps": None if statement.unbounded else statement.eps,
+            "certified eps": None if statement.is_unbounded else statement.eps,
             "delta": statement.delta,
             "neighbours": statement.neighbors.value,
             "unit": statement.unit.value,

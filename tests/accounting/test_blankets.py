@@ -286,5 +286,5 @@ def test_refusals():
             Personalized(eps_locals=(1.0, 1.0), **bad)
     with pytest.raises(ValueError, match="mean slope"):
         Frontier(np.array([2.0, 0.5]), np.array([0.5, 0.5]))
-    with pytest.raises(ValueError, match="falling slopes"):
+    with pytest.raises(ValueError, match="falling slopes and masses"):
         Frontier(np.array([0.5, 1.5]), np.array([0.5, 0.5]))

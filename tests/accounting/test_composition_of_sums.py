@@ -16,11 +16,10 @@ from dovetail.accounting import (
     gaussian,
     groups,
     loss_distributions,
-    near_gaussian,
 )
-from dovetail.accounting.exposure import exposures
-from dovetail.accounting.exposure import spent as spent_by
-from dovetail.accounting.releases import mixing, skellam_sums, split_and_mix, subjects
+from dovetail.accounting.exposure import delta_spent as spent_by
+from dovetail.accounting.exposure import exposures_of
+from dovetail.accounting.releases import skellam_sums, split_and_mix, subjects
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, Round, SampledSubject, SplitAndMix
 from dovetail.numbers import at_most
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
@@ -51,9 +50,9 @@ def eps_of(history, delta=DELTA):
 
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_divergences_add_up_and_mixing_is_paid_at_the_whole_eps(count):
-    curve = accountants.renyi(exposures(rounds(SHARES, count)))
+    curve = accountants.renyi(exposures_of(rounds(SHARES, count)))
     eps = curve.eps(DELTA)
-    spent = count * (1 + math.exp(eps)) * 200 * mixing.eta(num_users=500, slots=13, modulus=2**19)
+    spent = count * (1 + math.exp(eps)) * 200 * split_and_mix.eta(num_users=500, slots=13, modulus=2**19)
     assert spent > 2e-4 * DELTA, "mixing must matter for this test to say anything"
     orders = np.arange(2.0, 5000.0)
     divergence = count * split_and_mix.renyi(SHARES, orders)
@@ -65,12 +64,12 @@ def test_divergences_add_up_and_mixing_is_paid_at_the_whole_eps(count):
 
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_distances_from_a_gaussian_add_up_and_the_better_route_is_taken(count):
-    paid = exposures(rounds(SHARES, count))
+    paid = exposures_of(rounds(SHARES, count))
     near, curve = split_and_mix.near(SHARES), accountants.exact_gaussian(paid)
     assert near.mu == pytest.approx(skellam_sums.sensitivity(SHARES) / math.sqrt(4e7 - 1 / 12), rel=1e-12)
     assert curve.best == frozenset()
     for eps in (0.05, curve.eps(DELTA)):
-        mixed = count * 200 * mixing.eta(num_users=500, slots=13, modulus=2**19)
+        mixed = count * 200 * split_and_mix.eta(num_users=500, slots=13, modulus=2**19)
         distance = math.sqrt(200 * count) / (math.sqrt(96) * 4e7)
         by_hand = gaussian.delta_of(near.mu * math.sqrt(count), eps=eps) + (1 + math.exp(eps)) * (mixed + distance)
         assert curve.delta(eps) == pytest.approx(by_hand, rel=1e-6)
@@ -85,13 +84,13 @@ def test_distances_from_a_gaussian_add_up_and_the_better_route_is_taken(count):
 
 
 def test_a_statement_says_what_its_own_route_spends():
-    far = "the distance of the noise from a Gaussian's"
+    far = "the gap between Skellam and Gaussian noise"
     sharp = certify(rounds(SHARES, 3), scope(SHARES), delta=DELTA)
     spent = {part.on: part.delta for part in sharp.proof.spent}
     assert set(spent) == {far, "imperfect mixing of shares"}
     assert 1e-5 * DELTA < spent[far] < 0.05 * DELTA, "the tails of the ratio"
     paid = 3 * split_and_mix.near(SHARES).divergence
-    assert spent[far] < near_gaussian.spent_delta(paid, eps=sharp.eps) / 5, "in total variation"
+    assert spent[far] < gaussian.distance_delta(paid, eps=sharp.eps) / 5, "in total variation"
     assert "docs/proofs/skellam.md" in str(sharp.proof) and "Renyi" not in str(sharp.proof)
     at_eps = certify(rounds(SHARES, 3), scope(SHARES), eps=sharp.eps)
     assert at_eps.proof.spent == sharp.proof.spent
@@ -110,17 +109,17 @@ def test_many_users_together_spend_by_the_same_factor():
 
 def test_gaussian_releases_among_the_rounds_add_no_distance():
     noise = Gaussian(std=12.0, sensitivity=2.0, neighbors=Neighbors.REPLACE_ONE)
-    curve = accountants.exact_gaussian(exposures(rounds(SHARES, 3) + rounds(noise, 3)))
-    alone = accountants.exact_gaussian(exposures(rounds(SHARES, 3)))
-    assert curve.spent(0.7) == alone.spent(0.7) and curve.spent(0.7)[0].delta > 0
+    curve = accountants.exact_gaussian(exposures_of(rounds(SHARES, 3) + rounds(noise, 3)))
+    alone = accountants.exact_gaussian(exposures_of(rounds(SHARES, 3)))
+    assert curve.delta_spent(0.7) == alone.delta_spent(0.7) and curve.delta_spent(0.7)[0].delta > 0
     assert curve.eps(DELTA) > alone.eps(DELTA)
-    assert accountants.exact_gaussian(exposures(rounds(noise, 3))).best == {"eps", "delta"}
+    assert accountants.exact_gaussian(exposures_of(rounds(noise, 3))).best == {"eps", "delta"}
 
 
 def test_a_statement_says_what_mixing_costs():
     statement = certify(rounds(SHARES, 40), scope(SHARES), delta=DELTA)
-    spent = 40 * split_and_mix.spent_delta(SHARES, statement.eps)
-    assert f"of delta, {at_most(spent, 3)} is spent on imperfect mixing of shares" in str(statement.proof)
+    spent = 40 * split_and_mix.mixing_delta(SHARES, statement.eps)
+    assert f"{at_most(spent, 3)} of delta covers imperfect mixing of shares" in str(statement.proof)
     assert "Skellam" in str(statement.proof) and "docs/proofs/skellam.md" in str(statement.proof)
     (premise,) = statement.premises
     assert premise.eps == pytest.approx(eps_of(rounds(SHARES, 1)))
@@ -170,8 +169,8 @@ def test_rounds_of_different_kinds_compose():
     assert max(eps_of(rounds(SHARES, 3)), eps_of(rounds(noise, 3))) < both
     assert both < eps_of(rounds(SHARES, 3), DELTA / 2) + eps_of(rounds(noise, 3), DELTA / 2)
     other = dataclasses.replace(SHARES, shares=14)
-    mixed = exposures(rounds(SHARES, 3) + rounds(other, 2))
-    spent = 3 * split_and_mix.spent_delta(SHARES, 0.5) + 2 * split_and_mix.spent_delta(other, 0.5)
+    mixed = exposures_of(rounds(SHARES, 3) + rounds(other, 2))
+    spent = 3 * split_and_mix.mixing_delta(SHARES, 0.5) + 2 * split_and_mix.mixing_delta(other, 0.5)
     assert sum(part.delta for part in spent_by(mixed, eps=0.5)) == pytest.approx(spent, rel=1e-6, abs=0)
 
 
@@ -183,7 +182,7 @@ def test_calibration_for_many_rounds_is_tight_and_safe(eps, count):
     assert eps * (1 - 2e-3) <= eps_of(rounds(design, count)) <= eps
     assert split_and_mix.eps(design, delta=DELTA, rounds=count).eps <= eps
     assert eps_of(rounds(design, count + max(1, count // 50))) > eps
-    assert count * split_and_mix.spent_delta(design, eps) <= 1e-3 * DELTA * (1 + 1e-6)
+    assert count * split_and_mix.mixing_delta(design, eps) <= 1e-3 * DELTA * (1 + 1e-6)
 
 
 # ---------------------------------------------------------------- subjects
@@ -195,7 +194,7 @@ def test_a_subjects_rounds_compose_within_its_worst_split(count):
     each = []
     for split in subjects.splits(SUBJECT):
         loss = subjects._loss(SUBJECT, split, subjects.resolution(SUBJECT, rounds=count))
-        each.append(loss_distributions.copies(loss, count).eps(DELTA))
+        each.append(loss_distributions.self_compose(loss, count).eps(DELTA))
     assert len(each) == 3
     assert ours == pytest.approx(max(each), rel=1e-6)
     assert ours > min(each) * 1.02
@@ -209,7 +208,7 @@ def mixture(law, std, y):
 def test_different_sums_of_one_subject_against_integration():
     """Two rounds of different events: no split of either, the same in both or not, is worse than what is certified."""
     other = dataclasses.replace(SUBJECT, std=3.0, prob_item=0.3)
-    curve = accountants.privacy_loss(exposures(rounds(SUBJECT, 1) + rounds(other, 1)))
+    curve = accountants.privacy_loss(exposures_of(rounds(SUBJECT, 1) + rounds(other, 1)))
     y, step = np.linspace(-22, 28, 1201, retstep=True)
     for one, two in itertools.product(subjects.splits(SUBJECT), subjects.splits(other)):
         null = np.outer(stats.norm.pdf(y, 0, 4.0), stats.norm.pdf(y, 0, 3.0))
@@ -236,8 +235,8 @@ def test_the_grid_resolves_rare_and_small_shifts(std):
     fine = Round(
         mechanism=Gaussian(std=std, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE), participation=Poisson(prob=0.02)
     )
-    ours = accountants.privacy_loss(exposures(rounds(event, count))).eps(DELTA)
-    exact = accountants.renyi(exposures([fine] * count)).eps(DELTA)
+    ours = accountants.privacy_loss(exposures_of(rounds(event, count))).eps(DELTA)
+    exact = accountants.renyi(exposures_of([fine] * count)).eps(DELTA)
     assert ours <= exact * 1.02
 
 
@@ -252,7 +251,7 @@ def test_a_subject_statement_and_what_it_refuses():
         eps_of(rounds(SUBJECT, 2, Disjoint(epoch=0)))
     with pytest.raises(NotApplicable, match="SampledSubject noise with FixedSize"):
         eps_of(rounds(SUBJECT, 2, FixedSize(size=5, population=10)))
-    with pytest.raises(ValueError, match="expected events under replace-one"):
+    with pytest.raises(ValueError, match="stated under replace-one, but an event under"):
         certify(rounds(SUBJECT, 2), dataclasses.replace(mine, neighbors=Neighbors.REPLACE_ONE), delta=DELTA)
     many = [dataclasses.replace(SUBJECT, std=5.0 + i, clip_norm=1e-3) for i in range(4)]
     with pytest.raises(NotApplicable, match="81 ways"):
@@ -262,7 +261,7 @@ def test_a_subject_statement_and_what_it_refuses():
 def test_items_that_are_always_sampled_are_charged_as_gaussian_noise():
     one = SampledSubject(std=4.0, clip_norm=1.0, items=2, prob_item=1.0)
     same = dataclasses.replace(one, items_per_user=2, users_spanned=3)
-    (exposure,) = exposures(rounds(one, 2) + rounds(same, 2))
+    (exposure,) = exposures_of(rounds(one, 2) + rounds(same, 2))
     assert isinstance(exposure.mechanism, Gaussian) and exposure.times == 4
     exact = gaussian.eps_of(1.0, delta=DELTA)
     assert exact <= eps_of(rounds(one, 2) + rounds(same, 2)) <= exact * (1 + 1e-9)

@@ -145,7 +145,7 @@ def test_the_gaussian_losses_are_never_below_fifty_digits_and_close(mu, size, po
     (loss,) = releases.losses(gaussian(mu), FixedSize(size=size, population=population), interval)
     lowest, probs, infinite = loss.sides[0]
     at = (lowest + np.arange(len(probs))) * interval
-    total = loss_distributions.copies(loss, 1)
+    total = loss_distributions.self_compose(loss, 1)
     q = mpmath.mpf(size) / population
     for eps in (-3.0, -0.4, -0.0303, -0.002, 0.0, 0.001, 0.02, 0.0505, 0.3, 1.0, 4.0):
         exact = exact_profile(mu, q, eps)

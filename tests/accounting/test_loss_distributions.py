@@ -31,19 +31,19 @@ FIRST, SECOND = [0.1, 0.2, 0.3, 0.25, 0.15], [0.0, 0.3, 0.4, 0.2, 0.05]
 
 @pytest.mark.parametrize("eps", [0.0, 0.3, 1.1])
 def test_copies_and_different_releases_against_convolution(eps):
-    found = loss_distributions.copies(loss(FIRST), 7).delta(eps)
+    found = loss_distributions.self_compose(loss(FIRST), 7).delta(eps)
     assert found == pytest.approx(exact_delta([(FIRST, 0.0)] * 7, eps), rel=1e-9)
     for count in (1, 2, 3, 5):
         losses = [loss(FIRST), *[loss(SECOND, infinite=0.05)] * (count - 1)]
         parts = [(FIRST, 0.0), *[(SECOND, 0.05)] * (count - 1)]
-        found = loss_distributions.together(losses).delta(eps)
+        found = loss_distributions.compose(losses).delta(eps)
         assert found == pytest.approx(exact_delta(parts, eps), rel=1e-9)
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.3])
 def test_a_release_that_is_drawn_costs_the_average(eps):
     parts = [(0.2, loss(FIRST)), (0.3, loss(SECOND, infinite=0.05)), (0.5, None)]
-    ours = loss_distributions.drawn(parts, interval=STEP).delta(eps)
+    ours = loss_distributions.mixture(parts, interval=STEP).delta(eps)
     exact = 0.2 * exact_delta([(FIRST, 0.0)], eps) + 0.3 * exact_delta([(SECOND, 0.05)], eps)
     assert exact * (1 - 1e-12) <= ours <= exact * (1 + 1e-9)
 
@@ -62,7 +62,7 @@ def test_a_moment_that_overflows_warns_nobody_and_cuts_nothing_off():
     tail = 5e-324
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ours = loss_distributions.copies(loss([tail, 0.2, 0.6, 0.2, tail]), 4)
+        ours = loss_distributions.self_compose(loss([tail, 0.2, 0.6, 0.2, tail]), 4)
     for eps in (0.0, 0.3, 0.6):
         exact = exact_delta([([0.0, 0.2, 0.6, 0.2, 0.0], 0.0)] * 4, eps)
         assert exact <= ours.delta(eps) <= exact * (1 + 1e-12)

@@ -40,7 +40,7 @@ def exact_delta(probs, lowest, times, eps):
 
 def lower_end(probs, lowest, times, delta):
     loss = LossDistribution(STEP, (Side(lowest, probs, 0.0),))
-    return loss_distributions.copies(loss, times).lower_eps(delta)
+    return loss_distributions.self_compose(loss, times).lower_eps(delta)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -64,7 +64,7 @@ def too_large(probs, lowest, times):
 
 def test_what_is_wrapped_around_and_the_error_of_the_transform_are_taken_away(monkeypatch):
     probs = np.array([0.3, 0.0, 0.2, 0.0, 0.5])
-    summed, extent = numerics.summed, tilting.TotalBelow._extent
+    summed, extent = numerics.law_of_sum, tilting.TotalBelow._extent
 
     def smaller(self, slope, last, index):
         first, size = extent(self, slope, last, index)
@@ -81,13 +81,13 @@ def test_what_is_wrapped_around_and_the_error_of_the_transform_are_taken_away(mo
         patched.setattr(tilting.TotalBelow, "_beyond", lambda *_: 0.0)
         assert too_large(probs, -2, 20), "a near miss: what wraps around would be counted"
     for charged in (1, 0):
-        monkeypatch.setattr(numerics, "summed", worse)
+        monkeypatch.setattr(numerics, "law_of_sum", worse)
         assert too_large(probs, -2, 20) is (not charged)
 
 
 @pytest.mark.parametrize(("folds", "eps_local"), [(1, 0.4), (3, 1.5), (40, 0.2)])
 def test_both_ends_hold_the_composition_of_a_pair(folds, eps_local):
-    pair = crowds._sharper(
+    pair = crowds._exact_pair(
         Shuffled(report=Report(kind="laplace", eps_local=eps_local), num_users=30, coordinates=folds)
     )
     finest = symmetric.repeated_loss(pair, 1).eps(1e-4)
@@ -97,7 +97,7 @@ def test_both_ends_hold_the_composition_of_a_pair(folds, eps_local):
 
 
 def test_many_rounds_are_composed_on_a_grid_that_grows_with_what_they_add_up_to():
-    pair = crowds._sharper(Shuffled(report=Report(kind="laplace", eps_local=4.0), num_users=3))
+    pair = crowds._exact_pair(Shuffled(report=Report(kind="laplace", eps_local=4.0), num_users=3))
     for times in (1, 30, 10**4, 10**6):
         loss = symmetric.repeated_loss(pair, times)
         interval = loss.interval if times == 1 else loss._interval

@@ -66,7 +66,7 @@ def test_many_releases_agree_with_an_independent_implementation():
     theirs = pld.from_mixture_gaussian_mechanism(
         1.0, *LAWS["one item"], value_discretization_interval=2e-3
     ).self_compose(200)
-    ours = loss_distributions.copies(mixtures.loss(law, interval=2e-3), 200)
+    ours = loss_distributions.self_compose(mixtures.loss(law, interval=2e-3), 200)
     for delta in (1e-3, 1e-5, 1e-8):
         assert ours.eps(delta) == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-6)
 

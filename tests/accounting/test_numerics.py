@@ -13,7 +13,7 @@ from scipy.stats import binom
 
 from dovetail.accounting import bound, compose, conversion, gaussian, loss_distributions, numerics, releases, tilting
 from dovetail.accounting.accountants import Curve
-from dovetail.accounting.exposure import exposures
+from dovetail.accounting.exposure import exposures_of
 from dovetail.accounting.loss_distributions import LossDistribution, Side
 from dovetail.accounting.pairs import binomial
 from dovetail.accounting.releases import personalized, split_and_mix
@@ -40,7 +40,7 @@ def test_a_curve_without_a_number_is_not_applicable(monkeypatch, value):
     rounds = gaussian_rounds(1.0, 3)
     for asked in ({"delta": 1e-6}, {"eps": 1.0}):
         with pytest.raises(NotApplicable, match="broken gives no number"):
-            compose.best_bound(exposures(rounds), **asked)
+            compose.best_bound(exposures_of(rounds), **asked)
     assert not compose.fits(rounds, eps=5.0, delta=1e-6)
 
 
@@ -50,7 +50,7 @@ def test_an_accountant_that_overflows_is_not_applicable(monkeypatch):
 
     monkeypatch.setattr(compose, "_TIGHTEST_FIRST", (overflows,))
     with pytest.raises(NotApplicable, match="beyond what a computer holds"):
-        compose.best_bound(exposures(gaussian_rounds(1.0, 3)), delta=1e-6)
+        compose.best_bound(exposures_of(gaussian_rounds(1.0, 3)), delta=1e-6)
 
 
 def test_orders_without_a_divergence_say_nothing():
@@ -176,8 +176,8 @@ SECOND = [0.5, 0.25, 0.125, 2**-40]
     ids=["copies", "together", "infinite"],
 )
 def test_sums_at_every_delta_against_whole_numbers(parts):
-    ours = loss_distributions.together(
-        [loss_distributions.copies(a_loss(probs, lowest, gone), times) for probs, lowest, gone, times in parts]
+    ours = loss_distributions.compose(
+        [loss_distributions.self_compose(a_loss(probs, lowest, gone), times) for probs, lowest, gone, times in parts]
     )
     eps = [0.0, 0.3, 1.0, 2.5, 5.0, 7.3, 9.0]
     for one, exact in zip(eps, exact_deltas(parts, eps), strict=True):
@@ -205,10 +205,10 @@ def test_many_sampled_rounds_at_a_small_delta():
 @pytest.mark.parametrize("shift", [-3, -1, 1, 3])
 def test_any_slope_gives_an_upper_bound_and_good_ones_the_same(shift):
     loss = releases.losses(Gaussian(std=1.0, sensitivity=1.0, neighbors=ADD), Poisson(prob=0.01), 1e-4)[0]
-    total = loss_distributions.copies(loss, 3000)._directions[0]
+    total = loss_distributions.self_compose(loss, 3000)._directions[0]
     best = total.eps(1e-9)
     level = math.floor(math.log(1e-9) / tilting._LEVEL)
-    view = total._summed((level + shift) * tilting._LEVEL, None)
+    view = total._make_view((level + shift) * tilting._LEVEL, None)
     total._views = {level: view}
     assert total.eps(1e-9) == pytest.approx(best, rel=1e-6)
 
@@ -232,7 +232,7 @@ def test_a_transform_that_errs_as_much_as_allowed_does_no_harm(monkeypatch):
     monkeypatch.setattr(numerics, "rfft", worse)
     monkeypatch.setattr(numerics, "irfft", worse_back)
     for _ in range(20):
-        ours = loss_distributions.copies(a_loss(FIRST, -3), 40)
+        ours = loss_distributions.self_compose(a_loss(FIRST, -3), 40)
         assert all(ours.delta(one) >= delta for one, delta in zip(eps, exact, strict=True))
 
 
@@ -251,9 +251,9 @@ def test_the_error_of_a_transform_is_within_its_bound():
 )
 def test_one_release_of_dp_accounting_is_never_below_50_digits(mu, prob, interval):
     loss = gaussian_loss(1 / mu, sensitivity=1.0, sampling_prob=prob, value_discretization_interval=interval)
-    ours = loss_distributions.outward(loss)
+    ours = loss_distributions.from_dp_accounting(loss)
     with mpmath.workdps(40):
-        for index, exact in enumerate((_removed, _added)):
+        for index, exact in enumerate((_loss_when_removed, _loss_when_added)):
             lowest, probs, infinite = ours.side(index)
             total = tilting.Total([tilting.LossPart(lowest, probs, infinite, 1)], interval)
             for part in (0.0, 0.3, 0.5, 0.6, 0.8, 0.97, 0.999):
@@ -262,13 +262,13 @@ def test_one_release_of_dp_accounting_is_never_below_50_digits(mu, prob, interva
                     assert total.delta(index * interval) >= exact(mu, prob, index * interval)
 
 
-def _removed(mu, prob, eps):
+def _loss_when_removed(mu, prob, eps):
     mu, prob, ratio = mpmath.mpf(mu), mpmath.mpf(prob), mpmath.exp(mpmath.mpf(eps))
     cut = (mpmath.log((ratio - (1 - prob)) / prob) + mu**2 / 2) / mu
     return (1 - prob - ratio) * mpmath.ncdf(-cut) + prob * mpmath.ncdf(mu - cut)
 
 
-def _added(mu, prob, eps):
+def _loss_when_added(mu, prob, eps):
     mu, prob, ratio = mpmath.mpf(mu), mpmath.mpf(prob), mpmath.exp(mpmath.mpf(eps))
     if 1 / ratio <= 1 - prob:
         return mpmath.mpf(0)
@@ -291,14 +291,14 @@ def test_any_delta_has_a_true_number_or_none(delta):
 
 def test_probabilities_that_are_no_numbers_are_refused():
     with pytest.raises(NotApplicable, match="could not be computed"):
-        loss_distributions.copies(a_loss([0.5, NAN], 0), 3).eps(1e-6)
+        loss_distributions.self_compose(a_loss([0.5, NAN], 0), 3).eps(1e-6)
     with pytest.raises(ValueError, match="on one grid"):
         other = LossDistribution(2 * STEP, (Side(0, np.ones(1), 0.0),))
-        loss_distributions.together([a_loss(SECOND, 0), other])
+        loss_distributions.compose([a_loss(SECOND, 0), other])
 
 
 def test_losses_that_are_all_infinite_promise_nothing():
-    ours = loss_distributions.copies(a_loss([0.0, 0.0], 0, infinite=1.0), 3)
+    ours = loss_distributions.self_compose(a_loss([0.0, 0.0], 0, infinite=1.0), 3)
     assert ours.eps(0.5) == INF
     assert ours.delta(3.0) == 1.0
 
@@ -336,7 +336,7 @@ def test_sums_on_a_circle_are_right_to_their_error(size):
                         longer[i + j] += a * mpmath.mpf(b)
                 exact = longer
         circle = [mpmath.fsum(exact[i::size]) for i in range(size)]
-        found, error = numerics.summed(laws, size)
+        found, error = numerics.law_of_sum(laws, size)
         off = mpmath.sqrt(mpmath.fsum((mpmath.mpf(x) - y) ** 2 for x, y in zip(found.tolist(), circle, strict=True)))
         assert off <= error < 1e-12
 

@@ -231,7 +231,7 @@ def hockey_stick(p, q, eps):
 @functools.cache
 def certified(event):
     composed = crowds.loss(event, interval=1e-3)
-    by_loss = [loss_distributions.worst_delta([composed], eps=eps) + crowds.spent_delta(event) for eps in EPS]
+    by_loss = [loss_distributions.worst_delta([composed], eps=eps) + crowds.overflow_delta(event) for eps in EPS]
     by_either = [crowds.delta(event, eps=eps) for eps in EPS]
     return np.minimum(by_loss, by_either) * (1 + 1e-9), crowds.renyi(event, ORDERS)
 
@@ -324,7 +324,7 @@ def test_padded_bernoulli_covers_what_is_run(honest, marks, pad_to, inclusion, e
             others = (1,) * ones + (0,) * (honest - 1 - ones)
             p = double_law(eps_local, 1, others, marks, inclusion, pad_to)
             q = double_law(eps_local, 0, others, marks, inclusion, pad_to)
-            covers(event, product([p] * d), product([q] * d), renyi=crowds.spent_delta(event) == 0)
+            covers(event, product([p] * d), product([q] * d), renyi=crowds.overflow_delta(event) == 0)
 
 
 def test_without_subtracting_colluders_the_padded_bound_breaks():
@@ -480,18 +480,18 @@ def test_spent_delta_is_at_most_the_probability_of_an_overflow(n, pad_to, inclus
         report=rr(0.5), num_users=n, pad_to=pad_to, inclusion=inclusion, coordinates=3, colluders=colluders
     )
     overflow = binom.sf(pad_to - colluders, n - colluders, inclusion)
-    assert crowds.spent_delta(event) <= min(1, 3 * overflow) * (1 + 1e-6) + 1e-299
+    assert crowds.overflow_delta(event) <= min(1, 3 * overflow) * (1 + 1e-6) + 1e-299
     if n <= pad_to:
-        assert crowds.spent_delta(event) == 0
+        assert crowds.overflow_delta(event) == 0
     full = 3 * inclusion * binom.sf(pad_to - colluders - 1, n - colluders - 1, inclusion)
-    assert crowds.spent_delta(event) == pytest.approx(min(1, full), rel=1e-6, abs=1e-298)
+    assert crowds.overflow_delta(event) == pytest.approx(min(1, full), rel=1e-6, abs=1e-298)
 
 
 def test_delta_spent_by_overflow_is_not_free():
     event = PaddedBernoulli(report=rr(0.5), num_users=1000, pad_to=30, inclusion=0.02, coordinates=7850)
-    assert crowds.spent_delta(event) > 5e-6
+    assert crowds.overflow_delta(event) > 5e-6
     tight = PaddedBernoulli(report=rr(0.5), num_users=1000, pad_to=51, inclusion=0.02, coordinates=7850)
-    spent = crowds.spent_delta(tight)
+    spent = crowds.overflow_delta(tight)
     assert spent > 1e-8
     assert crowds.delta(tight, eps=crowds.eps(tight, delta=1.5 * spent).eps) <= 1.5 * spent * (1 + 1e-9)
     assert crowds.delta(tight, eps=40.0) >= spent

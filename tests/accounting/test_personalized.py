@@ -14,7 +14,7 @@ from scipy import stats
 
 from dovetail.accounting.amplification import blanket
 from dovetail.accounting.conversion import eps_of
-from dovetail.accounting.pairs import binomial, budgets, curves, personal
+from dovetail.accounting.pairs import binomial, personal, symmetric
 from dovetail.accounting.pairs.binomial import Coins, PoissonBinomialPair, by_limit, clone_counts
 from dovetail.accounting.releases import personalized
 from dovetail.accounting.search import smallest_eps
@@ -84,7 +84,7 @@ def test_never_below_the_exact_delta_of_random_heterogeneous_randomizers(seed, u
 
 
 def renyi_of_clones(probs, eps_local, orders):
-    return curves.pair_of(PoissonBinomialPair(((1.0, probs),), eps_local).delta, eps_pure=eps_local).renyi(orders)
+    return symmetric.pair_of(PoissonBinomialPair(((1.0, probs),), eps_local).delta, eps_pure=eps_local).renyi(orders)
 
 
 def rr_row(eps_local, levels, value):
@@ -385,15 +385,15 @@ def test_never_worse_than_the_local_guarantee():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_classes_of_budgets_hide_no_more_than_their_members(kind, monkeypatch):
-    monkeypatch.setattr(budgets, "_MOST_CLASSES", 20)
+    monkeypatch.setattr(personal, "_MOST_CLASSES", 20)
     event = Personalized(kind=kind, eps_locals=tuple(np.geomspace(0.05, 3.0, 1500).tolist()), levels=3, colluders=40)
     victims = np.arange(700, 720)
     one_by_one = personal._hidings(event, victims), personal._about(event, victims)
-    for cached in (budgets.classes, personal._draws_for_all):
+    for cached in (personal.classes, personal._draws_for_all):
         cached.cache_clear()
-    monkeypatch.setattr(budgets, "MANY", 1000)
+    monkeypatch.setattr(personal, "MANY", 1000)
     together = personal._hidings(event, victims), personal._about(event, victims)
-    budgets.classes.cache_clear()
+    personal.classes.cache_clear()
     for fine, coarse in zip(one_by_one[0], together[0], strict=True):
         for (_, every), (_, classes) in zip(fine, coarse, strict=True):
             more, fewer = every.every(), classes.every()
@@ -432,7 +432,7 @@ def test_a_million_coins_in_classes_are_never_more_heads_than_there_are():
 
 def shortfall(coins):
     """The largest exact P(C <= k) over that of `by_limit`, with what it leaves out below at no clones."""
-    exact = binomial._convolved([(np.array([1 - q, q]), 0, 0.0) for q in coins.every()], 0.0, 0)
+    exact = binomial._convolve([(np.array([1 - q, q]), 0, 0.0) for q in coins.every()], 0.0, 0)
     cdf = np.concatenate([np.zeros(exact.counts[0]), np.cumsum(exact.weights)])
     law = by_limit(coins)
     ours = law.below + np.cumsum(law.weights)
@@ -471,7 +471,7 @@ def test_the_larger_of_two_pairs_dominates_both():
     event = Personalized(kind="laplace", eps_locals=tuple(np.linspace(0.1, 1.0, 300).tolist()), coordinates=5)
     small, large = (personal.pair(event, np.array([user])) for user in (20, 299))
     assert not small.dominates(large)
-    both = curves.larger(small, large)
+    both = symmetric.upper_envelope(small, large)
     t = np.linspace(0, 0.5, 1001)
     for one in (small, large):
         assert (both.excess(t) >= one.excess(t) * (1 - 1e-12)).all()

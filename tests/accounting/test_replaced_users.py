@@ -10,7 +10,7 @@ import pytest
 from scipy.special import ndtr
 from scipy.stats import hypergeom
 
-from dovetail.accounting import bound, spanning
+from dovetail.accounting import bound, groups
 from dovetail.accounting.releases import replaced_users
 from dovetail.accounting.releases.replaced_users import binomial_draws, hypergeometric_draws
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, ReplacedUsers, Round
@@ -114,8 +114,8 @@ def test_one_user_is_the_pair_of_one_user(participation):
 )
 def test_smaller_than_group_privacy_by_far_where_noise_is_small(std, participation, times):
     history = rounds(std, participation, times)
-    found = [spanning.spanned(history, users=users, delta=DELTA).eps for users in (2, 3, 5)]
-    group = [spanning._by_group_privacy(history, users, DELTA).eps for users in (2, 3, 5)]
+    found = [groups.subject_bound(history, users=users, delta=DELTA).eps for users in (2, 3, 5)]
+    group = [groups._by_group_privacy(history, users, DELTA).eps for users in (2, 3, 5)]
     assert found == sorted(found)
     assert all(mine <= theirs for mine, theirs in zip(found, group, strict=True))
     assert found[-1] < 0.9 * group[-1]
@@ -123,11 +123,11 @@ def test_smaller_than_group_privacy_by_far_where_noise_is_small(std, participati
 
 def test_the_statement_names_the_theorem_and_a_known_sample_is_never_better():
     history = rounds(4.0, FixedSize(size=100, population=1000), 20)
-    found = spanning.spanned(history, users=3, delta=DELTA)
+    found = groups.subject_bound(history, users=3, delta=DELTA)
     assert "dovetail.replaced-users+dovetail.fixed-size" in found.proof.key
-    everyone = spanning.spanned(rounds(4.0, Everyone(), 20), users=3, delta=DELTA)
+    everyone = groups.subject_bound(rounds(4.0, Everyone(), 20), users=3, delta=DELTA)
     assert found.eps < everyone.eps
-    nearly = spanning.spanned(rounds(4.0, Poisson(prob=1 - 1e-12), 20), users=3, delta=DELTA)
+    nearly = groups.subject_bound(rounds(4.0, Poisson(prob=1 - 1e-12), 20), users=3, delta=DELTA)
     assert nearly.eps <= everyone.eps
 
 
@@ -174,6 +174,6 @@ def test_refusals():
         )
     with pytest.raises(ValueError, match="users >= 1"):
         ReplacedUsers(std=1.0, clip_norm=1.0, users=0)
-    huge = spanning.spanned(rounds(1e-3, Poisson(prob=0.5)), users=4, delta=DELTA)
-    everyone = spanning.spanned(rounds(1e-3, Everyone()), users=4, delta=DELTA)
+    huge = groups.subject_bound(rounds(1e-3, Poisson(prob=0.5)), users=4, delta=DELTA)
+    everyone = groups.subject_bound(rounds(1e-3, Everyone()), users=4, delta=DELTA)
     assert 0 < huge.eps <= everyone.eps, "where shifts are too large for a grid, as if everyone took part"

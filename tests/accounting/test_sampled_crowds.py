@@ -11,7 +11,7 @@ from enumeration import histogram_law, random_ldp, randomized_response
 from scipy.stats import binom, hypergeom
 
 from dovetail import accounting
-from dovetail.accounting.pairs import curves
+from dovetail.accounting.pairs import symmetric
 from dovetail.accounting.releases import crowds
 from dovetail.events import Everyone, FixedSize, PaddedBernoulli, PaddedTopk, Poisson, Report, Round, Shuffled
 from dovetail.statements import NotApplicable
@@ -190,12 +190,12 @@ def test_other_samples_are_refused():
 
 def test_one_round_is_the_profile_and_a_probability_of_one_is_the_round_itself():
     event, q = caps(2.0), 0.1
-    found = crowds._sampled(event, q)
+    found = crowds._sampled_pair(event, q)
     for eps in (0.001, 0.01, 0.03):
         profile = q * crowds.delta(event, eps=math.log1p(math.expm1(eps) / q))
         mine = accounting.bound(rounds(event, 10_000, 1), eps=eps).delta
         assert profile * (1 - 1e-6) <= mine <= profile * 1.02
-    whole = curves.sampled_pair(
+    whole = symmetric.sampled_pair(
         lambda eps: crowds.delta(event, eps=eps), prob=1.0, eps_pure=2.0, std=found.std_loss / q
     )
     plain = crowds.loss(event, interval=1e-4)
@@ -204,7 +204,7 @@ def test_one_round_is_the_profile_and_a_probability_of_one_is_the_round_itself()
 
 
 def test_large_losses_count_as_infinite_and_are_charged():
-    pair = curves.sampled_pair(lambda eps: 0.5 * math.exp(-eps / 40), prob=0.01, eps_pure=40.0, std=10.0)
+    pair = symmetric.sampled_pair(lambda eps: 0.5 * math.exp(-eps / 40), prob=0.01, eps_pure=40.0, std=10.0)
     assert pair.points[-1] == 1
     assert pair.eps_pure == math.inf
     (side,) = pair.loss(interval=1e-2).sides

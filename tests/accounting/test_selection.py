@@ -175,7 +175,7 @@ def test_the_best_of_non_private_trials_is_refused_a_statement():
     nothing = NonPrivate(reason="no noise is added")
     for event in (selected(nothing), selected(noise(0.01), nothing)):
         statement = certified(event)
-        assert statement.unbounded and "without a guarantee: no noise is added" in str(statement)
+        assert statement.is_unbounded and "without a guarantee: no noise is added" in str(statement)
     assert certified(selected(noise(0.01))).eps < math.inf
 
 

@@ -12,7 +12,7 @@ from mpmath import mpf
 from numpy.polynomial import polynomial
 from scipy.special import ive
 
-from dovetail.accounting import gaussian, near_gaussian
+from dovetail.accounting import gaussian
 from dovetail.accounting.releases import skellam_sums
 from dovetail.statements import NotApplicable
 
@@ -187,7 +187,7 @@ def certified(shifts, variance, eps):
     near = skellam_sums.near_gaussian(
         sensitivity=math.sqrt(float(shifts @ shifts)), coordinates=len(shifts), variance=variance
     )
-    return gaussian.delta_of(near.mu, eps=eps), near_gaussian.spent_delta(near.divergence, eps=eps)
+    return gaussian.delta_of(near.mu, eps=eps), gaussian.distance_delta(near.divergence, eps=eps)
 
 
 @pytest.mark.parametrize("count", [600, later(2200)])
@@ -203,18 +203,18 @@ def test_no_release_of_many_has_a_delta_above_the_certified_one(count):
 
 
 def test_the_spent_delta_is_pinskers_and_grows():
-    assert near_gaussian.spent_delta(0.0, eps=3.0) == 0
-    spent = near_gaussian.spent_delta(2e-10, eps=1.0)
+    assert gaussian.distance_delta(0.0, eps=3.0) == 0
+    spent = gaussian.distance_delta(2e-10, eps=1.0)
     assert (1 + math.e) * 1e-5 <= spent <= (1 + math.e) * 1e-5 * (1 + 1e-9)
-    assert near_gaussian.spent_delta(2e-10, eps=1.1) > spent < near_gaussian.spent_delta(3e-10, eps=1.0)
-    assert near_gaussian.spent_delta(2e-10, eps=900.0) == near_gaussian.spent_delta(1.0, eps=5.0) == 1
+    assert gaussian.distance_delta(2e-10, eps=1.1) > spent < gaussian.distance_delta(3e-10, eps=1.0)
+    assert gaussian.distance_delta(2e-10, eps=900.0) == gaussian.distance_delta(1.0, eps=5.0) == 1
 
 
 @pytest.mark.parametrize("rounds", [2, 3, 7, 1000])
 def test_rounds_add_up_to_no_less_than_they_are(rounds):
     """In fractions: not even the last digit is rounded in favour of the bound."""
     for part in (0.1, 1 / 3, 0.7, 0.9):
-        whole = near_gaussian.NearGaussian(mu=part, divergence=part * 1e-9).repeated(rounds)
+        whole = gaussian.NearGaussian(mu=part, divergence=part * 1e-9).repeat(rounds)
         divergence, square = rounds * Fraction(part * 1e-9), rounds * Fraction(part) ** 2
         assert divergence <= Fraction(whole.divergence) <= divergence * (1 + Fraction(1, 10**14))
         assert square <= Fraction(whole.mu) ** 2 <= square * (1 + Fraction(1, 10**14))
@@ -250,7 +250,7 @@ def tail_of_sums(values, probs, count, level):
 @pytest.mark.parametrize("tail", [1e-2, 1e-6])
 def test_the_slack_is_never_below_the_quantile_of_either_direction(count, tail):
     variance = 20_000.0
-    slack = near_gaussian.slack_of([near_gaussian.SkellamDraws(count, variance)], tail=tail)
+    slack = gaussian.slack_of([gaussian.SkellamDraws(count, variance)], tail=tail)
     ratio, p, q = log_ratios(variance)
     for values, law in ((ratio, q), (-ratio, p)):
         assert tail_of_sums(values, law, count, slack) <= tail
@@ -258,27 +258,27 @@ def test_the_slack_is_never_below_the_quantile_of_either_direction(count, tail):
 
 
 def test_the_slack_grows_with_draws_and_falls_with_noise():
-    one = near_gaussian.SkellamDraws(1000, 1e8)
-    base = near_gaussian.slack_of([one], tail=1e-9)
-    assert near_gaussian.slack_of([one, one], tail=1e-9) > base
-    assert near_gaussian.slack_of([one], tail=1e-12) > base
-    assert near_gaussian.slack_of([one._replace(variance=4e8)], tail=1e-9) < base / 3
-    assert near_gaussian.slack_of([], tail=1e-9) == 0
+    one = gaussian.SkellamDraws(1000, 1e8)
+    base = gaussian.slack_of([one], tail=1e-9)
+    assert gaussian.slack_of([one, one], tail=1e-9) > base
+    assert gaussian.slack_of([one], tail=1e-12) > base
+    assert gaussian.slack_of([one._replace(variance=4e8)], tail=1e-9) < base / 3
+    assert gaussian.slack_of([], tail=1e-9) == 0
     with pytest.raises(NotApplicable, match="variance >= 100"):
-        near_gaussian.slack_of([near_gaussian.SkellamDraws(1, 99.0)], tail=0.1)
+        gaussian.slack_of([gaussian.SkellamDraws(1, 99.0)], tail=0.1)
     with pytest.raises(NotApplicable, match="too far from a Gaussian"):
-        near_gaussian.slack_of([near_gaussian.SkellamDraws(1, 500.0)], tail=1e-6)
+        gaussian.slack_of([gaussian.SkellamDraws(1, 500.0)], tail=1e-6)
 
 
 @pytest.mark.parametrize("eps", [0.5, 3.0, 8.0])
 def test_the_tail_of_the_ratio_is_charged_under_either_law(eps):
     """e^slack delta + tail (1 + e^(eps - slack)): as much as the tail weighs where the other law has e^eps of it."""
-    draws, delta = [near_gaussian.SkellamDraws(100, 1e12)], 1e-6
-    about, charged = near_gaussian._tail(delta, eps), []
-    for tail in (about / near_gaussian._TAILS, about, about * near_gaussian._TAILS):
-        slack = near_gaussian.slack_of(draws, tail=tail)
+    draws, delta = [gaussian.SkellamDraws(100, 1e12)], 1e-6
+    about, charged = gaussian._tail(delta, eps), []
+    for tail in (about / gaussian._TAILS, about, about * gaussian._TAILS):
+        slack = gaussian.slack_of(draws, tail=tail)
         charged.append(math.expm1(slack) * delta + tail * (1 + math.exp(eps - slack)))
-    found = near_gaussian.delta_by_ratio(lambda at: delta, draws, eps=eps) - delta
+    found = gaussian.delta_by_ratio(lambda at: delta, draws, eps=eps) - delta
     assert min(charged) * (1 - 1e-6) <= found <= min(charged) * (1 + 1e-3)
 
 
@@ -291,9 +291,7 @@ def test_no_release_has_a_delta_above_what_the_ratio_certifies():
         exact = exact_delta([skellam_pair(shift, variance)], eps)
         near = skellam_sums.near_gaussian(sensitivity=float(shift), coordinates=1, variance=variance)
         with contextlib.suppress(NotApplicable):
-            ours = near_gaussian.delta_by_ratio(
-                lambda at, mu=near.mu: gaussian.delta_of(mu, eps=at), [near.draws], eps=eps
-            )
+            ours = gaussian.delta_by_ratio(lambda at, mu=near.mu: gaussian.delta_of(mu, eps=at), [near.draws], eps=eps)
             assert exact <= ours
             compared += exact > 1e-9
             closest = max(closest, exact / ours)

@@ -11,7 +11,7 @@ from scipy import special, stats
 
 from dovetail import accounting
 from dovetail.accounting.releases import release_of, skellam_sums
-from dovetail.accounting.releases.mixing import rounded_norm
+from dovetail.accounting.releases.skellam_sums import rounded_norm
 from dovetail.events import Everyone, FixedSize, Poisson, Round, SkellamSum, SplitAndMix, from_plain, to_plain
 from dovetail.statements import Neighbors
 
@@ -49,8 +49,8 @@ def test_no_neighbours_show_more_than_is_certified(eps, relation):
     event = dataclasses.replace(SMALL, neighbors=relation)
     worst = max(exact_delta(shift, event.noise_variance, eps) for shift in shifts(event))
     assert worst <= certified(event, eps=eps)
-    halved = dataclasses.replace(event, clip_norm=0.5, scale=event.scale / 2)
-    assert eps > 1 or certified(halved, eps=eps) < worst, "half of this sensitivity would be refuted"
+    halve = dataclasses.replace(event, clip_norm=0.5, scale=event.scale / 2)
+    assert eps > 1 or certified(halve, eps=eps) < worst, "half of this sensitivity would be refuted"
 
 
 def test_random_small_sums_are_below_what_is_certified_and_not_far():
@@ -103,8 +103,8 @@ def test_it_costs_what_split_and_mix_does_without_the_mixing():
     orders = skellam_sums.ORDERS
     np.testing.assert_array_equal(skellam_sums.renyi(LARGE, orders), skellam_sums.renyi(mixed, orders))
     assert skellam_sums.near(LARGE) == skellam_sums.near(mixed)
-    assert release_of(LARGE).spent(1.0) == ()
-    assert release_of(mixed).spent(1.0)[0].delta > 0
+    assert release_of(LARGE).delta_spent(1.0) == ()
+    assert release_of(mixed).delta_spent(1.0)[0].delta > 0
     ours, theirs = (
         accounting.bound([Round(mechanism=event, participation=Everyone())] * 7, delta=DELTA)
         for event in (LARGE, mixed)
@@ -121,7 +121,7 @@ def test_samples_that_are_seen_cost_as_much_as_everyone_and_secret_coins_less():
     assert eps(FixedSize(size=900, population=9000)) == pytest.approx(eps(Everyone()), rel=1e-9)
     assert eps(Poisson(prob=0.1)) < 0.5 * eps(Everyone())
     small = FixedSize(size=5, population=9000)
-    assert not release_of(LARGE).holds_on(small), "fewer than whose noise is counted on"
+    assert not release_of(LARGE).holds_if_sample_known(small), "fewer than whose noise is counted on"
     whole = dataclasses.replace(LARGE, num_users=0)
     assert eps(small, whole) == pytest.approx(eps(Everyone()), rel=1e-9), "where an aggregator adds it, any number"
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from dovetail.accounting import bound, gaussian, groups
-from dovetail.accounting.spanning import spanned
+from dovetail.accounting.groups import subject_bound
 from dovetail.events import (
     Disjoint,
     Everyone,
@@ -59,7 +59,7 @@ SHORT = [pytest.param(kind, marks=[pytest.mark.soak] if kind == "personal" else 
 @pytest.mark.parametrize("kind", SHORT)
 def test_one_user_is_the_bound_and_more_users_cost_more(kind):
     history = KINDS[kind]
-    found = [spanned(history, users=users, delta=DELTA) for users in (1, 2, 4)]
+    found = [subject_bound(history, users=users, delta=DELTA) for users in (1, 2, 4)]
     assert found[0] == bound(history, delta=DELTA)
     assert all(one.delta <= DELTA for one in found)
     assert 0 < found[0].eps < found[1].eps < found[2].eps < math.inf
@@ -69,7 +69,7 @@ def test_one_user_is_the_bound_and_more_users_cost_more(kind):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ADDED_UP])
 def test_group_privacy_holds_at_what_is_returned(kind):
     """Back from the eps for the group: one user's delta at a third of it gives the group no more than was asked."""
-    ours = spanned(KINDS[kind], users=3, delta=DELTA).eps
+    ours = subject_bound(KINDS[kind], users=3, delta=DELTA).eps
     one = bound(KINDS[kind], eps=ours / 3)
     assert groups.for_group(one, size=3).delta <= DELTA * 1.02
 
@@ -77,7 +77,7 @@ def test_group_privacy_holds_at_what_is_returned(kind):
 @pytest.mark.parametrize("kind", SHORT)
 def test_never_above_group_privacy_of_any_one_point(kind):
     history = KINDS[kind]
-    ours = spanned(history, users=3, delta=DELTA).eps
+    ours = subject_bound(history, users=3, delta=DELTA).eps
     for delta_one in (DELTA / 3, DELTA / 10, DELTA / 1e3, DELTA / 1e5):
         group = groups.for_group(bound(history, delta=delta_one), size=3)
         if group.delta <= DELTA:
@@ -87,15 +87,15 @@ def test_never_above_group_privacy_of_any_one_point(kind):
 def test_shifts_of_gaussian_rounds_add_up_exactly():
     for users in (2, 5):
         exact = gaussian.eps_of(users / 4.0 * 2, delta=DELTA)
-        assert spanned(KINDS["everyone"], users=users, delta=DELTA).eps == pytest.approx(exact, rel=1e-9)
-        assert spanned(KINDS["epochs"], users=users, delta=DELTA).eps == pytest.approx(exact, rel=1e-9)
+        assert subject_bound(KINDS["everyone"], users=users, delta=DELTA).eps == pytest.approx(exact, rel=1e-9)
+        assert subject_bound(KINDS["epochs"], users=users, delta=DELTA).eps == pytest.approx(exact, rel=1e-9)
 
 
 def test_no_spread_over_the_batches_of_an_epoch_is_worse():
     """Four users over three batches with their own noise: every way is a Gaussian, and none is above the bound."""
     stds = (3.0, 4.0, 6.0)
     history = [Round(mechanism=noise(std), participation=Disjoint(epoch=0)) for std in stds]
-    ours = spanned(history, users=4, delta=DELTA).eps
+    ours = subject_bound(history, users=4, delta=DELTA).eps
     worst = 0.0
     for first in range(5):
         for second in range(5 - first):
@@ -114,28 +114,28 @@ def test_poisson_rounds_against_integration(users, prob):
     law = stats.binom.pmf(range(users + 1), users, prob)
     moved = sum(mass * stats.norm.pdf(y, k, 2.0) for k, mass in enumerate(law))
     for delta in (0.05, 1e-3):
-        eps = spanned(history, users=users, delta=delta).eps
+        eps = subject_bound(history, users=users, delta=delta).eps
         exact = max(np.maximum(0, a - math.exp(eps) * b).sum() * step for a, b in ((moved, null), (null, moved)))
         assert delta * 0.98 <= exact <= delta * (1 + 1e-9)
 
 
 def test_pure_rounds_need_no_delta():
-    assert spanned(KINDS["laplace"], users=3, delta=0.0).eps == pytest.approx(3 * 0.6)
-    assert spanned(KINDS["laplace"], users=3, delta=0.0).delta == 0
+    assert subject_bound(KINDS["laplace"], users=3, delta=0.0).eps == pytest.approx(3 * 0.6)
+    assert subject_bound(KINDS["laplace"], users=3, delta=0.0).delta == 0
 
 
 def test_edges_and_refusals():
-    assert spanned(rounds(NonPrivate(reason="none"), 1), users=3, delta=DELTA).eps == math.inf
-    assert spanned([], users=3, delta=DELTA).eps == 0
-    assert spanned(rounds(noise(), 1, Poisson(prob=0.0)), users=3, delta=DELTA).eps == 0
+    assert subject_bound(rounds(NonPrivate(reason="none"), 1), users=3, delta=DELTA).eps == math.inf
+    assert subject_bound([], users=3, delta=DELTA).eps == 0
+    assert subject_bound(rounds(noise(), 1, Poisson(prob=0.0)), users=3, delta=DELTA).eps == 0
     always = rounds(noise(), 4, Poisson(prob=1.0))
-    assert spanned(always, users=2, delta=DELTA).eps == spanned(KINDS["everyone"], users=2, delta=DELTA).eps
-    too_many = spanned(rounds(dataclasses.replace(SHARES, shares=14), 3), users=200, delta=DELTA)
+    assert subject_bound(always, users=2, delta=DELTA).eps == subject_bound(KINDS["everyone"], users=2, delta=DELTA).eps
+    too_many = subject_bound(rounds(dataclasses.replace(SHARES, shares=14), 3), users=200, delta=DELTA)
     assert too_many.eps == math.inf and "group of 200" in str(too_many.proof)
     with pytest.raises(NotApplicable, match="for a subject already"):
-        spanned(rounds(SampledSubject(std=1.0, clip_norm=1.0, items=1, prob_item=0.1), 1), users=2, delta=DELTA)
+        subject_bound(rounds(SampledSubject(std=1.0, clip_norm=1.0, items=1, prob_item=0.1), 1), users=2, delta=DELTA)
     with pytest.raises(NotApplicable, match="no Renyi bound"):
-        spanned(rounds(SHARES, 1, FixedSize(size=2, population=4)), users=2, delta=DELTA)
+        subject_bound(rounds(SHARES, 1, FixedSize(size=2, population=4)), users=2, delta=DELTA)
     for bad in ({"users": 0}, {"users": 1.5}, {"delta": -1.0}, {"delta": 2.0}):
         with pytest.raises(ValueError, match="expected"):
-            spanned(KINDS["everyone"], **({"users": 2, "delta": DELTA} | bad))
+            subject_bound(KINDS["everyone"], **({"users": 2, "delta": DELTA} | bad))

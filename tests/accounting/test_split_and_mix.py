@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from dovetail.accounting import compose, gaussian
-from dovetail.accounting.releases import mixing, split_and_mix
+from dovetail.accounting.releases import split_and_mix
 from dovetail.events import Everyone, Gaussian, Poisson, Round, SplitAndMix
 from dovetail.statements import Neighbors, NotApplicable
 
@@ -57,7 +57,7 @@ def distance_to_ideal(values, slots, modulus):
 
 @pytest.mark.parametrize(("users", "slots", "modulus"), [(2, 3, 2), (2, 3, 3), (2, 4, 3), (2, 3, 5), (3, 3, 3)])
 def test_eta_is_never_below_the_exact_distance(users, slots, modulus):
-    ours = mixing.eta(num_users=users, slots=slots, modulus=modulus)
+    ours = split_and_mix.eta(num_users=users, slots=slots, modulus=modulus)
     worst = max(
         distance_to_ideal(values, slots, modulus)
         for values in itertools.combinations_with_replacement(range(modulus), users)
@@ -89,7 +89,7 @@ def test_the_second_moment_against_all_permutations(n, slots, modulus):
         Fraction(modulus) ** (components(drawn, n) - 1) for drawn in itertools.product(every, repeat=slots - 1)
     )
     exact = moment / len(every) ** (slots - 1) - 1
-    assert math.exp(mixing._log_excess(n, slots - 2, modulus)) == pytest.approx(float(exact), rel=1e-10)
+    assert math.exp(split_and_mix._log_excess(n, slots - 2, modulus)) == pytest.approx(float(exact), rel=1e-10)
 
 
 def exact_excess(n, r, q):
@@ -110,16 +110,16 @@ def exact_excess(n, r, q):
 @pytest.mark.parametrize(("n", "r", "q"), [(5, 2, 16), (20, 3, 2**10), (60, 11, 2**22), (60, 4, 101), (40, 1, 2**16)])
 def test_the_second_moment_against_rational_arithmetic(n, r, q):
     exact = exact_excess(n, r, q)
-    ours = mixing._log_excess(n, r, q)
+    ours = split_and_mix._log_excess(n, r, q)
     assert ours == pytest.approx(math.log(exact.numerator) - math.log(exact.denominator), abs=1e-8)
 
 
 @pytest.mark.parametrize(("n", "r", "q"), [(800, 11, 2**22), (1500, 3, 2**12), (1000, 2, 4096), (3000, 8, 2**25)])
 def test_large_crowds_are_bounded_from_small_ones(n, r, q, monkeypatch):
-    ours = mixing._log_excess(n, r, q)
-    monkeypatch.setattr(mixing, "_BASE", 10**9)
-    mixing._log_moments.cache_clear()
-    exact = mixing._log_excess(n, r, q)
+    ours = split_and_mix._log_excess(n, r, q)
+    monkeypatch.setattr(split_and_mix, "_BASE", 10**9)
+    split_and_mix._log_moments.cache_clear()
+    exact = split_and_mix._log_excess(n, r, q)
     assert exact - 1e-9 <= ours <= exact + 0.05
 
 
@@ -127,11 +127,11 @@ def test_large_crowds_are_bounded_from_small_ones(n, r, q, monkeypatch):
 @given(st.integers(3, 400), st.integers(3, 16), st.integers(9, 24))
 def test_eta_falls_with_users_and_slots_and_rises_with_the_modulus(n, slots, bits):
     at = {"num_users": n, "slots": slots, "modulus": 2**bits}
-    base = mixing.eta(**at)
+    base = split_and_mix.eta(**at)
     assert 0 < base <= 1
-    assert mixing.eta(**(at | {"num_users": n + 1})) <= base * (1 + 1e-9)
-    assert mixing.eta(**(at | {"slots": slots + 1})) <= base
-    assert mixing.eta(**(at | {"modulus": 2 ** (bits + 1)})) >= base
+    assert split_and_mix.eta(**(at | {"num_users": n + 1})) <= base * (1 + 1e-9)
+    assert split_and_mix.eta(**(at | {"slots": slots + 1})) <= base
+    assert split_and_mix.eta(**(at | {"modulus": 2 ** (bits + 1)})) >= base
     leading = 0.5 * math.sqrt(2**bits * (1 - 2 / n) * n ** float(2 - slots))
     assert base >= min(1.0, leading)
 
@@ -145,7 +145,7 @@ def closed_form_shares(*, num_users, modulus, bits):
 def test_shares_are_the_fewest_and_below_the_closed_form(num_users):
     fewest = split_and_mix.shares_for(num_users=num_users, modulus=2**22, target=2.0**-40)
     at = {"num_users": num_users, "modulus": 2**22}
-    assert mixing.eta(slots=fewest, **at) <= 2.0**-40 < mixing.eta(slots=fewest - 1, **at)
+    assert split_and_mix.eta(slots=fewest, **at) <= 2.0**-40 < split_and_mix.eta(slots=fewest - 1, **at)
     assert fewest <= closed_form_shares(bits=40, **at)
 
 
@@ -273,17 +273,17 @@ def test_no_neighbours_of_a_small_sum_have_a_delta_above_the_certified_one():
 
 def test_what_collusion_costs():
     at = {"eps": 1.0}
-    base = split_and_mix.spent_delta(DESIGN, **at)
-    distance = mixing.eta(num_users=1000, slots=13, modulus=2**22)
+    base = split_and_mix.mixing_delta(DESIGN, **at)
+    distance = split_and_mix.eta(num_users=1000, slots=13, modulus=2**22)
     assert base == pytest.approx((1 + math.e) * 7850 * distance, rel=1e-8, abs=0)
     fewer_slots = dataclasses.replace(DESIGN, colluding_slots=3)
     fewer_users = dataclasses.replace(DESIGN, colluders=500)
-    assert split_and_mix.spent_delta(fewer_slots, **at) == split_and_mix.spent_delta(
+    assert split_and_mix.mixing_delta(fewer_slots, **at) == split_and_mix.mixing_delta(
         dataclasses.replace(DESIGN, shares=10), **at
     )
-    assert base < split_and_mix.spent_delta(fewer_users, **at) < split_and_mix.spent_delta(fewer_slots, **at)
+    assert base < split_and_mix.mixing_delta(fewer_users, **at) < split_and_mix.mixing_delta(fewer_slots, **at)
     everyone = dataclasses.replace(DESIGN, colluding_slots=13)
-    assert split_and_mix.spent_delta(everyone, **at) == 1
+    assert split_and_mix.mixing_delta(everyone, **at) == 1
     with pytest.raises(NotApplicable, match="not certified"):
         split_and_mix.eps(everyone, delta=DELTA)
     assert split_and_mix.delta(everyone, eps=1.0) == 1
@@ -293,9 +293,9 @@ def test_not_certified_with_too_few_users():
     with pytest.raises(NotApplicable, match="not certified"):
         split_and_mix.calibrate(num_users=5, coordinates=7850, clip_norm=1.0, eps=1.0, delta=1e-9)
     with pytest.raises(NotApplicable, match="modulus"):
-        mixing.eta(num_users=100, slots=5, modulus=64)
+        split_and_mix.eta(num_users=100, slots=5, modulus=64)
     with pytest.raises(NotApplicable, match="not certified"):
-        mixing.eta(num_users=50_000, slots=3, modulus=2**30)
+        split_and_mix.eta(num_users=50_000, slots=3, modulus=2**30)
 
 
 def test_refusals():
@@ -316,7 +316,7 @@ def test_refusals():
         with pytest.raises(ValueError, match="delta"):
             split_and_mix.eps(DESIGN, delta=delta)
     with pytest.raises(ValueError, match="eps"):
-        split_and_mix.spent_delta(DESIGN, -1.0)
+        split_and_mix.mixing_delta(DESIGN, -1.0)
 
 
 # ---------------------------------------------------------------- removed users, by brute force
@@ -355,8 +355,8 @@ def test_no_removed_user_shows_more_than_is_certified(eps):
     worst = max(exact_delta(shift, SMALL.noise_variance, eps) for shift in rounded_vectors(SMALL))
     certified = split_and_mix.delta(SMALL, eps=eps)
     assert worst <= certified < split_and_mix.delta(replaced(SMALL), eps=eps)
-    halved = dataclasses.replace(SMALL, clip_norm=SMALL.clip_norm / 2, scale=SMALL.scale / 2)
-    assert eps > 1 or split_and_mix.delta(halved, eps=eps) < worst  # half of it once more would be refuted
+    halve = dataclasses.replace(SMALL, clip_norm=SMALL.clip_norm / 2, scale=SMALL.scale / 2)
+    assert eps > 1 or split_and_mix.delta(halve, eps=eps) < worst  # half of it once more would be refuted
 
 
 def replaced(event):
@@ -369,7 +369,7 @@ def test_a_removed_user_moves_the_sum_by_the_norm_that_rounding_enforces():
     assert split_and_mix.near(removed).mu == pytest.approx(norm / math.sqrt(2.7e8 - 1 / 12))
     assert split_and_mix.near(DESIGN).mu == pytest.approx(2 * split_and_mix.near(removed).mu)
     assert norm > 1900  # more than the scaled clip norm: rounding is in it
-    assert split_and_mix.spent_delta(removed, 1.0) == split_and_mix.spent_delta(DESIGN, 1.0)
+    assert split_and_mix.mixing_delta(removed, 1.0) == split_and_mix.mixing_delta(DESIGN, 1.0)
     one, other = (split_and_mix.eps(event, delta=DELTA, rounds=20) for event in (removed, DESIGN))
     assert one.eps < 0.6 * other.eps
     rounds = [Round(mechanism=removed, participation=Everyone())] * 20

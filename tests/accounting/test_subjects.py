@@ -72,7 +72,7 @@ def test_two_levels_against_the_plane_where_others_show_the_draw(prob_user, prob
 def test_golden_spanned_users():
     event = Gaussian(std=2.0, sensitivity=2.0, neighbors=Neighbors.ADD_REMOVE)
     for row in GOLDEN["spanned"]:
-        mu = subjects.spanning(event, users=row["users"]).mu
+        mu = subjects.of_users_together(event, users=row["users"]).mu
         assert mu >= math.sqrt(row["users"])
         assert gaussian.eps_of(mu, delta=GOLDEN["delta"]) == pytest.approx(row["eps"], rel=5e-3)
 
@@ -297,4 +297,4 @@ def test_refusals():
         with pytest.raises(ValueError, match="expected"):
             subjects.eps(subject(), **({"delta": 1e-5, "rounds": 1} | bad))
     with pytest.raises(ValueError, match="users"):
-        subjects.spanning(Gaussian(std=1.0, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE), users=0)
+        subjects.of_users_together(Gaussian(std=1.0, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE), users=0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dovetail.accounting import bound, certify, compose, fits
-from dovetail.accounting.exposure import exposures, unsampled
+from dovetail.accounting.exposure import exposures_of, without_sampling
 from dovetail.events import (
     Everyone,
     FixedSize,
@@ -113,13 +113,13 @@ def test_the_bound_without_sampling_is_found(mechanism, sampling):
     ids=lambda value: type(value).__name__,
 )
 def test_where_the_release_is_not_the_one_on_the_sample_nothing_is_certified(mechanism, sampling):
-    assert unsampled(exposures(rounds(mechanism, sampling, 2))) is None
+    assert without_sampling(exposures_of(rounds(mechanism, sampling, 2))) is None
     with pytest.raises(NotApplicable):
         bound(rounds(mechanism, sampling, 2), delta=DELTA)
 
 
 def test_samples_of_several_sizes_become_one_release_and_nobody_sampled_is_left_as_it_is():
-    several = exposures(
+    several = exposures_of(
         [
             *rounds(NOISE, FixedSize(size=3, population=9), 2),
             *rounds(NOISE, FixedSize(size=4, population=9), 3),
@@ -127,9 +127,9 @@ def test_samples_of_several_sizes_become_one_release_and_nobody_sampled_is_left_
         ]
     )
     assert len(several) == 3
-    (one,) = unsampled(several)
+    (one,) = without_sampling(several)
     assert (one.times, one.sampling) == (9, Everyone())
-    assert unsampled(exposures(rounds(NOISE, Everyone()))) is None
+    assert without_sampling(exposures_of(rounds(NOISE, Everyone()))) is None
     assert compose.best_bound((), delta=DELTA).eps == 0
 
 

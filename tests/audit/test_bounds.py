@@ -86,11 +86,11 @@ def eps_by_ratio(first: np.ndarray, second: np.ndarray, delta: float) -> float:
 
 
 def test_disjoint_supports_have_no_finite_eps_and_slack_takes_that_away():
-    assert disjoint("a name").eps(delta=0.5).unbounded
+    assert disjoint("a name").eps(delta=0.5).is_unbounded
     partly = exact_attack(np.array([0.1, 0.9]), np.array([0.0, 1.0]))
-    assert partly.eps(delta=0.05).unbounded
+    assert partly.eps(delta=0.05).is_unbounded
     assert partly.eps(delta=0.1).eps < 1e-6
-    assert not exact_attack(np.array([0.1, 0.9]), np.array([0.0, 1.0]), slack=1e-9).eps(delta=0.05).unbounded
+    assert not exact_attack(np.array([0.1, 0.9]), np.array([0.0, 1.0]), slack=1e-9).eps(delta=0.05).is_unbounded
 
 
 def test_what_is_known_at_delta_0_counts_there_alone():
@@ -103,8 +103,8 @@ def test_what_is_known_at_delta_0_counts_there_alone():
 def test_the_best_of_several_and_bad_input():
     low, high = (LowerBound(eps=eps, delta=0.1, attack="a") for eps in (0.5, math.inf))
     assert best([low, high]) is high
-    assert high.unbounded
-    assert not low.unbounded
+    assert high.is_unbounded
+    assert not low.is_unbounded
     with pytest.raises(ValueError, match="expected eps >= 0"):
         LowerBound(eps=math.nan, delta=0.1, attack="a")
     with pytest.raises(ValueError, match="same values"):

@@ -216,9 +216,9 @@ def test_gaussian_and_laplace_noise_against_closed_forms():
         found = eps_at(exact.exact_attacks(event, rounds=rounds), 1e-6)
         assert found <= gaussian.eps_of(0.5 * math.sqrt(rounds), delta=1e-6)
         assert found == pytest.approx(gaussian.eps_of(0.5 * math.sqrt(rounds), delta=1e-6), rel=1e-4)
-    assert exact.exact_attacks(event)[0].eps(delta=0).unbounded
+    assert exact.exact_attacks(event)[0].eps(delta=0).is_unbounded
     silent = Gaussian(std=0.0, sensitivity=1.0, neighbors=Neighbors.REPLACE_ONE)
-    assert exact.exact_attacks(silent)[0].eps(delta=0.9).unbounded
+    assert exact.exact_attacks(silent)[0].eps(delta=0.9).is_unbounded
     one = exact.exact_attacks(Laplace(scale=0.5, sensitivity=1.0, count=1, neighbors=Neighbors.REPLACE_ONE))
     for delta in (1e-6, 0.1):
         assert eps_at(one, delta) == pytest.approx(2 + 2 * math.log1p(-delta), rel=1e-4)

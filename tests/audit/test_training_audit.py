@@ -133,7 +133,7 @@ def test_the_last_model_alone_tells_less():
 )
 def test_without_noise_every_coin_is_read_off_the_sums_and_many_off_the_model(attack, least):
     result = audited(("protocol", {"name": "fedavg"}), ("privacy", REPLACE), attack=attack)
-    assert result.statement.unbounded
+    assert result.statement.is_unbounded
     assert result.bound.eps > least
     assert result.consistent
     if attack == "white-box":

@@ -171,7 +171,9 @@ def test_the_facts_of_a_page_are_those_of_the_quote(name):
     for statement in (quote.certified, quote.claimed, quote.local, quote.shuffler):
         if statement is not None:
             shown = (
-                "no guarantee | " if statement.unbounded else f"{at_most(statement.eps)} | {at_most(statement.delta)}"
+                "no guarantee | "
+                if statement.is_unbounded
+                else f"{at_most(statement.eps)} | {at_most(statement.delta)}"
             )
             assert f"| {shown} |" in text
     for assumption in quote.certified.assumptions:

@@ -265,7 +265,7 @@ def test_a_subject_is_promised_what_its_declared_spread_allows():
     open_ended = dovetail.train(dataset(), settings={**PLAIN})
     declared = dovetail.train(dataset(), settings={**PLAIN, "task.spread": 2})
     said = {result.units[dovetail.statements.Unit.SUBJECT] for result in (open_ended, declared)}
-    assert {statement.unbounded for statement in said} == {True, False}
+    assert {statement.is_unbounded for statement in said} == {True, False}
     assert "was not declared (task.spread)" in str(open_ended.units[dovetail.statements.Unit.SUBJECT])
     assert "no subject has records at more than 2 users (as declared" in str(
         declared.units[dovetail.statements.Unit.SUBJECT]
@@ -340,7 +340,7 @@ def test_users_that_share_records_are_not_alone():
     task = Task(name="benchmark", load=lambda *, folder: rows, published=True)
     settings = {"cohort.rounds": 1, "cohort.kind": "everyone", "protocol.noise_multiplier": 2.0}
     once = dovetail.train(task, settings={**settings, "task.partition": "iid", "task.users": 6})
-    assert not once.units[dovetail.statements.Unit.SUBJECT].unbounded
+    assert not once.units[dovetail.statements.Unit.SUBJECT].is_unbounded
     clients = Clients.from_rows(np.array([[0, 1], [1, 2], [3, 4]]))
     config = TaskConfig(name="benchmark", partition="shards")
     for published in (True, False):

@@ -173,7 +173,7 @@ def test_protocols_rank_as_their_trust_suggests():
     free = experiment.run(
         experiment.prepare(config.parse({**BASE, "protocol": {"name": "fedavg"}, "privacy": {}}), task=TASK)
     )
-    assert free.statement.unbounded
+    assert free.statement.is_unbounded
     local = accuracy(("protocol", {"name": "ldp_fl", "clip_norm": 1.0}))
     assert free.accuracy > 0.9
     assert free.accuracy >= accuracy() > local
@@ -313,7 +313,7 @@ def test_what_cannot_be_certified_runs_only_without_a_target():
     padded = {"name": "ss_double", "clip_value": 0.3, "beta": 0.5, "randomizer": "laplace", "eps_local": 1.0}
     free = [("protocol", padded), *[pair for pair in SHUFFLE if pair[0] != "protocol"]]
     result = experiment.run(experiment.prepare(config.parse({**BASE, "privacy": {}}, free), task=TASK))
-    assert result.statement.unbounded
+    assert result.statement.is_unbounded
     assert "binary randomized response only" in str(result.statement.proof)
     del padded["eps_local"]
     with pytest.raises(ValueError, match="binary randomized response only"):
@@ -590,18 +590,18 @@ def test_units_without_a_promise_say_why():
     median = {**SILOS["protocol"], "clip": "median", "noise_multiplier": 5.0}
     rows = prepared({**SILOS, "protocol": median, "privacy": {}}, task=TASK_WITH_SUBJECTS).statements_by_unit([0, 1])
     for unit in Unit:
-        assert rows[unit].unbounded
+        assert rows[unit].is_unbounded
         assert "exact median" in str(rows[unit].proof)
     central = {"name": "central_sub", "clip_norm": 0.5, "items_per_subject": 2, "batch": 30.0, "noise_multiplier": 5.0}
     by_record = {**SILOS, "protocol": central, "privacy": {"neighbors": "add-remove"}}
     rows = prepared(by_record, task=TASK_WITH_SUBJECTS).statements_by_unit([0, 1])
-    assert not rows[Unit.SUBJECT].unbounded
-    assert rows[Unit.USER].unbounded
+    assert not rows[Unit.SUBJECT].is_unbounded
+    assert rows[Unit.USER].is_unbounded
     assert "a user may hold any number of them" in str(rows[Unit.USER].proof)
     fedavg = prepared(
         {**SILOS, "protocol": {"name": "fedavg"}, "privacy": {}}, task=TASK_WITH_SUBJECTS
     ).statements_by_unit([0])
-    assert all(row.unbounded and "no noise" in str(row.proof) for row in fedavg.values())
+    assert all(row.is_unbounded and "no noise" in str(row.proof) for row in fedavg.values())
 
 
 def test_a_user_is_taken_for_a_subject_where_nobody_knows_better():

@@ -112,10 +112,10 @@ def test_the_statement_is_never_above_the_one_with_everyones_data_and_names_only
     assert 0 < bound.eps <= accounting.bound(plain, delta=1e-5).eps
     said = " ".join(ready.certify(range(4)).assumptions)
     assert ("decides secretly" in said) != bound.sample_known
-    coin = release_of(one.mechanism).assumes(one.participation)
+    coin = release_of(one.mechanism).sampling_assumption(one.participation)
     assert "decides secretly and independently, with probability 0.2" in coin
     assert "when and how long it uploads does not depend on that choice" in coin
-    assert "uniform sample" in release_of(one.mechanism).assumes(FixedSize(size=300, population=400))
+    assert "uniform sample" in release_of(one.mechanism).sampling_assumption(FixedSize(size=300, population=400))
 
 
 def test_a_run_is_resumed_verified_and_counts_uploads(tmp_path):

@@ -120,7 +120,7 @@ def test_noise_is_calibrated_and_the_table_says_whose_privacy(protocol):
     assert result.units[Unit.SUBJECT].eps <= 6.0
     assert 0 < result.units[Unit.ITEM].eps < result.statement.eps
     assert result.units[Unit.ITEM].neighbors is Neighbors.REPLACE_ONE
-    assert result.units[Unit.USER].unbounded
+    assert result.units[Unit.USER].is_unbounded
     assert "any number of them" in str(result.units[Unit.USER].proof)
     assert result.quote.claimed is not None
     assert result.quote.claimed.verdict is Verdict.CLAIMED_REFUTED
@@ -165,9 +165,9 @@ def test_the_published_z_runs_marked_and_certifies_nothing(name):
     scales = [ready.sampler.noise_scales(i, np.arange(6)) for i in range(4)]
     assert len({float(value) for scale in scales for value in scale.ravel()}) > 1, "the noise depends on the data"
     result = experiment.run(ready)
-    assert result.statement.unbounded
+    assert result.statement.is_unbounded
     assert "reveals it" in str(result.statement.proof)
-    assert all(statement.unbounded for statement in result.units.values())
+    assert all(statement.is_unbounded for statement in result.units.values())
     assert result.quote.claimed.verdict is Verdict.CLAIMED_REFUTED
     assert result.quote.claimed.eps == 6.0, "what the recipe was asked for"
 
@@ -237,7 +237,7 @@ def test_a_subject_that_a_cap_leaves_at_one_user_is_not_alone():
     people = TASK_WITH_SUBJECTS.load(folder=None).subjects
     assert subject_maxima(ready.clients, people).most_users == 1
     assert not ready.guarantee.spread.alone
-    assert experiment.run(ready).units[Unit.USER].unbounded
+    assert experiment.run(ready).units[Unit.USER].is_unbounded
 
 
 def test_every_row_says_all_that_its_number_rests_on():

@@ -603,15 +603,15 @@ def quoted(name, **more):
 def test_what_a_protocol_does_not_say_of_slots_is_not_certified():
     """By its event it was certified (0, 0) against the shuffler."""
     found = quoted("LargestFirst")
-    assert found.shuffler.unbounded
+    assert found.shuffler.is_unbounded
     assert "does not declare what a client's choice of slots depends on" in str(found.shuffler.proof)
-    assert found.local.unbounded
+    assert found.local.is_unbounded
     assert "does not declare what a client's own reports reveal" in str(found.local.proof)
 
 
 def test_nobody_is_told_of_a_curator_where_there_is_none():
     found = quoted("Unproven")
-    assert found.certified.unbounded
+    assert found.certified.is_unbounded
     assert "curator" not in " ".join((found.local.adversary, str(found.local.proof), str(found.shuffler)))
 
 

@@ -46,7 +46,7 @@ def test_ss_topk_with_surplus_and_with_everything_reported():
     surplus = quotes.quote("ss_topk", plan(eps_local=0.5, k=157, pad_to=333, decoys=0))
     assert 1.34 < surplus.certified.eps <= 2.48, "above the exact lower bound, below the earlier analysis"
     assert surplus.claimed.eps == pytest.approx(0.2380, abs=5e-5)
-    assert surplus.local.unbounded
+    assert surplus.local.is_unbounded
     whole = quotes.quote("ss_topk", plan(eps_local=0.5, k=157))
     assert whole.certified.eps <= 0.932
     assert whole.local.eps == pytest.approx(157 * 0.5, rel=1e-6)
@@ -94,7 +94,7 @@ def test_secret_sampling_helps_and_rounds_cost():
     wrong = quotes.quote(
         "ss_simple", plan(eps_local=0.2, dim=10, participation=FixedSize(size=500, population=50_000))
     ).certified
-    assert wrong.unbounded
+    assert wrong.is_unbounded
     assert "shuffle 1000 users, but 500 are drawn" in str(wrong.proof)
 
 
@@ -112,13 +112,13 @@ def test_reports_that_overflow_are_charged_or_refused():
         statement(110)
     tight = statement(160)
     assert "of delta" in str(tight.proof)
-    assert "is spent on overflowing coordinates" in str(tight.proof)
+    assert "of delta covers overflowing coordinates" in str(tight.proof)
     assert tight.delta == 1e-6
 
 
 def test_what_cannot_be_certified_says_so():
     quote = quotes.quote("ss_double", plan(eps_local=0.5, beta=0.1, pad_to=300, randomizer="laplace"))
-    assert quote.certified.unbounded
+    assert quote.certified.is_unbounded
     assert "binary randomized response only" in str(quote.certified.proof)
 
 

@@ -73,17 +73,17 @@ def test_the_best_trial_is_a_record_like_any_other():
     assert said.eps > records[0].certified_statement().eps and said.adversary == "observer of the chosen trial's models"
     assert any("keeps all other trials to itself" in text for text in said.assumptions)
     assert TUNING_ASSUMPTION not in said.assumptions
-    assert best.local_statement().unbounded
+    assert best.local_statement().is_unbounded
 
 
 def test_the_best_of_non_private_trials_is_refused_a_statement():
     nothing = record("fedavg")
     for tried in ([nothing] * 3, [record(noise_multiplier=20.0), nothing]):
         with_choice = trials.best_of(tried, eta=1.0, gamma=0.2, tuning="")
-        assert with_choice.certified_statement().unbounded and "without a guarantee" in str(
+        assert with_choice.certified_statement().is_unbounded and "without a guarantee" in str(
             with_choice.certified_statement()
         )
-        assert trials.compose(tried, tuning="").certified_statement().unbounded
+        assert trials.compose(tried, tuning="").certified_statement().is_unbounded
 
 
 def test_trials_must_have_one_scope():

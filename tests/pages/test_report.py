@@ -157,7 +157,7 @@ def test_a_report_says_everything_and_loads_nothing(runs, name):
     assert "@misc{" in page.text or "@inproceedings{" in page.text
     assert all(link.startswith(("https://", "#")) for link in page.links)
     opening = "This was a simulation" if summary["noise"] == "seeded" else "This training protects"
-    assert page.text.index("No guarantee" if statement.unbounded else opening) < 400
+    assert page.text.index("No guarantee" if statement.is_unbounded else opening) < 400
 
 
 @pytest.mark.parametrize("name", ["dp_fl", "ss_topk", "apes"])
@@ -384,7 +384,7 @@ def test_bounds_are_rounded_outward():
 def test_what_is_not_covered_depends_on_the_statement():
     local = dataclasses.replace(SCOPE, trust=Trust.LOCAL)
     tuned = dataclasses.replace(SCOPE, assumptions=("hyper-parameters were chosen without the private data",))
-    others = {"item": stated(), "user": stated(), "subject": unbounded(SCOPE, reason="subjects are unknown")}
+    others = {"item": stated(), "user": stated(), "subject": no_guarantee(SCOPE, reason="subjects are unknown")}
 
     def said(statement, **more):
         known = {"local": unbounded(local, reason="all is seen"), "shuffler": None, "diagnostics": False, **more}

@@ -104,7 +104,7 @@ def test_whoever_knows_all_users_but_one_is_left_with_that_users_own_noise(tmp_p
     assert 0.8 < victim.std() / (whole / math.sqrt(USERS)) < 1.2  # the update was zero: this is its noise
     promised, local = certify_task(sharing.task, 1)
     assert any("at least 8 honest users and no fake or colluding ones" in one for one in promised.assumptions)
-    assert not promised.unbounded and local.unbounded
+    assert not promised.is_unbounded and local.is_unbounded
     assert "up to 1 of the 2 aggregators" in promised.adversary
 
 

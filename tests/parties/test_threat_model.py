@@ -172,7 +172,7 @@ def test_analyzer_and_shufflers_together_face_the_local_guarantee(tmp_path, prot
     """eps_local per report of PrivUnit, k eps_local of the k largest, nothing of shares."""
     task = Household(tmp_path, protocol).task
     _, local = certify_task(msgspec.structs.replace(task, settings={**task.settings, **settings}), 1)
-    assert local.unbounded if eps is None else local.eps == pytest.approx(eps, rel=1e-6)
+    assert local.is_unbounded if eps is None else local.eps == pytest.approx(eps, rel=1e-6)
 
 
 @pytest.mark.parametrize("protocol", ["ss_topk", "privunit", "split_and_mix"])

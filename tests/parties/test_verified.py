@@ -335,7 +335,7 @@ def test_the_statement_says_what_proofs_rest_on(tmp_path):
     assert proven.task.contribution().distance > 0 == plain.task.contribution().distance
     assert any("zero-knowledge error" in part.on for part in certified.proof.spent)
     assert "docs/proofs/verified.md" in str(certified.proof)
-    assert local.unbounded
+    assert local.is_unbounded
     said = " ".join(certified.assumptions)
     assert "HMAC-SHA256" in said and "robustness, not privacy" in said and "2^-5" in said
     assert "HMAC-SHA256" not in " ".join(without.assumptions)

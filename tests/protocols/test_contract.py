@@ -485,7 +485,7 @@ def test_every_view_certifies_or_says_why_not(case, protocol, participation):
         assert len(str(refusal)) > 30
         return
     assert statement.trust is view.scope.trust
-    assert statement.unbounded == isinstance(view.round.mechanism, NonPrivate)
+    assert statement.is_unbounded == isinstance(view.round.mechanism, NonPrivate)
 
 
 def test_a_local_guarantee_is_not_amplified_by_sampling():

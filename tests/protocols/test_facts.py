@@ -140,7 +140,7 @@ def test_what_flame_says_of_indices_stands_beside_what_the_shuffler_learns():
         return quotes.quote("ss_topk", terms).shuffler
 
     told = shuffler(decoys=157, pad_to=333)
-    assert told.unbounded
+    assert told.is_unbounded
     assert "the shuffler sees which coordinates a client reports; FLAME Thm. 5 allows" in str(told.proof)
     assert "FLAME" not in str(shuffler().proof)
 

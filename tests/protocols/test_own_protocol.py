@@ -40,7 +40,7 @@ def test_it_runs_and_is_quoted(here):
     }
     result = experiment.run(experiment.prepare(config.parse(tree)))
     assert result.rounds == 2
-    assert not result.statement.unbounded
+    assert not result.statement.is_unbounded
 
 
 @pytest.mark.parametrize(

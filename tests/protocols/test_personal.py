@@ -368,7 +368,7 @@ def test_what_is_not_proven_is_not_certified():
     for case, reason in (("apes-wide", "bound = C"), ("s_apes-top", "depends on all coordinates")):
         view = make(case).view(COHORT, DIM, neighbors=Neighbors.REPLACE_ONE)
         statement = accounting.certify([view.round], view.scope, delta=1e-6)
-        assert statement.unbounded
+        assert statement.is_unbounded
         assert reason in str(statement.proof)
     assert mechanism_of(make("s_apes-random")) == apes
     behind = mechanism_of(make("s_apes"))

@@ -131,7 +131,7 @@ def test_under_add_remove_it_says_who_is_removed_and_what_stays(noise, stays):
 def test_nothing_is_left_if_all_aggregators_collude_and_no_shuffler_is_asked(noise):
     terms = quotes.Terms(num_users=50, dim=4, delta=1e-5, settings={"noise_multiplier": 4.0, "noise": noise})
     quote = quotes.quote("secagg", terms)
-    assert quote.local.unbounded
+    assert quote.local.is_unbounded
     assert quote.local.adversary == "analyzer and all aggregators, and everyone else"
     assert "all aggregators together see every share" in str(quote.local.proof)
     assert quote.shuffler is None

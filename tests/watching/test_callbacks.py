@@ -146,7 +146,7 @@ def test_who_is_told_diagnostics_and_ends_the_training_has_to_vouch_for_that(tmp
     loud = experiment.run(plan(diagnostics=True), out=tmp_path / "run", callbacks=[Overhears()])
     assert loud.rounds == 1
     for statement in (loud.statement, *loud.units.values()):
-        assert statement.verdict is Verdict.DECLARED or statement.unbounded
+        assert statement.verdict is Verdict.DECLARED or statement.is_unbounded
         assert OVERHEARD in statement.assumptions
     assert verify(tmp_path / "run").agrees
     assert verify(loud.save(tmp_path / "saved")).agrees

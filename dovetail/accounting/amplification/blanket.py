@@ -92,14 +92,14 @@ def hoeffding(event: Shuffled, *, delta: float) -> Bound:
     References:
         Balle, Bell, Gascon, Nissim (CRYPTO 2019), Sec. 5.
     """
-    n, report = _asked(event, delta=delta)
+    n, report = _single_report(event, delta=delta)
     gamma = _gamma(report)
 
     def log_delta(eps: np.ndarray) -> np.ndarray:
         a, B = np.expm1(eps), _range(report, eps)
         return 2 * np.log(B) - np.log(4 * a * gamma * n) + n * np.log1p(gamma * np.expm1(-2 * (a / B) ** 2))
 
-    return closed_forms.gain(_first(log_delta, event, delta=delta), event, delta=delta, theorem=HOEFFDING)
+    return closed_forms.gain(_first_met(log_delta, event, delta=delta), event, delta=delta, theorem=HOEFFDING)
 
 
 def bennett(event: Shuffled, *, delta: float) -> Bound:
@@ -115,7 +115,7 @@ def bennett(event: Shuffled, *, delta: float) -> Bound:
     References:
         Balle, Bell, Gascon, Nissim (CRYPTO 2019), Sec. 5; FLAME's printed variant, which is not valid, is not here.
     """
-    n, report = _asked(event, delta=delta)
+    n, report = _single_report(event, delta=delta)
     gamma = _gamma(report)
 
     def log_delta(eps: np.ndarray) -> np.ndarray:
@@ -126,7 +126,7 @@ def bennett(event: Shuffled, *, delta: float) -> Bound:
         nobody = n * math.log1p(-gamma)
         return np.log(b / np.log1p(u) / (gamma * n)) + mgf + np.log(-np.expm1(nobody - mgf))
 
-    return closed_forms.gain(_first(log_delta, event, delta=delta), event, delta=delta, theorem=BENNETT)
+    return closed_forms.gain(_first_met(log_delta, event, delta=delta), event, delta=delta, theorem=BENNETT)
 
 
 def exact(event: Shuffled, *, delta: float) -> Bound:
@@ -140,7 +140,7 @@ def exact(event: Shuffled, *, delta: float) -> Bound:
     References:
         Balle, Bell, Gascon, Nissim (CRYPTO 2019), Lemma 5.3; Su, Cheng, Wang (2025).
     """
-    n, report = _asked(event, delta=delta)
+    n, report = _single_report(event, delta=delta)
     if report.kind == "rr" and report.levels == 2:
         return dataclasses.replace(clones.numerical23(event, delta=delta), proof=EXACT.proof)
     high = report.eps_local * (1 - closed_forms.LEAST_GAIN)
@@ -163,7 +163,7 @@ def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
     """
     _validate.non_negative(eps=eps)
     _validate.at_least(1, coarser=coarser)
-    n, report = _asked(event)
+    n, report = _single_report(event)
     if report.kind == "generic":
         raise NotApplicable("the blanket expectation needs the randomizer itself, the report is generic")
     if eps >= report.eps_local:
@@ -179,7 +179,7 @@ def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
     return numerics.probability(blanket_grid.mean_excess(grid, blanket_grid.BinomialDraws(n, gamma)))
 
 
-def _asked(event: Shuffled, *, delta: float | None = None) -> tuple[int, Report]:
+def _single_report(event: Shuffled, *, delta: float | None = None) -> tuple[int, Report]:
     n, eps_local = closed_forms.single(event, delta=delta)
     if eps_local > _MOST_EPS_LOCAL:
         raise NotApplicable(f"no gain over eps_local={eps_local:.4g}: the blanket is empty")
@@ -228,7 +228,7 @@ def _difference(more: np.ndarray, less: np.ndarray) -> np.ndarray:
     return more - less + 16 * numerics.ULP * (more + less)
 
 
-def _first(log_delta: Callable[[np.ndarray], np.ndarray], event: Shuffled, *, delta: float) -> float:
+def _first_met(log_delta: Callable[[np.ndarray], np.ndarray], event: Shuffled, *, delta: float) -> float:
     """The smallest eps below eps_local at which delta is met, from above; the formulas need not fall everywhere."""
     low, high = event.report.eps_local * 1e-12, event.report.eps_local * (1 - 1e-6)
     target = math.log(delta) * (1 + 1e-12) - 1e-11
@@ -318,17 +318,17 @@ def laplace_floors(eps_locals: np.ndarray, eps_victim: float, half_width: float)
     distance from 1/2 and q = e^(-e t): its logarithm is convex in s.
     """
     _validate.positive(half_width=half_width)
-    _need_plateau(eps_victim)
+    _require_plateau(eps_victim)
     e, t = eps_victim, half_width
-    mine = np.minimum(eps_locals, e)
+    budgets = np.minimum(eps_locals, e)
     q = math.exp(-e * t)
-    grown = (mine / q + np.sqrt((mine / q) ** 2 + (e + mine) * (e - mine))) / (e + mine)
-    plateau = -math.expm1(-e * t) - q * (np.sqrt(grown) - 1 / np.sqrt(grown)) ** 2 / 2  # 1 - q cosh(e s)
-    floors = mine * t * np.exp(-mine / 2 - mine * np.log(grown) / e) / plateau
+    growth = (budgets / q + np.sqrt((budgets / q) ** 2 + (e + budgets) * (e - budgets))) / (e + budgets)
+    plateau = -math.expm1(-e * t) - q * (np.sqrt(growth) - 1 / np.sqrt(growth)) ** 2 / 2  # 1 - q cosh(e s)
+    floors = budgets * t * np.exp(-budgets / 2 - budgets * np.log(growth) / e) / plateau
     return np.where(eps_locals <= e, np.minimum(floors, 1.0) * _DOWN, 0.0)
 
 
-def _need_plateau(eps_local: float) -> None:
+def _require_plateau(eps_local: float) -> None:
     """Below some budget the masses of cells, differences of nearly equal numbers, are not right to `_SLACK`."""
     if not _LEAST_PLATEAU <= eps_local <= _LARGEST_PLATEAU:
         raise NotApplicable(f"no plateau for a budget of {eps_local:.4g}")
@@ -341,7 +341,7 @@ def laplace_frontier(eps_local: float, half_width: float) -> Frontier:
     Distances are from 1/2. Cells end at 1/2 (the input), at the plateau's ends and where ratios are constant beyond.
     """
     _validate.positive(half_width=half_width)
-    _need_plateau(eps_local)
+    _require_plateau(eps_local)
     e, t = eps_local, half_width
     far = max(t, 0.5)
     cuts = np.unique(np.concatenate([np.linspace(-far, far, 2 * _CELLS + 1), [-t, t, 0.5]]))
@@ -385,7 +385,7 @@ class _Thresholded:
         fresh_rate, at_0 = np.array([fresh]), np.zeros(1)
         self._fresh = self._masses(fresh_rate, at_0)[0]
         self._drawn = self._extremes(fresh_rate, at_0)
-        self._blanket = self._pushed(np.diff(self._cuts)[None] / 2)[0]
+        self._blanket = self._push_forward(np.diff(self._cuts)[None] / 2)[0]
 
     def _masses(self, eps_local: np.ndarray, x: np.ndarray) -> np.ndarray:
         """The cells' masses under Clip-Laplace at every x, one row each."""
@@ -402,7 +402,7 @@ class _Thresholded:
         furthest = np.maximum(np.abs(left - x), np.abs(right - x))
         return peak * np.exp(-rate * furthest), peak * np.exp(-rate * nearest)
 
-    def _pushed(self, masses: np.ndarray) -> np.ndarray:
+    def _push_forward(self, masses: np.ndarray) -> np.ndarray:
         """The cells' masses after small reports are drawn anew."""
         anew = masses[:, self._middle]
         pushed = masses + anew[:, None] * self._fresh
@@ -422,7 +422,7 @@ class _Thresholded:
         corners = [(r + anew * f) / (1 + self._anew * f) for r in self._extremes(eps_local, x) for f in self._drawn]
         low, high = np.minimum.reduce(corners), np.maximum.reduce(corners)
         low[:, self._middle] = high[:, self._middle] = anew[:, 0] / self._anew
-        ratio, mass = frontier.split(self._blanket, self._pushed(masses), low, high)
+        ratio, mass = frontier.split(self._blanket, self._push_forward(masses), low, high)
         none = np.zeros((len(ratio), 1))
         above = np.hstack([np.cumsum(mass[:, ::-1], axis=1)[:, ::-1], none])
         first = np.hstack([np.cumsum((mass * ratio)[:, ::-1], axis=1)[:, ::-1], none])
@@ -448,17 +448,17 @@ def threshold_frontier(eps_local: float, fresh: float, threshold: float) -> Fron
     _validate.in_open_interval(0, 1, threshold=threshold)
     laws = _Thresholded(fresh, threshold)
     for close in _CLOSE:
-        found = _covered(laws, eps_local, close * eps_local)
-        if found is not None:
-            return found
+        result = _cover_boxes(laws, eps_local, close * eps_local)
+        if result is not None:
+            return result
     return frontier.clip_laplace(eps_local)  # the map only takes away
 
 
-def _covered(laws: _Thresholded, eps_local: float, close: float) -> Frontier | None:
+def _cover_boxes(laws: _Thresholded, eps_local: float, close: float) -> Frontier | None:
     """The frontier of all boxes, halved until their laws are so close; None where that takes too many."""
     bottom, top = eps_local / math.expm1(eps_local), eps_local / -math.expm1(-eps_local)  # of all densities
     at = np.linspace(bottom * _DOWN, top / _DOWN, _LEVELS)
-    known = laws.near(np.array([eps_local]), np.ones(1), np.array([close]), at)[0]
+    envelope = laws.near(np.array([eps_local]), np.ones(1), np.array([close]), at)[0]
     boxes, looked_at = np.array([[0.0, eps_local, 0.0, 1.0]]), 0
     while len(boxes):
         now, boxes = boxes[-_AT_ONCE:], boxes[:-_AT_ONCE]
@@ -468,10 +468,10 @@ def _covered(laws: _Thresholded, eps_local: float, close: float) -> Frontier | N
         low, high, left, right = now.T
         budget, x = (low + high) / 2, (left + right) / 2
         slack = (high - low) / 2 + high * (right - left) / 2
-        found = laws.near(budget, x, slack, at)
+        excess = laws.near(budget, x, slack, at)
         leaf = slack <= close
-        known = np.max([known, *found[leaf]], axis=0)
-        open_ = ~leaf & ~(found <= known).all(axis=1)
+        envelope = np.max([envelope, *excess[leaf]], axis=0)
+        open_ = ~leaf & ~(excess <= envelope).all(axis=1)
         tall, wide = open_ & (high - low > high * (right - left)), open_ & (high - low <= high * (right - left))
         halves = [
             np.stack([low, budget, left, right], axis=1)[tall],
@@ -480,6 +480,6 @@ def _covered(laws: _Thresholded, eps_local: float, close: float) -> Frontier | N
             np.stack([low, high, x, right], axis=1)[wide],
         ]
         boxes = np.concatenate([boxes, *halves])
-    known = np.maximum(known * (1 + 1e-12), np.maximum(1 - at, 0.0))
-    known[0], known[-1] = 1 - at[0], 0.0
-    return frontier.from_excess(at, known)
+    envelope = np.maximum(envelope * (1 + 1e-12), np.maximum(1 - at, 0.0))
+    envelope[0], envelope[-1] = 1 - at[0], 0.0
+    return frontier.from_excess(at, envelope)

@@ -129,8 +129,8 @@ class BinomialDraws(Draws):
 
     def log_total(self, log_mgf: float) -> float:
         """As a power."""
-        found = self.draws * self._log_one(log_mgf) - math.log(self.prob * self.draws)
-        return found + 8e-15 * self.draws * (1 + abs(log_mgf))
+        log_total = self.draws * self._log_one(log_mgf) - math.log(self.prob * self.draws)
+        return log_total + 8e-15 * self.draws * (1 + abs(log_mgf))
 
     def mean(self, log_mgf: float) -> float:
         """Each of the draws is there with a probability that M changes."""
@@ -163,9 +163,9 @@ class CountedDraws(Draws):
 
     def log_total(self, log_mgf: float) -> float:
         """The sum of its terms."""
-        found, terms = self._terms(log_mgf)
+        log_total, terms = self._terms(log_mgf)
         slack = 8e-15 * float(self._draws.max()) * (1 + abs(log_mgf))
-        return found + slack + ULP * (len(terms) + abs(found) + 8)
+        return log_total + slack + ULP * (len(terms) + abs(log_total) + 8)
 
     def mean(self, log_mgf: float) -> float:
         """By its terms."""
@@ -206,31 +206,31 @@ def mean_excess(grid: Grid, draws: Draws) -> float:
         Never below the exact value on the grid.
     """
     step, values, law = grid.step, grid.values, grid.probs
-    slope = _tilt(values, law, draws)
-    log_mgf, tilted = _tilted(grid, slope)
+    slope = _best_slope(values, law, draws)
+    log_mgf, tilted = _tilt_grid(grid, slope)
     count, mean = draws.mean(log_mgf), float(tilted @ values)
     spread = math.sqrt(max(float(tilted @ (values - mean) ** 2), 0.0))
     reach = max(_DECAY / slope, _WIDE * math.sqrt(count) * spread, values[-1] - values[0] + 2 * step)
     size = next_fast_len(min(math.ceil(reach / step), 2 * MOST_POINTS), real=True)
     circle = np.bincount(np.arange(grid.first, grid.first + law.size) % size, tilted, size)
     phi = numerics.coefficients(circle, size)
-    found = draws.shares(log_mgf, phi, size, numerics.transform_error(size) + _CELL_ERROR * values.size)
-    angle = -slope * step + 2j * math.pi * found.where / size
+    spectrum = draws.shares(log_mgf, phi, size, numerics.transform_error(size) + _CELL_ERROR * values.size)
+    angle = -slope * step + 2j * math.pi * spectrum.where / size
     kernel = step * np.exp(angle) / np.expm1(angle) ** 2  # sum over j >= 0 of j h e^(j angle)
-    total = found.against(kernel, step / math.expm1(-slope * step) ** 2)
+    total = spectrum.against(kernel, step / math.expm1(-slope * step) ** 2)
     return total * math.exp(draws.log_total(log_mgf)) * (1 + 1e-12)
 
 
-def _tilted(grid: Grid, slope: float) -> tuple[float, np.ndarray]:
+def _tilt_grid(grid: Grid, slope: float) -> tuple[float, np.ndarray]:
     """log M, rounded up, and a law: M law is at least e^(slope value) times the probabilities."""
     slope *= grid.step
     with np.errstate(divide="ignore"):
-        log_sum, law = numerics.tilted(np.log(grid.probs), slope * np.arange(1.0 - grid.probs.size, 1.0))
+        log_sum, law = numerics.tilt(np.log(grid.probs), slope * np.arange(1.0 - grid.probs.size, 1.0))
     last = slope * (grid.first + grid.probs.size - 1)
     return last + log_sum + ULP * (4 * abs(last) + 4 * abs(log_sum) + 4), law
 
 
-def _tilt(values: np.ndarray, law: np.ndarray, draws: Draws) -> float:
+def _best_slope(values: np.ndarray, law: np.ndarray, draws: Draws) -> float:
     """About the slope x that makes T(M(x)) / x^2 smallest; any slope gives a bound, and near the best all are alike."""
 
     def derivative(log_slope: float) -> float:

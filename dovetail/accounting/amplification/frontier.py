@@ -34,13 +34,16 @@ class Frontier:
     def __post_init__(self) -> None:
         _validate.finite_array(slopes=self.slopes, masses=self.masses)
         if (self.masses < 0).any() or (np.diff(self.slopes) > 0).any() or (self.slopes < 0).any():
-            raise ValueError("expected falling slopes that are not negative, and masses")
+            lowest, least = self.slopes.min(initial=0.0), self.masses.min(initial=0.0)
+            raise ValueError(
+                f"expected falling slopes and masses, none negative, got a least slope of {lowest} and mass of {least}"
+            )
         whole, mean = float(self.masses.sum()), float(self.masses @ self.slopes)
         if abs(whole - 1) > 1e-9 or abs(mean - 1) > 1e-9:
             raise ValueError(f"expected masses that sum to 1 and a mean slope of 1, got {whole} and {mean}")
 
     @functools.cached_property
-    def _paired(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _slope_pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """F'(u) rounded up, F'(1 - u) rounded down, and the lengths of u for which they hold."""
         ends = np.append(np.cumsum(self.masses)[:-1], 1.0)
         cuts = np.unique(np.concatenate([[0.0], ends, 1 - ends]))
@@ -53,7 +56,7 @@ class Frontier:
 
     def law(self, alpha: float) -> tuple[np.ndarray, np.ndarray]:
         """Values and probabilities of F'(u) - alpha F'(1 - u), rounded up."""
-        here, mirrored, lengths = self._paired
+        here, mirrored, lengths = self._slope_pairs
         return here - alpha * mirrored, lengths
 
     def hit(self, alpha: float) -> float:

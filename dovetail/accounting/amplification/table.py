@@ -99,10 +99,10 @@ def table(report: Report | float, *, num_users: int, delta: float, colluders: in
         own = report if isinstance(report, Report) else Report(kind=entry.kind, eps_local=report)
         event = Shuffled(report=own, num_users=num_users, colluders=colluders)
         try:
-            found, reason = _ask(name, event, delta), None
+            result, reason = _ask(name, event, delta), None
         except NotApplicable as refusal:
-            found, reason = None, str(refusal)
-        rows.append(TableRow(name=name, bound=found, reason=reason, theorem=entry.theorem))
+            result, reason = None, str(refusal)
+        rows.append(TableRow(name=name, bound=result, reason=reason, theorem=entry.theorem))
     return rows
 
 
@@ -114,15 +114,15 @@ def best(report: Report | float, *, num_users: int, delta: float, colluders: int
         A generic report is never given a bound that is proved for one randomizer.
     """
     own = report if isinstance(report, Report) else Report(kind="generic", eps_local=report)
-    found = [
+    candidates = [
         (row.bound.eps, row) for row in table(own, num_users=num_users, delta=delta, colluders=colluders) if row.bound
     ]
-    if not found:
+    if not candidates:
         raise NotApplicable(
             f"no amplification bound improves on eps_local={own.eps_local:.4g} at "
             f"n={num_users - colluders}, delta={delta:.3g}"
         )
-    return min(found, key=lambda pair: pair[0])[1]
+    return min(candidates, key=lambda pair: pair[0])[1]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -30,8 +30,7 @@ from dovetail.accounting.loss_distributions import LossDistribution
 from dovetail.accounting.numerics import ULP, Spectrum
 from dovetail.accounting.pairs import symmetric
 from dovetail.accounting.pairs.binomial import BinomialPair
-from dovetail.accounting.pairs.curves import Nodes, nodes_for, pair_of
-from dovetail.accounting.pairs.symmetric import SymmetricPair
+from dovetail.accounting.pairs.symmetric import Nodes, SymmetricPair, nodes_for, pair_of
 from dovetail.statements import NotApplicable, Theorem
 
 __all__ = ["BINARY", "BinaryReports"]
@@ -93,7 +92,7 @@ class BinaryReports:
     def pair(self, *, folds: int) -> SymmetricPair:
         """The pair that dominates so many coordinates, each with any inputs of the others."""
         _validate.at_least(1, folds=folds)
-        return dataclasses.replace(_one(self, nodes_for(folds)), folds=folds)
+        return dataclasses.replace(_one_coordinate(self, nodes_for(folds)), folds=folds)
 
     def delta(self, eps: float) -> float:
         """delta at eps of one coordinate, whatever the others hold; rounded up."""
@@ -109,27 +108,27 @@ class BinaryReports:
 
 
 @functools.lru_cache(maxsize=64)
-def _one(reports: BinaryReports, nodes: Nodes) -> SymmetricPair:
+def _one_coordinate(reports: BinaryReports, nodes: Nodes) -> SymmetricPair:
     """One coordinate. Where the curve is not known, what it was before holds, or that of revealed exposure."""
     last = 1.0
 
     @functools.cache
-    def revealed() -> LossDistribution:
+    def revealed_loss() -> LossDistribution:
         coins = reports.coins
         return coins.loss(interval=symmetric.resolution(coins))
 
-    def known(eps: float) -> float:
+    def delta_at(eps: float) -> float:
         try:
             return reports.delta(eps)
         except NotApplicable:
-            return revealed().delta(eps)
+            return revealed_loss().delta(eps)
 
     def falling(eps: float) -> float:
         nonlocal last
         if eps == 0:
-            last = known(eps)
+            last = delta_at(eps)
         with contextlib.suppress(NotApplicable):
-            last = min(last, known(eps))
+            last = min(last, delta_at(eps))
         return last
 
     return pair_of(falling, eps_pure=reports.eps_pure, nodes=nodes, least=max(_LEAST, nodes.least))
@@ -159,7 +158,7 @@ class _Crowd:
 
     def __init__(self, reports: BinaryReports) -> None:
         if reports.places > _MOST_MESSAGES:
-            raise NotApplicable(f"expected at most {_MOST_MESSAGES} messages, got {reports.places}")
+            raise NotApplicable(f"{reports.places} messages are more than the {_MOST_MESSAGES} that are told apart")
         self._eps, self._messages = reports.eps_local, reports.places
         self._p, self._q = 1 / (1 + math.exp(-self._eps)), math.exp(-self._eps) / (1 + math.exp(-self._eps))
         self._likelier, self._tilt = reports.likelier, reports.tilt
@@ -179,7 +178,7 @@ class _Crowd:
         """A group for every number of others that report, or for a block of them if there are many."""
         law = binomial_counts(reports.others, reports.inclusion, tail=1e-40)
         if np.any(np.diff(law.counts) != 1):  # blocks that stand at their lowest count: of reports, more is worse
-            raise NotApplicable(f"expected fewer others to tell their numbers apart, got {reports.others}")
+            raise NotApplicable(f"{reports.others} others are too many to tell apart how many of them report")
         fits = law.counts <= reports.places
         counts, weights = law.counts[fits], law.weights[fits]
         self._left = (law.below + (law.above if fits.all() else 0.0)) * reports.tilt
@@ -210,11 +209,11 @@ class _Crowd:
         saddle = math.log(miss / hit)  # where the best threshold is the mean: P(X = j - 1) / P(X = j) = miss / hit
         steps = saddle * self._std / _APART
         law = self._law(saddle if self._whole or steps > 4 else round(steps) * _APART / self._std)
-        found = hit * law.at[:, :-1] - math.expm1(eps) * (1 - 1e-14) * law.tail[:, 1:]
-        best = np.where(law.inside, found, -np.inf).max(axis=1)
+        excess = hit * law.at[:, :-1] - math.expm1(eps) * (1 - 1e-14) * law.tail[:, 1:]
+        best = np.where(law.inside, excess, -np.inf).max(axis=1)
         if not np.isfinite(best).all():
             raise NotApplicable("the law of a count is nowhere clear of its error")
-        if not (found[np.arange(len(best))[:, None], law.ends] < best[:, None]).all(where=law.open):
+        if not (excess[np.arange(len(best))[:, None], law.ends] < best[:, None]).all(where=law.open):
             raise NotApplicable("the best threshold lies outside the window of counts")  # values rise, then fall
         deltas = np.exp(np.minimum(law.log_scale + np.log(np.maximum(best, 1e-300)), 0.0))
         worst = np.zeros(len(self._weights))
@@ -242,7 +241,7 @@ class _Crowd:
         spectrum = Spectrum(n, np.flatnonzero(alive), values, off, math.exp(_NEGLIGIBLE))
         law, error = spectrum.law(), spectrum.error_of_a_point() + self._around(n)
         log_moment = users @ np.log(moments)
-        return self._untilted(law, error[:, None], tilt, first, mean - first, log_moment)
+        return self._untilt(law, error[:, None], tilt, first, mean - first, log_moment)
 
     @property
     def _whole(self) -> bool:
@@ -254,7 +253,7 @@ class _Crowd:
         away = points / 2 - 2
         return 0.0 if self._whole else 2 * math.exp(-(away**2) / (2 * (self._messages / 4 + away / 3)))
 
-    def _untilted(
+    def _untilt(
         self,
         law: np.ndarray,
         error: np.ndarray,

@@ -286,10 +286,10 @@ def clone_counts(coins: Coins | np.ndarray, *, bounded: bool = False) -> CloneCo
         rows = np.zeros((len(a), 2 * a.shape[1] - 1))
         for j in range(a.shape[1]):
             rows[:, j : j + a.shape[1]] += a[:, j : j + 1] * b
-    return _convolved([_trim(row, 0, 0.0, _TINY) for row in rows], _TINY, len(probs))
+    return _convolve([_trim(row, 0, 0.0, _TINY) for row in rows], _TINY, len(probs))
 
 
-def _convolved(parts: list[tuple[np.ndarray, int, float]], least: float, trials: int) -> CloneCounts:
+def _convolve(parts: list[tuple[np.ndarray, int, float]], least: float, trials: int) -> CloneCounts:
     """The law of the sum of independent counts, two by two."""
     while len(parts) > 1:
         odd = parts[len(parts) - len(parts) % 2 :]
@@ -313,7 +313,7 @@ def _by_classes(coins: Coins) -> CloneCounts:
                 weights[-1] += law.above
                 parts.append((weights, int(law.counts[0]), law.below))
     parts.sort(key=lambda part: len(part[0]))
-    return _convolved(parts or [(np.ones(1), 0, 0.0)], _SHALLOW, int(coins.counts.sum()))
+    return _convolve(parts or [(np.ones(1), 0, 0.0)], _SHALLOW, int(coins.counts.sum()))
 
 
 def by_limit(coins: Coins) -> CloneCounts:
@@ -328,7 +328,9 @@ def by_limit(coins: Coins) -> CloneCounts:
     """
     mean, std, slack = coins.mean, coins.std, ULP * (len(coins.probs) + 16)
     if not std >= 2 * _PARTS:
-        raise NotApplicable(f"expected many coins, whose heads deviate by more than {2 * _PARTS}, got {std:.3g}")
+        raise NotApplicable(
+            f"the limit law needs many coins: heads deviate by {std:.3g} here, and {2 * _PARTS} is the least"
+        )
     step = int(std / _PARTS)
     first = max(0, math.floor(mean - _DEVIATIONS[0] * std))
     counts = np.arange(first, mean + _DEVIATIONS[1] * std, step, dtype=np.int64)

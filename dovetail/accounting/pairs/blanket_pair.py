@@ -1,7 +1,7 @@
 """Reports that hide among draws from a blanket, as one dominating pair, so that they compose.
 
 The exact blanket bounds delta(eps) of one shuffled coordinate in both directions, at every eps below eps_local; so does
-the clone pair, and both are 0 beyond. The smaller of the two is made a pair (`curves`).
+the clone pair, and both are 0 beyond. The smaller of the two is made a pair (`symmetric.pair_of`).
 
 Users of different randomizers share a blanket w where every one of them is at least g_i w, whatever its input: then the
 victim hides among C ~ PoissonBinomial(g_i) draws (docs/proofs/blankets.md; `BlanketCrowd`). More draws never hurt.
@@ -19,8 +19,7 @@ from dovetail.accounting.amplification import blanket, blanket_grid, clones
 from dovetail.accounting.amplification.blanket_grid import CountedDraws, Grid
 from dovetail.accounting.amplification.clones import CloneCounts
 from dovetail.accounting.amplification.frontier import Frontier
-from dovetail.accounting.pairs.curves import Nodes, nodes_for, pair_of
-from dovetail.accounting.pairs.symmetric import SymmetricPair
+from dovetail.accounting.pairs.symmetric import Nodes, SymmetricPair, nodes_for, pair_of
 from dovetail.events import Report, Shuffled
 from dovetail.statements import NotApplicable, Theorem
 
@@ -70,8 +69,8 @@ class BlanketCrowd:
         if values.max() <= 0:
             return 0.0
         grid = Grid.of(values, probs, crowd=self._crowd, resolution=_RESOLUTION, most=_MOST_POINTS)
-        found = blanket_grid.mean_excess(grid, self._draws)
-        return numerics.probability(found + self.counts.below * self.frontier.hit(alpha))
+        excess = blanket_grid.mean_excess(grid, self._draws)
+        return numerics.probability(excess + self.counts.below * self.frontier.hit(alpha))
 
 
 def pair(event: Shuffled) -> SymmetricPair:
@@ -86,18 +85,20 @@ def pair(event: Shuffled) -> SymmetricPair:
     report = event.report
     if report.kind == "generic" or (report.kind == "rr" and report.levels == 2):
         raise NotApplicable("the blanket is of no use for generic and binary reports")
-    return dataclasses.replace(_one(report, event.honest, nodes_for(event.coordinates)), folds=event.coordinates)
+    return dataclasses.replace(
+        _one_coordinate(report, event.honest, nodes_for(event.coordinates)), folds=event.coordinates
+    )
 
 
 @functools.lru_cache(maxsize=64)
-def _one(report: Report, num_users: int, nodes: Nodes) -> SymmetricPair:
+def _one_coordinate(report: Report, num_users: int, nodes: Nodes) -> SymmetricPair:
     """The pair of one coordinate of so many honest users."""
     event = Shuffled(report=report, num_users=num_users)
 
     def delta(eps: float) -> float:
-        found = clones.delta_of(event, eps=eps)
+        least = clones.delta_of(event, eps=eps)
         with contextlib.suppress(NotApplicable):
-            found = min(found, blanket.exact_delta(event, eps=eps, coarser=_COARSER))
-        return found
+            least = min(least, blanket.exact_delta(event, eps=eps, coarser=_COARSER))
+        return least
 
     return pair_of(delta, eps_pure=report.eps_local, nodes=nodes)

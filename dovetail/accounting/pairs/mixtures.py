@@ -48,13 +48,15 @@ class ShiftLaw:
             and what is rarer than that at the bottom is rounded up as well.
         """
         if len(shifts) != len(weights) or not len(shifts) or shifts[0] < 0 or np.any(np.diff(shifts) <= 0):
-            raise ValueError(f"expected ascending shifts >= 0 with their weights, got {len(shifts)} shifts")
+            raise ValueError(
+                f"expected ascending shifts >= 0, each with a weight, got {len(shifts)} shifts, {len(weights)} weights"
+            )
         last = len(weights) - int(np.searchsorted(np.cumsum(weights[::-1]), _NEGLIGIBLE))
         last = max(1, last)
         if shifts[last - 1] > _LARGEST_SHIFT:
             raise NotApplicable(
-                f"expected shifts of at most {_LARGEST_SHIFT:g} standard deviations of the noise, "
-                f"got {shifts[last - 1]:.3g}"
+                f"a shift of {shifts[last - 1]:.3g} standard deviations is more than the {_LARGEST_SHIFT:g} that are "
+                "resolved: the noise is too small"
             )
         first = min(int(np.searchsorted(np.cumsum(weights), _NEGLIGIBLE)), last - 1)
         lost = float(np.sum(weights[last:])) * (1 + 1e-9) + 1e-300
@@ -139,10 +141,10 @@ def loss(law: ShiftLaw, *, interval: float) -> LossDistribution:
         Never below the exact hockey-stick divergence of the pair, in either direction, at any eps.
     """
     _validate.positive(interval=interval)
-    return LossDistribution(interval, (_removed(law, interval), _added(law, interval)))
+    return LossDistribution(interval, (_loss_when_removed(law, interval), _loss_when_added(law, interval)))
 
 
-def _removed(law: ShiftLaw, interval: float) -> Side:
+def _loss_when_removed(law: ShiftLaw, interval: float) -> Side:
     """P against Q: the loss rises with the outcome."""
     cuts = _cuts(law, *law.reach, interval)
     losses, error = law.loss_at(cuts), _error(law, cuts)
@@ -153,7 +155,7 @@ def _removed(law: ShiftLaw, interval: float) -> Side:
     return _on_grid(at + error, mass, law.above(cuts[-1]) * (1 + 1e-9) + law.lost, interval)
 
 
-def _added(law: ShiftLaw, interval: float) -> Side:
+def _loss_when_added(law: ShiftLaw, interval: float) -> Side:
     """Q against P: the loss falls with the outcome."""
     cuts = _cuts(law, -_FAR, _FAR, interval)
     losses, error = law.loss_at(cuts), _error(law, cuts)

@@ -8,14 +8,20 @@ never hurt, so users of similar budgets share the bound of the largest budget am
 
 Laplace noise of unequal scales has ``c_i = 0`` wherever ``eps_i > eps_v``, because of the far tail alone. There the
 victim's outcomes are also cut into a near and a far region of fixed probability, each with clones of its own.
+
+A user hides a victim with a probability that depends on its own budget. Where there are many users, those of
+neighbouring budgets are taken together (`classes`), each with the least probability of any of them.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +29,9 @@ from dovetail import _validate
 from dovetail.accounting.amplification import blanket, frontier
 from dovetail.accounting.amplification.clones import CloneCounts
 from dovetail.accounting.amplification.frontier import Frontier
-from dovetail.accounting.pairs import curves
+from dovetail.accounting.pairs import symmetric
 from dovetail.accounting.pairs.binomial import (
+    MANY,
     SOME,
     Coins,
     Hiding,
@@ -33,12 +40,26 @@ from dovetail.accounting.pairs.binomial import (
     coarser,
 )
 from dovetail.accounting.pairs.blanket_pair import BlanketCrowd
-from dovetail.accounting.pairs.budgets import ProbsOf, classes, honest, order_of, span, split
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
 
-__all__ = ["clone_probs", "clone_probs_from_pmfs", "curve", "groups", "halved", "pair"]
+__all__ = [
+    "Classes",
+    "ProbsOf",
+    "budgets_of",
+    "classes",
+    "clone_probs",
+    "clone_probs_from_pmfs",
+    "curve",
+    "groups",
+    "halve",
+    "honest",
+    "order_of",
+    "pair",
+    "span",
+    "split",
+]
 
 _DOWN = 1 - 1e-13
 _FAR = (1e-9, 1e-3)  # probabilities of the far region that are tried for Laplace noise
@@ -53,6 +74,94 @@ _SIMILAR, _CLEARLY = (
 _SAMPLE = 200  # budgets by which a plateau is chosen
 _DISTINCT = 4  # budgets that are looked at one by one
 _NARROW = 1.005  # ratio of budgets that are not told apart
+_MOST_CLASSES = 2000
+
+ProbsOf = Callable[[np.ndarray], np.ndarray]  # of budgets
+
+
+@functools.lru_cache(maxsize=4)
+def budgets_of(event: Personalized) -> np.ndarray:
+    """Every user's budget."""
+    budgets = np.array(event.eps_locals, dtype=float)
+    budgets.flags.writeable = False
+    return budgets
+
+
+_last_orders: deque[np.ndarray] = deque(maxlen=1)
+
+
+def order_of(event: Personalized) -> np.ndarray:
+    """All users by rising budgets."""
+    return _sorted_budgets(event)[0]
+
+
+@functools.lru_cache(maxsize=4)
+def _sorted_budgets(event: Personalized) -> tuple[np.ndarray, np.ndarray]:
+    """All users by rising budgets, and those budgets; a search scales budgets, which leaves the last order as it is."""
+    budgets = budgets_of(event)
+    for order in tuple(_last_orders):
+        if len(order) == len(budgets) and np.all(np.diff(rising := budgets[order]) >= 0):
+            return order, rising
+    order = np.argsort(budgets)
+    order.flags.writeable = False
+    _last_orders.append(order)
+    return order, budgets[order]
+
+
+def span(event: Personalized, members: np.ndarray) -> tuple[float, float]:
+    """The smallest and the largest budget of these users; at once, if they are neighbours in `order_of`."""
+    budgets = budgets_of(event)
+    if members.base is not None and members.base is order_of(event):
+        return float(budgets[members[0]]), float(budgets[members[-1]])
+    return float(budgets[members].min()), float(budgets[members].max())
+
+
+def split(event: Personalized, members: np.ndarray, at: float) -> list[np.ndarray]:
+    """Those of these users whose budgets are at most this one, and the others."""
+    budgets = budgets_of(event)
+    if members.base is not None and members.base is order_of(event):
+        cut = bisect.bisect_right(members, at, key=budgets.__getitem__)
+        return [members[:cut], members[cut:]]
+    smaller = budgets[members] <= at
+    return [members[smaller], members[~smaller]]
+
+
+class Classes(NamedTuple):
+    """Users by their budgets: the smallest and the largest budget of each class, and how many they are."""
+
+    low: np.ndarray
+    high: np.ndarray
+    counts: np.ndarray
+
+
+@functools.lru_cache(maxsize=4)
+def classes(event: Personalized) -> Classes:
+    """One class for each budget, or for neighbouring budgets where they are many."""
+    _, ordered = _sorted_budgets(event)
+    firsts = np.flatnonzero(np.diff(ordered, prepend=-np.inf))
+    values, counts = ordered[firsts], np.diff(firsts, append=len(ordered))
+    starts = np.arange(0, len(values), max(1, len(values) // _MOST_CLASSES))
+    ends = np.append(starts[1:], len(values)) - 1
+    return Classes(values[starts], values[ends], np.add.reduceat(counts, starts))
+
+
+def honest(event: Personalized, victims: np.ndarray | None, probs_of: ProbsOf) -> Coins:
+    """What the honest others do to hide any of these victims (None: of all users), at the least.
+
+    `probs_of(budgets)` rises and then falls with the budget, so that a class hides no less than at one of its ends.
+    """
+    budgets = budgets_of(event)
+    if len(budgets) > MANY:
+        low, high, counts = classes(event)
+        probs = np.minimum(probs_of(low), probs_of(high))
+        order = np.argsort(probs)
+        probs, counts = probs[order], counts[order]
+        gone = np.maximum(0, np.cumsum(counts) - (len(budgets) - 1 - event.colluders))  # those who hide most
+        return Coins(probs, counts - np.minimum(counts, gone))
+    probs = probs_of(budgets)
+    gone = np.argmax(probs) if victims is None else victims[np.argmax(probs[victims])]
+    others = np.delete(probs, gone)
+    return Coins(*np.unique(np.sort(others)[: len(others) - event.colluders], return_counts=True))
 
 
 def clone_probs(event: Personalized, victim: int, *, far: float = 0.0) -> tuple[tuple[float, np.ndarray], ...]:
@@ -79,7 +188,7 @@ def clone_probs_from_pmfs(victim: np.ndarray, others: Sequence[np.ndarray]) -> t
         if table.ndim != 2 or table.shape[1] != tables[0].shape[1] or (table < 0).any():
             raise ValueError(f"expected tables of probabilities over the same outcomes, got shape {table.shape}")
         if not np.allclose(table.sum(axis=1), 1, atol=1e-9):
-            raise ValueError("expected every row of a table to sum to 1")
+            raise ValueError(f"expected every row of a table to sum to 1, got sums of {table.sum(axis=1).tolist()}")
     possible = tables[0].max(axis=0) > 0
     top, bottom = tables[0].max(axis=0)[possible], tables[0].min(axis=0)[possible]
     if (bottom == 0).any():
@@ -106,54 +215,54 @@ def _fewest_clones(event: Personalized, victims: np.ndarray, far: float = 0.0) -
         rest = event.levels - 1
         return 2 * small / (1 + rest * small) * ((1 + rest * math.exp(-high)) / (1 + math.exp(-high)))
 
-    def hidden(mass: float, share: ProbsOf) -> tuple[float, Coins]:
+    def region(mass: float, share: ProbsOf) -> tuple[float, Coins]:
         return mass, honest(event, victims, lambda eps: np.minimum(1.0, mass * probs(eps) * share(eps) * _DOWN))
 
     if event.kind != "laplace":
-        return (hidden(1.0, np.ones_like),)
-    near = hidden(1 - far, lambda eps: far ** np.maximum(0.0, eps / low - 1) if far else 1.0 * (eps <= low))
-    return (hidden(far, lambda eps: 1.0 * (eps <= low)), near) if far else (near,)
+        return (region(1.0, np.ones_like),)
+    near = region(1 - far, lambda eps: far ** np.maximum(0.0, eps / low - 1) if far else 1.0 * (eps <= low))
+    return (region(far, lambda eps: 1.0 * (eps <= low)), near) if far else (near,)
 
 
 def _hidings(event: Personalized, victims: np.ndarray) -> list[Hiding]:
     """Every way to hide these victims among clones that is worth measuring; each alone is a valid bound."""
     plain = _fewest_clones(event, victims)
-    found = [plain]
+    hidings = [plain]
     for far in _FAR if event.kind == "laplace" else ():
         hiding = _fewest_clones(event, victims, far)
         if hiding[-1][1].mean > 1.5 * plain[0][1].mean:
-            found.append(hiding)
-    return found
+            hidings.append(hiding)
+    return hidings
 
 
 def _blanket(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
     """The largest frontier of these victims among the fewest draws from a blanket of theirs."""
     low, high = span(event, victims)
-    if not _LEAST_BUDGET <= high <= curves.LARGEST_LOSS:
+    if not _LEAST_BUDGET <= high <= symmetric.LARGEST_LOSS:
         raise NotApplicable(f"no blanket for a budget of {high:.4g}")
     match event.kind:
         case "clip_laplace":
-            known = frontier.clip_laplace(high)
+            own = frontier.clip_laplace(high)
             if event.threshold:  # which only takes away; where it takes little, covering it costs more
                 behind = blanket.threshold_frontier(high, float(classes(event).low[0]), event.threshold)
-                known = min(known, behind, key=lambda one: one.spread)
+                own = min(own, behind, key=lambda candidate: candidate.spread)
         case "laplace":
-            known, floors = _plateau(event, low, high)
-            return BlanketCrowd(known, _draws(event, honest(event, victims, floors)))
+            own, floors = _plateau(event, low, high)
+            return BlanketCrowd(own, _draws(event, honest(event, victims, floors)))
         case _:
-            known = frontier.randomized_response(high, 1 / event.levels)
+            own = frontier.randomized_response(high, 1 / event.levels)
     if len(event.eps_locals) > _MANY:  # one user more or less: the same for all victims
-        return BlanketCrowd(known, _draws_for_all(event))
-    return BlanketCrowd(known, _draws(event, honest(event, victims, _floors(event))))
+        return BlanketCrowd(own, _draws_for_all(event))
+    return BlanketCrowd(own, _draws(event, honest(event, victims, _floors(event))))
 
 
-def _bounded(event: Personalized) -> bool:
+def _may_bound(event: Personalized) -> bool:
     """Whether laws may be bounded: of many coordinates the bulk of each decides. It depends on no colluders."""
-    return event.coordinates >= curves.MANY and len(event.eps_locals) > SOME
+    return event.coordinates >= symmetric.MANY_FOLDS and len(event.eps_locals) > SOME
 
 
 def _draws(event: Personalized, coins: Coins) -> CloneCounts:
-    return coarser(clone_counts(coins, bounded=_bounded(event)), parts=4)
+    return coarser(clone_counts(coins, bounded=_may_bound(event)), parts=4)
 
 
 def _floors(event: Personalized) -> ProbsOf:
@@ -171,15 +280,15 @@ def _draws_for_all(event: Personalized) -> CloneCounts:
 
 def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, ProbsOf]:
     """The plateau that seems best for the larger of two budgets; users above the smaller one hide nobody."""
-    some = classes(event).high
-    some = some[some <= low]
-    some = some[np.linspace(0, len(some) - 1, min(len(some), _SAMPLE)).astype(np.int64)]
+    budgets = classes(event).high
+    budgets = budgets[budgets <= low]
+    budgets = budgets[np.linspace(0, len(budgets) - 1, min(len(budgets), _SAMPLE)).astype(np.int64)]
 
     def loss(half_width: float) -> float:
-        hidden = float(blanket.laplace_floors(some, high, half_width).mean())
-        return blanket.laplace_frontier(high, half_width).spread / math.sqrt(hidden + 1e-300)
+        hiding = float(blanket.laplace_floors(budgets, high, half_width).mean())
+        return blanket.laplace_frontier(high, half_width).spread / math.sqrt(hiding + 1e-300)
 
-    best = min(_WIDTHS, key=loss) if len(some) else _WIDTHS[0]
+    best = min(_WIDTHS, key=loss) if len(budgets) else _WIDTHS[0]
 
     def floors(eps_locals: np.ndarray) -> np.ndarray:
         return np.where(eps_locals <= low, blanket.laplace_floors(eps_locals, high, best), 0.0)
@@ -190,38 +299,38 @@ def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, Pr
 def _about(event: Personalized, members: np.ndarray) -> tuple[float, float]:
     """About the deviation of the loss under Laplace noise by clones and by a plateau: to choose by."""
     low, high = span(event, members)
-    hidden = max(sum(coins.mean for _, coins in hiding) for hiding in _hidings(event, members))
-    by_clones = 2 * math.tanh(high / 2) / math.sqrt(hidden + 1)
+    hiding_users = max(sum(coins.mean for _, coins in hiding) for hiding in _hidings(event, members))
+    by_clones = 2 * math.tanh(high / 2) / math.sqrt(hiding_users + 1)
     try:
-        known, floors = _plateau(event, low, high)
+        own, floors = _plateau(event, low, high)
     except NotApplicable:
         return by_clones, math.inf
-    return by_clones, known.spread / math.sqrt(honest(event, members, floors).mean + 1)
+    return by_clones, own.spread / math.sqrt(honest(event, members, floors).mean + 1)
 
 
 def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
     """delta(eps) of one coordinate for each of these victims, in both directions."""
     users, (_, top) = len(event.eps_locals), span(event, victims)
-    by_clones, by_blanket = True, _LEAST_BUDGET <= top <= curves.LARGEST_LOSS
+    by_clones, by_blanket = True, _LEAST_BUDGET <= top <= symmetric.LARGEST_LOSS
     if users > _MANY and by_blanket:  # one of them is enough: of boxes and levels, the blanket
         clones, plateau = _about(event, victims) if event.kind == "laplace" else (math.inf, 0.0)
         if event.kind == "rr" and event.levels == 2:  # whose blanket is the clones', which need no grid
             clones, plateau = 0.0, math.inf
-        alone = _bounded(event)
+        alone = _may_bound(event)
         by_blanket = plateau < (_CLEARLY if alone else _SIMILAR) * clones
         by_clones = not by_blanket if alone else clones < _SIMILAR * plateau
-    found: list[Callable[[float], float]] = []
+    bounds: list[Callable[[float], float]] = []
     if by_blanket:
         with contextlib.suppress(NotApplicable):
-            found.append(_blanket(event, victims).delta)
-    if by_clones or not found:
-        found += [PoissonBinomialPair(hiding, top, _bounded(event)).delta for hiding in _hidings(event, victims)]
+            bounds.append(_blanket(event, victims).delta)
+    if by_clones or not bounds:
+        bounds += [PoissonBinomialPair(hiding, top, _may_bound(event)).delta for hiding in _hidings(event, victims)]
 
     def delta(eps: float) -> float:
         least = 1.0
-        for one in found:
+        for bound in bounds:
             with contextlib.suppress(NotApplicable):
-                least = min(least, one(eps))
+                least = min(least, bound(eps))
         return least if eps < top else 0.0
 
     return delta
@@ -230,8 +339,8 @@ def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
 def pair(event: Personalized, victims: np.ndarray, *, coarse: bool = False) -> SymmetricPair:
     """The pair of all coordinates that dominates for each of these victims."""
     _, top = span(event, victims)
-    nodes = curves.nodes_for(event.coordinates, coarse=coarse)
-    return curves.pair_of(curve(event, victims), eps_pure=top, folds=event.coordinates, nodes=nodes)
+    nodes = symmetric.nodes_for(event.coordinates, coarse=coarse)
+    return symmetric.pair_of(curve(event, victims), eps_pure=top, folds=event.coordinates, nodes=nodes)
 
 
 @functools.lru_cache(maxsize=8)
@@ -241,27 +350,27 @@ def groups(event: Personalized) -> tuple[np.ndarray, ...]:
     Budgets by which all users hide a victim alike are one group: the largest is the worst. Laplace noise hides no one
     of a smaller budget, so there groups are halved while theirs may be the worst.
     """
-    known = classes(event)
-    if len(known.low) <= _DISTINCT:
-        ends = np.cumsum(known.counts)
-        return tuple(order_of(event)[end - count : end] for end, count in zip(ends, known.counts, strict=True))
+    by_budget = classes(event)
+    if len(by_budget.low) <= _DISTINCT:
+        ends = np.cumsum(by_budget.counts)
+        return tuple(order_of(event)[end - count : end] for end, count in zip(ends, by_budget.counts, strict=True))
     if event.kind != "laplace":
         return (np.arange(len(event.eps_locals)),)
 
-    below, largest = split(event, order_of(event)[:], float(known.high[-1]) / _NARROW * (1 - 1e-15))
-    found, worst, left = [largest], min(_about(event, largest)), [below] if len(below) else []
+    below, largest = split(event, order_of(event)[:], float(by_budget.high[-1]) / _NARROW * (1 - 1e-15))
+    results, worst, left = [largest], min(_about(event, largest)), [below] if len(below) else []
     while left:
         members = left.pop()
         worst = max(worst, min(_about(event, members[-1:])))  # of one user, whom nobody else makes worse
-        much, halves = min(_about(event, members)), halved(event, members)
-        if much <= _ABOUT * worst or len(halves) == 1:
-            found.append(members)
+        here, halves = min(_about(event, members)), halve(event, members)
+        if here <= _ABOUT * worst or len(halves) == 1:
+            results.append(members)
         else:
             left += halves
-    return tuple(found)
+    return tuple(results)
 
 
-def halved(event: Personalized, members: np.ndarray) -> list[np.ndarray]:
+def halve(event: Personalized, members: np.ndarray) -> list[np.ndarray]:
     """Two groups, of smaller and of larger budgets; one, where the budgets are as good as equal, or it would not help.
 
     Only of Laplace noise do users of smaller budgets hide behind fewer others.

@@ -3,8 +3,6 @@
 Accountants, statements and the reports of clients ask a release and never the type of an event. A new event brings a
 class with the answers it has, registered by one line; a question that it does not answer is `NotApplicable`, so that
 nothing is certified by silence.
-
-How probably padded slots are too few, and how many of its coordinates a client reports.
 """
 
 from __future__ import annotations
@@ -15,11 +13,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from dovetail import _validate, events
-from dovetail.accounting import numerics
+from dovetail import events
+from dovetail.accounting.gaussian import NearGaussian
 from dovetail.accounting.loss_distributions import Loss
-from dovetail.accounting.near_gaussian import NearGaussian
-from dovetail.events import Crowd, Everyone, FixedSize, PaddedBernoulli, Participation, Poisson, Round
+from dovetail.events import Everyone, FixedSize, Participation, Poisson, Round
 from dovetail.statements import Bound, Neighbors, NotApplicable, Proof, Spent, Theorem
 
 __all__ = [
@@ -27,11 +24,8 @@ __all__ = [
     "Release",
     "Sampling",
     "Scale",
-    "most_reports",
-    "need_shuffle",
     "release_of",
     "releases",
-    "spent_delta",
 ]
 
 Sampling = Everyone | FixedSize | Poisson
@@ -51,16 +45,16 @@ class Scale(NamedTuple):
 class Curve:
     """The privacy of a composition by one proof: eps at a delta, and delta at an eps.
 
-    `best` names those of the two that no other theorem improves on. `spent` is what this proof alone spends of delta,
-    beside what the releases themselves spend. `lower` is eps at a delta rounded down, where it is known as well: it may
-    take longer than eps itself, and raises `NotApplicable` where it is not.
+    `best` names those of the two that no other theorem improves on. `delta_spent` is what this proof alone spends of
+    delta, beside what the releases themselves spend. `lower` is eps at a delta rounded down, where it is known as
+    well: it may take longer than eps itself, and raises `NotApplicable` where it is not.
     """
 
     proof: Proof
     eps: Callable[[float], float]
     delta: Callable[[float], float]
     best: frozenset[str] = frozenset()
-    spent: Callable[[float], tuple[Spent, ...]] = lambda eps: ()
+    delta_spent: Callable[[float], tuple[Spent, ...]] = lambda eps: ()
     lower: Callable[[float], float] | None = None
 
 
@@ -105,7 +99,7 @@ class Release(Generic[_Event]):
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
         """Its Renyi divergence at every order; infinite where none is known."""
-        raise NotApplicable(f"no Renyi bound here for {self._described(sampling)}")
+        raise NotApplicable(f"no Renyi bound here for {self._description(sampling)}")
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """Its privacy loss on multiples of `interval`.
@@ -113,11 +107,11 @@ class Release(Generic[_Event]):
         Several, where it depends on something fixed but unknown about the victim (how a subject's items are spread
         over users): the loss of any number of such releases is the composition of one of them.
         """
-        raise NotApplicable(f"no privacy-loss distribution here for {self._described(sampling)}")
+        raise NotApplicable(f"no privacy-loss distribution here for {self._description(sampling)}")
 
     def losses_below(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """The same losses rounded down, for a lower end of what is computed from them."""
-        raise NotApplicable(f"no privacy-loss distribution from below here for {self._described(sampling)}")
+        raise NotApplicable(f"no privacy-loss distribution from below here for {self._description(sampling)}")
 
     @property
     def resolution(self) -> float:
@@ -137,7 +131,7 @@ class Release(Generic[_Event]):
         """So many of it by a theorem of its own."""
         raise NotApplicable(f"{self._name} has no theorem of its own for equal rounds")
 
-    def holds_on(self, sampling: Sampling) -> bool:
+    def holds_if_sample_known(self, sampling: Sampling) -> bool:
         """Whether a round on such a sample, were it known, is this release for those drawn and tells nothing of others.
 
         Then it is never worse than a round with everyone, by joint convexity over the samples. A crowd is as many as
@@ -147,7 +141,7 @@ class Release(Generic[_Event]):
         fixed = isinstance(sampling, FixedSize) and sampling.size == crowd
         return fixed and self.neighbors is Neighbors.REPLACE_ONE
 
-    def assumes(self, sampling: Sampling) -> str | None:
+    def sampling_assumption(self, sampling: Sampling) -> str | None:
         """What a statement assumes of such a sample, if it rests on it; None of everyone."""
         match sampling:
             case Poisson(prob=prob):
@@ -163,7 +157,7 @@ class Release(Generic[_Event]):
         """Every user's own eps after so many releases, where users differ."""
         return None
 
-    def spent(self, eps: float) -> tuple[Spent, ...]:
+    def delta_spent(self, eps: float) -> tuple[Spent, ...]:
         """What it spends of delta beside its divergence, when eps is that of the whole; non-decreasing in eps."""
         return ()
 
@@ -171,11 +165,11 @@ class Release(Generic[_Event]):
         """What it guarantees about one client's part, seen with the client's name on it: no crowd, no sampling."""
         raise NotApplicable(f"{self._name} does not describe what one client's reports reveal")
 
-    def simplified(self, sampling: Sampling) -> Any:
+    def simplify(self, sampling: Sampling) -> Any:
         """An event that says the same and has a sharper accountant, or the event itself."""
         return self.event
 
-    def in_disjoint_batches(self) -> None:
+    def check_disjoint_batches(self) -> None:
         """Refuse, with the reason, where disjoint batches of users do not concern different victims."""
 
     def of_users(self, participation: Participation, users: int) -> Round | None:
@@ -194,7 +188,7 @@ class Release(Generic[_Event]):
     def _name(self) -> str:
         return type(self.event).__name__
 
-    def _described(self, sampling: Sampling) -> str:
+    def _description(self, sampling: Sampling) -> str:
         relation = getattr(self.event, "neighbors", None)
         under = f" under {relation.value}" if relation else ""
         return f"{self._name} noise with {type(sampling).__name__} participation{under}"
@@ -211,18 +205,16 @@ def releases(*kinds: type) -> Callable[[_Family], _Family]:
         What an event implies is never replaced: statements about bundled protocols rest on bundled releases.
     """
 
-    def registered(family: _Family) -> _Family:
+    def register(family: _Family) -> _Family:
         for kind in kinds:
             events.register(kind)
-            known = _FAMILIES.setdefault(kind, family)
-            if (known.__module__, known.__qualname__) != (family.__module__, family.__qualname__):
-                raise ValueError(
-                    f"expected an event without a release, got {kind.__name__}, which {known.__name__} is for"
-                )
+            first = _FAMILIES.setdefault(kind, family)
+            if (first.__module__, first.__qualname__) != (family.__module__, family.__qualname__):
+                raise ValueError(f"{kind.__name__} has a release already, {first.__name__}, which is never replaced")
             _FAMILIES[kind] = family
         return family
 
-    return registered
+    return register
 
 
 def release_of(event: Any) -> Release[Any]:
@@ -231,43 +223,3 @@ def release_of(event: Any) -> Release[Any]:
         if kind in _FAMILIES:
             return _FAMILIES[kind](event)
     raise NotApplicable(f"no release is registered for {type(event).__name__}")
-
-
-_OUTWARD = 1 + 1e-9
-_UNDERFLOW = 1e-300
-
-
-def spent_delta(event: Crowd) -> float:
-    """What a round costs in delta beside its pair: the chance that a report of the victim meets a full coordinate.
-
-    Guarantees:
-        At most the chance that any coordinate overflows, by the union bound: P(Bin(n - t, beta) > n_p - t) d.
-        Zero where nothing is dropped, and for SS-Topk, whose pair pays for drops.
-    """
-    need_shuffle(event)
-    match event:
-        case PaddedBernoulli(inclusion=inclusion):
-            slots = event.pad_to - event.colluders
-            if event.honest > slots:
-                full = float(numerics.binomial_sf(slots - 1, event.honest - 1, inclusion))
-                full = full * _OUTWARD * numerics.binomial_outward(event.honest) + _UNDERFLOW
-                return numerics.probability(event.coordinates * inclusion * full)
-    return 0.0
-
-
-def most_reports(event: PaddedBernoulli, *, delta: float) -> int:
-    """The smallest k_max with P[Bin(coordinates, inclusion) > k_max] <= delta."""
-    _validate.in_interval(0, 1, delta=delta)
-    low, high = -1, event.coordinates
-    while high - low > 1:
-        middle = (low + high) // 2
-        over = float(numerics.binomial_sf(middle, event.coordinates, event.inclusion)) * _OUTWARD
-        over = over * numerics.binomial_outward(event.coordinates) + _UNDERFLOW
-        low, high = (low, middle) if over <= delta else (middle, high)
-    return high
-
-
-def need_shuffle(event: Crowd) -> None:
-    """Refuse what is no shuffled round."""
-    if not isinstance(event, Crowd):
-        raise NotApplicable(f"no dominating pair here for {type(event).__name__}")

@@ -11,7 +11,7 @@ Every event here reduces, coordinate by coordinate, to one biased coin among fai
 Where the randomizer is known there is a sharper pair: binary reports are known exactly, without revealing who is
 exposed (`pairs.binary`), and Laplace reports, levels and caps by their blanket (`pairs.blanket_pair`). Coordinates are
 shuffled independently, so they compose. In padded events `num_users` is the most that a round admits. A round on a
-secret sample of fixed size has a pair of its own, made of the delta of the whole round (`curves.sampled_pair`).
+secret sample of fixed size has a pair of its own, made of the delta of the whole round (`symmetric.sampled_pair`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,8 @@ from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
 from dovetail.accounting.pairs import binary, blanket_pair, symmetric
 from dovetail.accounting.pairs.binary import BinaryReports
 from dovetail.accounting.pairs.binomial import BinomialPair
-from dovetail.accounting.pairs.curves import LARGEST_LOSS, sampled_pair
-from dovetail.accounting.pairs.symmetric import SymmetricPair
-from dovetail.accounting.releases._base import (
-    Release,
-    Sampling,
-    Scale,
-    most_reports,
-    need_shuffle,
-    releases,
-    spent_delta,
-)
+from dovetail.accounting.pairs.symmetric import LARGEST_LOSS, SymmetricPair, sampled_pair
+from dovetail.accounting.releases._base import Release, Sampling, Scale, releases
 from dovetail.events import Crowd, Everyone, FixedSize, PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import Bound, NotApplicable, Proof, Spent, Theorem
 
@@ -50,10 +41,10 @@ __all__ = [
     "local",
     "loss",
     "most_reports",
+    "overflow_delta",
     "pair",
     "renyi",
     "resolution",
-    "spent_delta",
     "theorem",
 ]
 
@@ -73,46 +64,51 @@ LOCAL = Theorem(
 
 ORDERS = 1 + np.geomspace(0.05, 20_000, 300)
 _OUTWARD = 1 + 1e-9
+_UNDERFLOW = 1e-300
 _MOST_USERS = 10**11  # a crowd of more users hides at least as well
 _INDICES_TELL = "which coordinates a client reports depends on its data"
 
 
 def theorem(event: Crowd) -> Theorem:
     """The theorem that gives the pair of this event."""
-    need_shuffle(event)
-    if not _sharper(event):
+    _require_crowd(event)
+    if not _exact_pair(event):
         return {Shuffled: CLONES, PaddedBernoulli: DOUBLE, PaddedTopk: TOPK}[type(event)]
-    if _binary(event.report):
+    if _is_binary(event.report):
         return {Shuffled: binary.BINARY, PaddedBernoulli: DOUBLE_EXACT, PaddedTopk: TOPK_EXACT}[type(event)]
     return blanket_pair.BLANKETS if event.report.kind == "cap" else blanket_pair.BLANKET_PAIR
 
 
 def pair(event: Crowd) -> BinomialPair:
-    """The dominating coins of one round: all its coordinates, both directions, without the delta of `spent_delta`.
+    """The dominating coins of one round: all its coordinates, both directions, without its `overflow_delta`.
 
     Guarantees:
         Refuses a padded event with anything but binary randomized response: its dummies would not be fair coins.
         Refuses SS-Topk with both a possible surplus and colluders, who would see how many of their reports survive.
     """
-    need_shuffle(event)
+    _require_crowd(event)
     tilt = math.tanh(event.report.eps_local / 2)  # 1 - tilt = 2/(e^eps + 1) is the probability of a fair coin
     match event:
         case Shuffled():
             others = min(event.honest, _MOST_USERS) - 1
             return BinomialPair(
-                others=others, exposed=others, prob_exposed=_up(tilt), tilt=_up(tilt), folds=event.coordinates
+                others=others,
+                exposed=others,
+                prob_exposed=_round_up(tilt),
+                tilt=_round_up(tilt),
+                folds=event.coordinates,
             )
         case PaddedBernoulli(inclusion=inclusion):
-            _need_binary(event.report)
+            _require_binary(event.report)
             return BinomialPair(
                 others=event.pad_to - event.colluders - 1,
                 exposed=event.honest - 1,
-                prob_exposed=_up(inclusion * tilt),
-                tilt=_up(inclusion * tilt),
+                prob_exposed=_round_up(inclusion * tilt),
+                tilt=_round_up(inclusion * tilt),
                 folds=event.coordinates,
             )
         case PaddedTopk(top=top):
-            _need_binary(event.report)
+            _require_binary(event.report)
             surplus = event.num_users > event.pad_to
             if surplus and event.colluders:
                 raise NotApplicable(
@@ -122,16 +118,16 @@ def pair(event: Crowd) -> BinomialPair:
             return BinomialPair(
                 others=event.pad_to - event.colluders - 1,
                 exposed=min(event.num_users, event.pad_to) - event.colluders - 1,
-                prob_exposed=_up(tilt),
-                tilt=_up(tilt),
+                prob_exposed=_round_up(tilt),
+                tilt=_round_up(tilt),
                 folds=2 * top if surplus else top,
             )
 
 
-def _sharper(event: Crowd) -> SymmetricPair | None:
+def _exact_pair(event: Crowd) -> SymmetricPair | None:
     """The pair of the randomizer itself, which also holds and is sharper, where there is one."""
     with contextlib.suppress(NotApplicable):
-        if isinstance(event, Shuffled) and not _binary(event.report):
+        if isinstance(event, Shuffled) and not _is_binary(event.report):
             return blanket_pair.pair(event)
         coins, eps_local = pair(event), event.report.eps_local
         inclusion = event.inclusion if isinstance(event, PaddedBernoulli) else 1.0
@@ -148,7 +144,7 @@ def renyi(event: Crowd, orders: np.ndarray) -> np.ndarray:
         Non-decreasing in eps_local, coordinates and order, non-increasing in num_users of `Shuffled` (up to 0.3 %
         where the blanket's nodes are used).
     """
-    coins, sharper = pair(event), _sharper(event)
+    coins, sharper = pair(event), _exact_pair(event)
     bound = np.fmin(coins.renyi(orders), coins.folds * event.report.eps_local)
     return np.fmin(bound, sharper.renyi(orders)) if sharper else bound
 
@@ -156,16 +152,16 @@ def renyi(event: Crowd, orders: np.ndarray) -> np.ndarray:
 @functools.lru_cache(maxsize=32)
 def loss(event: Crowd, *, interval: float = 1e-4) -> Loss:
     """The privacy loss of one round, all coordinates, on multiples of `interval`; both directions are equal."""
-    return symmetric.folded_loss(_sharper(event) or pair(event), interval=interval)
+    return symmetric.folded_loss(_exact_pair(event) or pair(event), interval=interval)
 
 
 def delta(event: Crowd, *, eps: float) -> float:
     """A delta at which one round is (eps, delta)-DP: the smaller of Renyi's and the privacy loss's."""
     _validate.non_negative(eps=eps)
-    found = [_delta_by_renyi(event, eps)]
+    deltas = [_delta_by_renyi(event, eps)]
     with contextlib.suppress(NotApplicable):
-        found.append(_delta_by_loss(event, eps))
-    return numerics.probability(min(found) * _OUTWARD + spent_delta(event))
+        deltas.append(_delta_by_loss(event, eps))
+    return numerics.probability(min(deltas) * _OUTWARD + overflow_delta(event))
 
 
 def _delta_by_renyi(event: Crowd, eps: float) -> float:
@@ -178,15 +174,15 @@ def _delta_by_loss(event: Crowd, eps: float) -> float:
 
 @functools.lru_cache(maxsize=16)
 def _special_renyi(event: Crowd) -> np.ndarray:
-    found = renyi(event, ORDERS)
-    found.flags.writeable = False
-    return found
+    divergences = renyi(event, ORDERS)
+    divergences.flags.writeable = False
+    return divergences
 
 
 @functools.lru_cache(maxsize=64)
-def _sampled(event: Crowd, prob: float) -> SymmetricPair:
-    """The pair of one round on a secret sample of fixed size, all coordinates, without the delta of `spent_delta`."""
-    used = _sharper(event) or pair(event)
+def _sampled_pair(event: Crowd, prob: float) -> SymmetricPair:
+    """The pair of one round on a secret sample of fixed size, all coordinates, without its `overflow_delta`."""
+    used = _exact_pair(event) or pair(event)
     try:
         loss(event, interval=resolution(event))
         by = _delta_by_loss
@@ -201,17 +197,19 @@ def _sampled(event: Crowd, prob: float) -> SymmetricPair:
 
 
 def eps(event: Crowd, *, delta: float) -> Bound:
-    """The smallest eps certified for one round at this delta, `spent_delta` included."""
+    """The smallest eps certified for one round at this delta, `overflow_delta` included."""
     _validate.in_open_interval(0, 1, delta=delta)
-    left = (delta - spent_delta(event)) * (1 - 1e-12)
+    left = (delta - overflow_delta(event)) * (1 - 1e-12)
     if left <= 0:
-        raise NotApplicable(f"coordinates overflow with probability {spent_delta(event):.3g}, more than delta={delta}")
-    found = {RENYI: conversion.eps_of(ORDERS, _special_renyi(event), delta=left)}
+        raise NotApplicable(
+            f"coordinates overflow with probability {overflow_delta(event):.3g}, more than delta={delta}"
+        )
+    by_theorem = {RENYI: conversion.eps_of(ORDERS, _special_renyi(event), delta=left)}
     with contextlib.suppress(NotApplicable):
-        lost = loss(event, interval=resolution(event))
-        found[PRIVACY_LOSS] = loss_distributions.worst_eps([lost], delta=left)
-    how = min(found, key=lambda name: found[name])
-    return Bound(eps=found[how] * _OUTWARD, delta=delta, proof=theorem(event).proof.then(how))
+        round_loss = loss(event, interval=resolution(event))
+        by_theorem[PRIVACY_LOSS] = loss_distributions.worst_eps([round_loss], delta=left)
+    how = min(by_theorem, key=lambda name: by_theorem[name])
+    return Bound(eps=by_theorem[how] * _OUTWARD, delta=delta, proof=theorem(event).proof.then(how))
 
 
 def local(event: Crowd, *, delta: float = 0.0) -> Bound:
@@ -226,7 +224,7 @@ def local(event: Crowd, *, delta: float = 0.0) -> Bound:
             reports = most_reports(event, delta=delta)
             return Bound(eps=reports * eps_local * _OUTWARD, delta=delta, proof=LOCAL.proof)
         case PaddedTopk():
-            _need_binary(event.report)
+            _require_binary(event.report)
             finite = event.decoys == event.coordinates - event.top
             if not finite:
                 return Bound(eps=math.inf, delta=0.0, proof=Proof(missing=_INDICES_TELL))
@@ -234,24 +232,60 @@ def local(event: Crowd, *, delta: float = 0.0) -> Bound:
     return Bound(eps=event.coordinates * eps_local * _OUTWARD, delta=0.0, proof=LOCAL.proof)
 
 
+def overflow_delta(event: Crowd) -> float:
+    """What a round costs in delta beside its pair: the chance that a report of the victim meets a full coordinate.
+
+    Guarantees:
+        At most the chance that any coordinate overflows, by the union bound: P(Bin(n - t, beta) > n_p - t) d.
+        Zero where nothing is dropped, and for SS-Topk, whose pair pays for drops.
+    """
+    _require_crowd(event)
+    match event:
+        case PaddedBernoulli(inclusion=inclusion):
+            slots = event.pad_to - event.colluders
+            if event.honest > slots:
+                full = float(numerics.binomial_sf(slots - 1, event.honest - 1, inclusion))
+                full = full * _OUTWARD * numerics.binomial_outward(event.honest) + _UNDERFLOW
+                return numerics.probability(event.coordinates * inclusion * full)
+    return 0.0
+
+
+def most_reports(event: PaddedBernoulli, *, delta: float) -> int:
+    """The smallest k_max with P[Bin(coordinates, inclusion) > k_max] <= delta."""
+    _validate.in_interval(0, 1, delta=delta)
+    low, high = -1, event.coordinates
+    while high - low > 1:
+        middle = (low + high) // 2
+        over = float(numerics.binomial_sf(middle, event.coordinates, event.inclusion)) * _OUTWARD
+        over = over * numerics.binomial_outward(event.coordinates) + _UNDERFLOW
+        low, high = (low, middle) if over <= delta else (middle, high)
+    return high
+
+
+def _require_crowd(event: Crowd) -> None:
+    """Refuse what is no shuffled round."""
+    if not isinstance(event, Crowd):
+        raise NotApplicable(f"no dominating pair here for {type(event).__name__}")
+
+
 def resolution(event: Crowd) -> float:
     """An interval of privacy losses that resolves a round."""
-    return symmetric.resolution(_sharper(event) or pair(event))
+    return symmetric.resolution(_exact_pair(event) or pair(event))
 
 
-def _binary(report: Report) -> bool:
+def _is_binary(report: Report) -> bool:
     return report.kind == "rr" and report.levels == 2
 
 
-def _need_binary(report: Report) -> None:
-    if not _binary(report):
+def _require_binary(report: Report) -> None:
+    if not _is_binary(report):
         raise NotApplicable(
             "padding is proven for binary randomized response only, whose dummies are fair coins; "
             f"got kind={report.kind!r}, levels={report.levels}"
         )
 
 
-def _up(prob: float) -> float:
+def _round_up(prob: float) -> float:
     """A probability rounded up by more than the error of tanh."""
     return min(1.0, prob * (1 + 1e-15))
 
@@ -274,11 +308,11 @@ class CrowdRelease(Release[Crowd]):
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """Everyone, and samples of as many users as are shuffled (docs/proofs/fixed-size.md)."""
         if isinstance(sampling, FixedSize):
-            return (_sampled(self.event, self._prob(sampling)).loss(interval=interval),)
-        known = sampling == Everyone()
-        return (loss(self.event, interval=interval),) if known else super().losses(sampling, interval)
+            return (_sampled_pair(self.event, self._prob_sampled(sampling)).loss(interval=interval),)
+        is_everyone = sampling == Everyone()
+        return (loss(self.event, interval=interval),) if is_everyone else super().losses(sampling, interval)
 
-    def _prob(self, sampling: FixedSize) -> float:
+    def _prob_sampled(self, sampling: FixedSize) -> float:
         """How probably an honest user is drawn, rounded up; colluders see whether they are."""
         if self.event.num_users != sampling.size:
             raise NotApplicable(f"the rounds shuffle {self.event.num_users} users, but {sampling.size} are drawn")
@@ -291,7 +325,7 @@ class CrowdRelease(Release[Crowd]):
 
     def losses_below(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """Those of the sharper pair, where there is one."""
-        sharper = _sharper(self.event)
+        sharper = _exact_pair(self.event)
         if sampling != Everyone() or sharper is None:
             return super().losses_below(sampling, interval)
         return (symmetric.loss_below(sharper, interval=interval),)
@@ -304,9 +338,9 @@ class CrowdRelease(Release[Crowd]):
     def scale(self, sampling: Sampling) -> Scale:
         """That of all coordinates."""
         if isinstance(sampling, FixedSize):
-            drawn = _sampled(self.event, self._prob(sampling))
-            return Scale(std=drawn.std_loss, width=min(drawn.eps_pure, LARGEST_LOSS), sums=1)
-        used = _sharper(self.event) or pair(self.event)
+            sampled = _sampled_pair(self.event, self._prob_sampled(sampling))
+            return Scale(std=sampled.std_loss, width=min(sampled.eps_pure, LARGEST_LOSS), sums=1)
+        used = _exact_pair(self.event) or pair(self.event)
         return Scale(std=used.std_loss * math.sqrt(used.folds), width=used.eps_pure, sums=1)
 
     @property
@@ -315,9 +349,9 @@ class CrowdRelease(Release[Crowd]):
         event = self.event
         return event.coordinates * event.report.eps_local if isinstance(event, Shuffled) else super().pure_eps
 
-    def spent(self, eps: float) -> tuple[Spent, ...]:
+    def delta_spent(self, eps: float) -> tuple[Spent, ...]:
         """Reports that may be dropped; charged in full where users are drawn, too."""
-        return (Spent(spent_delta(self.event), "overflowing coordinates"),)
+        return (Spent(overflow_delta(self.event), "overflowing coordinates"),)
 
     def local(self, *, delta: float) -> Bound:
         """One client's reports."""

@@ -78,17 +78,17 @@ class GaussianRelease(Release[Gaussian]):
         if not 0 < self.event.mu <= _LARGEST_MU or (add_remove and spliced):
             return super().losses(sampling, interval)
         add_remove |= spliced
-        one = gaussian_losses(
+        loss = gaussian_losses(
             self.event.std,
             sensitivity=self.event.sensitivity if add_remove else self.event.sensitivity / 2,  # which it doubles again
-            prob=_prob(sampling),
+            prob=_prob_sampled(sampling),
             add_remove=add_remove,
             interval=interval,
         )
-        one = loss_distributions.outward(one)
-        return (loss_distributions.mirrored(one) if spliced else one,)
+        loss = loss_distributions.from_dp_accounting(loss)
+        return (loss_distributions.symmetrize(loss) if spliced else loss,)
 
-    def holds_on(self, sampling: Sampling) -> bool:
+    def holds_if_sample_known(self, sampling: Sampling) -> bool:
         """Any sample, where a user is replaced; one that is added may change which others a fixed-size sample has."""
         return self.neighbors is Neighbors.REPLACE_ONE or isinstance(sampling, Poisson)
 
@@ -102,7 +102,7 @@ class GaussianRelease(Release[Gaussian]):
         """Those of a Gaussian, or of one that is rarely there."""
         if not self.event.std > 0:
             return None
-        mu, prob = self.event.mu, _prob(sampling)
+        mu, prob = self.event.mu, _prob_sampled(sampling)
         std = mu if prob == 1 else min(mu, prob * math.sqrt(math.expm1(min(mu, 10.0) ** 2)))
         return Scale(std=max(std, 1e-15), width=max(mu * mu + 20 * mu, 1e-15), sums=1)
 
@@ -141,19 +141,19 @@ class LaplaceRelease(Release[Laplace]):
         """Everyone."""
         if not isinstance(sampling, Everyone):
             return super().renyi(sampling, orders)
-        one = dp_event.LaplaceDpEvent(self.event.scale / self.event.sensitivity)
-        return self.event.count * _renyi(one, orders)
+        query = dp_event.LaplaceDpEvent(self.event.scale / self.event.sensitivity)
+        return self.event.count * _renyi(query, orders)
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """Everyone."""
         if not isinstance(sampling, Everyone):
             return super().losses(sampling, interval)
-        one = pld.from_laplace_mechanism(
+        loss = pld.from_laplace_mechanism(
             self.event.scale, sensitivity=self.event.sensitivity, value_discretization_interval=interval
         )
-        return (loss_distributions.copies(loss_distributions.outward(one), self.event.count),)
+        return (loss_distributions.self_compose(loss_distributions.from_dp_accounting(loss), self.event.count),)
 
-    def holds_on(self, sampling: Sampling) -> bool:
+    def holds_if_sample_known(self, sampling: Sampling) -> bool:
         """As of Gaussian noise."""
         return self.neighbors is Neighbors.REPLACE_ONE or isinstance(sampling, Poisson)
 
@@ -178,7 +178,7 @@ class NonPrivateRelease(Release[NonPrivate]):
         """The event's own reason."""
         return self.event.reason
 
-    def _described(self, sampling: Sampling) -> str:
+    def _description(self, sampling: Sampling) -> str:
         return f"a release without a guarantee: {self.event.reason}"
 
 
@@ -193,7 +193,7 @@ class UnrelatedRelease(Release[DataIndependent]):
         )
 
 
-def _prob(sampling: Sampling) -> float:
+def _prob_sampled(sampling: Sampling) -> float:
     """How probably a user is drawn, rounded up where it is a quotient."""
     return min(1.0, sampling.prob_drawn * _UP) if isinstance(sampling, FixedSize) else sampling.prob_drawn
 
@@ -211,13 +211,13 @@ def _renyi(event: dp_event.DpEvent, orders: tuple[float, ...], *, add_remove: bo
     accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=_relation(add_remove))
     with _quietly(), np.errstate(all="ignore"):
         try:
-            found = np.asarray(accountant.compose(event).rdp, dtype=float)
+            divergences = np.asarray(accountant.compose(event).rdp, dtype=float)
         except ValueError:  # the logarithm of what underflowed
             return np.full(len(orders), np.inf)
     sampled = (dp_event.PoissonSampledDpEvent, dp_event.SampledWithoutReplacementDpEvent)
     error = _LOG_ERROR / (np.asarray(orders) - 1) if isinstance(event, sampled) else 0.0
-    outward = np.maximum(found, 0.0) * (1 + _LOG_ERROR) + error
-    return np.where(np.isfinite(found) & (found >= -error), outward, np.inf)
+    outward = np.maximum(divergences, 0.0) * (1 + _LOG_ERROR) + error
+    return np.where(np.isfinite(divergences) & (divergences >= -error), outward, np.inf)
 
 
 @contextlib.contextmanager

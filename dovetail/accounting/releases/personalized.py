@@ -15,9 +15,9 @@ import numpy as np
 from dovetail import _validate
 from dovetail.accounting import loss_distributions, numerics
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
-from dovetail.accounting.pairs import curves, personal, symmetric
+from dovetail.accounting.pairs import personal, symmetric
 from dovetail.accounting.pairs.blanket_pair import BLANKETS
-from dovetail.accounting.pairs.budgets import budgets_of, order_of, span
+from dovetail.accounting.pairs.personal import budgets_of, order_of, span
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.accounting.releases import crowds
 from dovetail.accounting.releases._base import Curve, Release, Sampling, Scale, releases
@@ -68,30 +68,31 @@ def _pairs(event: Personalized, victim: int | None) -> tuple[SymmetricPair, ...]
     rough = [personal.pair(event, members, coarse=True) for members in groups]
     _halve_worst(event, groups, rough)
     worst = max(pair.std_loss for pair in rough)
-    found: list[SymmetricPair] = []
+    results: list[SymmetricPair] = []
     first = 0.0
     for index in np.argsort([-pair.std_loss for pair in rough]).tolist():
         pair = rough[index]
         if pair.std_loss > _CLEARLY * worst:
             pair = personal.pair(event, groups[index])
-        if any(other.dominates(pair) for other in found):
+        if any(other.dominates(pair) for other in results):
             continue
-        both = curves.larger(found[0], pair) if found and event.coordinates >= curves.MANY else None
-        if both is not None and both.std_loss <= _LITTLE * first:
-            found[0] = both  # of many folds the tails do not matter
-            continue
+        if results and event.coordinates >= symmetric.MANY_FOLDS:  # of many folds the tails do not matter
+            both = symmetric.upper_envelope(results[0], pair)
+            if both.std_loss <= _LITTLE * first:
+                results[0] = both
+                continue
         first = first or pair.std_loss
-        found.append(pair)
-    return tuple(found)
+        results.append(pair)
+    return tuple(results)
 
 
 def _halve_worst(event: Personalized, groups: list[np.ndarray], rough: list[SymmetricPair]) -> None:
     """Split the group with the largest loss, in place, as long as that makes the largest loss clearly smaller."""
-    orders = _TAILS if event.coordinates < curves.MANY else _TAILS[:1]
+    orders = _TAILS if event.coordinates < symmetric.MANY_FOLDS else _TAILS[:1]
     for order in orders:
         for _ in range(_MOST_HALVED):
             worst = max(range(len(groups)), key=lambda index: _spread(rough[index], order))
-            halves = personal.halved(event, groups[worst])
+            halves = personal.halve(event, groups[worst])
             if len(halves) == 1:
                 break
             pairs = [personal.pair(event, members, coarse=True) for members in halves]
@@ -115,12 +116,12 @@ def renyi(event: Personalized, orders: np.ndarray, victim: int | None = None) ->
     """Renyi divergence of all coordinates together: of this victim, or (None) of every user, order by order."""
     orders = np.asarray(orders, dtype=float)
     usable = np.isfinite(orders) & (orders > 1)
-    found = np.full(len(orders), np.inf)
+    divergences = np.full(len(orders), np.inf)
     try:
-        found[usable] = np.max([pair.renyi(orders[usable]) for pair in pairs(event, victim)], axis=0)
+        divergences[usable] = np.max([pair.renyi(orders[usable]) for pair in pairs(event, victim)], axis=0)
     except NotApplicable:  # budgets beyond all crowds: no divergence is above the largest loss
-        found[usable] = _pure(event, victim)
-    return found
+        divergences[usable] = _pure(event, victim)
+    return divergences
 
 
 def eps(event: Personalized, *, delta: float, victim: int | None = None) -> Bound:
@@ -134,7 +135,7 @@ def eps(event: Personalized, *, delta: float, victim: int | None = None) -> Boun
     if event.coordinates == 1:
         return _one_coordinate(event, delta, victim)
     try:
-        value = min(_pure(event, victim), max(_composed(pair, delta) for pair in pairs(event, victim)))
+        value = min(_pure(event, victim), max(_compose_rounds(pair, delta) for pair in pairs(event, victim)))
     except NotApplicable:
         return Bound(eps=_pure(event, victim), delta=delta, proof=crowds.LOCAL.proof)
     return Bound(eps=value, delta=delta, proof=_HIDING.then(PRIVACY_LOSS))
@@ -149,20 +150,20 @@ def _pure(event: Personalized, victim: int | None) -> float:
 def _one_coordinate(event: Personalized, delta: float, victim: int | None) -> Bound:
     """By the curve itself, asked where it is needed; the worst group is halved as long as its users differ."""
 
-    def measured(members: np.ndarray) -> tuple[float, np.ndarray]:
+    def eps_of(members: np.ndarray) -> tuple[float, np.ndarray]:
         _, top = span(event, members)
         return smallest_eps(personal.curve(event, members), delta=delta, high=top, tolerance=1e-7), members
 
-    found = [measured(members) for members in _victims(event, victim)]
+    answers = [eps_of(members) for members in _victims(event, victim)]
     while True:
-        worst = max(range(len(found)), key=lambda index: found[index][0])
-        halves = personal.halved(event, found[worst][1])
+        worst = max(range(len(answers)), key=lambda index: answers[index][0])
+        halves = personal.halve(event, answers[worst][1])
         if len(halves) == 1:
-            return Bound(eps=found[worst][0], delta=delta, proof=_HIDING)
-        found[worst : worst + 1] = [measured(half) for half in halves]
+            return Bound(eps=answers[worst][0], delta=delta, proof=_HIDING)
+        answers[worst : worst + 1] = [eps_of(half) for half in halves]
 
 
-def _composed(pair: SymmetricPair, delta: float, times: int = 1) -> float:
+def _compose_rounds(pair: SymmetricPair, delta: float, times: int = 1) -> float:
     """The eps of so many rounds of all folds of a pair, never above that of all reports without a crowd."""
     loss = symmetric.repeated_loss(pair, times)
     return min(times * pair.folds * pair.eps_pure, loss_distributions.worst_eps([loss], delta=delta))
@@ -175,13 +176,13 @@ def per_user(event: Personalized, *, delta: float, times: int = 1) -> tuple[Boun
         Holds for every user; within 2 % of, or above, `eps(event, delta=delta, victim=user)`.
     """
     answers = np.empty(len(event.eps_locals), dtype=object)
-    for members, found in _shared(event, delta, times):
-        answers[members] = found
+    for members, bound in _bounds_by_group(event, delta, times):
+        answers[members] = bound
     return tuple(answers)
 
 
 @functools.lru_cache(maxsize=16)
-def _shared(event: Personalized, delta: float, times: int) -> tuple[tuple[np.ndarray, Bound], ...]:
+def _bounds_by_group(event: Personalized, delta: float, times: int) -> tuple[tuple[np.ndarray, Bound], ...]:
     """Groups of users of similar budgets, and what holds for each of a group."""
     _validate.in_open_interval(0, 1, delta=delta)
     budgets, order = budgets_of(event), order_of(event)
@@ -193,11 +194,11 @@ def _shared(event: Personalized, delta: float, times: int) -> tuple[tuple[np.nda
     for members in np.split(order, np.unique(np.searchsorted(ordered, edges, side="right"))):
         if len(members):
             alone = times * event.coordinates * float(budgets[members[-1]])
-            found = Bound(eps=alone, delta=delta, proof=crowds.LOCAL.proof)
+            bound = Bound(eps=alone, delta=delta, proof=crowds.LOCAL.proof)
             with contextlib.suppress(NotApplicable):
-                hidden = _composed(personal.pair(event, members, coarse=True), delta, times)
-                found = Bound(eps=min(alone, hidden), delta=delta, proof=_HIDING.then(PRIVACY_LOSS))
-            answers.append((members, found))
+                hidden = _compose_rounds(personal.pair(event, members, coarse=True), delta, times)
+                bound = Bound(eps=min(alone, hidden), delta=delta, proof=_HIDING.then(PRIVACY_LOSS))
+            answers.append((members, bound))
     return tuple(answers)
 
 
@@ -257,8 +258,8 @@ class PersonalizedRelease(Release[Personalized]):
     def per_user(self, times: int, *, delta: float) -> tuple[float, ...]:
         """What the others hide of each."""
         answers = np.empty(len(self.event.eps_locals))
-        for members, found in _shared(self.event, delta, times):
-            answers[members] = found.eps
+        for members, bound in _bounds_by_group(self.event, delta, times):
+            answers[members] = bound.eps
         return tuple(answers.tolist())
 
     def local(self, *, delta: float) -> Bound:

@@ -118,11 +118,11 @@ def best(*, dim: int, eps_local: float) -> Cap:
     _validate.integer(dim=dim)
     _validate.at_least(2, dim=dim)
     if eps_local < _LEAST_EPS:
-        raise NotApplicable(f"expected eps_local >= {_LEAST_EPS:g}, as well as a cap is known, got {eps_local}")
-    if eps_local > _LARGEST_EPS:
         raise NotApplicable(
-            f"expected eps_local <= {_LARGEST_EPS:.0f}, beyond which the cap has no mass, got {eps_local}"
+            f"eps_local={eps_local} is below {_LEAST_EPS:g}, where the mass of a cap is not known well enough"
         )
+    if eps_local > _LARGEST_EPS:
+        raise NotApplicable(f"eps_local={eps_local} is above {_LARGEST_EPS:.0f}, beyond which the cap has no mass")
     small = math.exp(-eps_local)
 
     def gap(threshold: float) -> float:

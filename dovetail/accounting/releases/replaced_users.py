@@ -20,15 +20,21 @@ from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.accounting.loss_distributions import Loss
 from dovetail.accounting.numerics import ULP
-from dovetail.accounting.pairs.curves import Nodes, sampled_pair
-from dovetail.accounting.pairs.symmetric import SymmetricPair
+from dovetail.accounting.pairs.symmetric import Nodes, SymmetricPair, sampled_pair
 from dovetail.accounting.releases._base import Release, Sampling, Scale, releases
 from dovetail.events import Everyone, FixedSize, Gaussian, Poisson, ReplacedUsers
 from dovetail.statements import Neighbors, NotApplicable, Theorem
 
-__all__ = ["SPANNED", "NumberDrawn", "binomial_draws", "fixed_size_delta", "hypergeometric_draws", "poisson_delta"]
+__all__ = [
+    "REPLACED_USERS",
+    "NumberDrawn",
+    "binomial_draws",
+    "fixed_size_delta",
+    "hypergeometric_draws",
+    "poisson_delta",
+]
 
-SPANNED = Theorem(
+REPLACED_USERS = Theorem(
     key="dovetail.replaced-users",
     where="mixtures over the number of a subject's users in a sample (docs/proofs/subjects.md, section 7)",
 )
@@ -69,12 +75,12 @@ def hypergeometric_draws(users: int, sampling: FixedSize) -> NumberDrawn:
     others = population - size
     if users > others and users > size:
         raise NotApplicable(f"{users} users are more than are drawn, and more than are not, of {population}")
-    drawn, left = (size, others) if users <= others else (others, size)  # else: how many are *not* drawn
+    marked, unmarked = (size, others) if users <= others else (others, size)  # else: how many are *not* drawn
     index, count = np.arange(users, dtype=float), np.arange(users)
-    log_none = float(np.log1p(-drawn / (population - index)).sum())
+    log_none = float(np.log1p(-marked / (population - index)).sum())
     with np.errstate(divide="ignore"):
         ratios = np.log((users - count) / (count + 1))
-        ratios += np.log(np.maximum(drawn - count, 0) / (left - users + count + 1))
+        ratios += np.log(np.maximum(marked - count, 0) / (unmarked - users + count + 1))
     law = np.exp(log_none + np.concatenate([[0.0], np.cumsum(ratios)]))
     error = 16 * ULP * (users + 16) * (1 + abs(log_none) + math.log(population))
     return _without_rare(law if users <= others else law[::-1], error)
@@ -89,22 +95,22 @@ def _without_rare(law: np.ndarray, error: float) -> NumberDrawn:
     return NumberDrawn(law[:last], error, rare + (1e-300 if last < len(law) else 0.0))
 
 
-def poisson_delta(drawn: NumberDrawn, shift: float, eps: float) -> float:
+def poisson_delta(count: NumberDrawn, shift: float, eps: float) -> float:
     """delta at eps of sum_k w_k N(k shift, 1) against sum_k w_k N(-k shift, 1), rounded up; both directions are equal.
 
     It is the largest sum_k w_k (Phi(k shift - a) - e^eps Phi(-k shift - a)) of all a, which rises in a, then falls.
     """
     _validate.non_negative(eps=eps)
-    shifts = shift * np.arange(len(drawn.weights))
-    log_weights = _log(drawn.weights) - shifts**2 / 2
+    shifts = shift * np.arange(len(count.weights))
+    log_weights = _log(count.weights) - shifts**2 / 2
 
     def rises(a: float) -> bool:
         return eps + np.logaddexp.reduce(log_weights - a * shifts) > np.logaddexp.reduce(log_weights + a * shifts)
 
-    return _largest(drawn, eps, rises, lambda low, high: (shifts - low, -shifts - high))
+    return _largest(count, eps, rises, lambda low, high: (shifts - low, -shifts - high))
 
 
-def fixed_size_delta(drawn: NumberDrawn, shift: float, eps: float) -> float:
+def fixed_size_delta(count: NumberDrawn, shift: float, eps: float) -> float:
     """delta at eps where those of the users that are not drawn leave their places to others, rounded up.
 
     `shift` is that of one user who is replaced. It is the largest sum_k w_k (Phi(u_k) - e^eps Phi(u_k - k shift)) of
@@ -112,14 +118,14 @@ def fixed_size_delta(drawn: NumberDrawn, shift: float, eps: float) -> float:
     falls.
     """
     _validate.non_negative(eps=eps)
-    shifts = shift * np.arange(len(drawn.weights))
-    weights, apart = drawn.weights[1:], shifts[1:]
+    shifts = shift * np.arange(len(count.weights))
+    weights, apart = count.weights[1:], shifts[1:]
     free = apart / 2 - eps / apart
 
     def rises(a: float) -> bool:
         replaced = np.minimum(0.0, -np.expm1(np.minimum(a * apart - apart**2 / 2 - eps, 700.0)))
         joining = np.maximum(0.0, np.expm1(np.minimum(eps - a * apart - apart**2 / 2, 700.0)))
-        slope = -math.expm1(-eps) * drawn.weights[0] + weights @ (replaced + joining * math.exp(-eps))
+        slope = -math.expm1(-eps) * count.weights[0] + weights @ (replaced + joining * math.exp(-eps))
         return bool(slope > 0)
 
     def at(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
@@ -127,11 +133,11 @@ def fixed_size_delta(drawn: NumberDrawn, shift: float, eps: float) -> float:
         slack = high - low
         return np.append(-low, ends + slack), np.append(-high, ends - apart - slack)
 
-    return _largest(drawn, eps, rises, at)
+    return _largest(count, eps, rises, at)
 
 
 def _largest(
-    drawn: NumberDrawn,
+    count: NumberDrawn,
     eps: float,
     rises: Callable[[float], bool],
     at: Callable[[float, float], tuple[np.ndarray, np.ndarray]],
@@ -140,8 +146,8 @@ def _largest(
 
     x is rounded up and y down; x_0 and y_0, of no user, are -low and -high.
     """
-    weights, error, rare = drawn
-    low, high = _enclosed(rises)
+    weights, error, rare = count
+    low, high = _enclose_maximum(rises)
     first, second = (np.asarray(points) for points in at(low, high))
     scale = math.exp(min(eps, 700.0))
     upper, lower = ndtr(first), scale * ndtr(second)
@@ -153,7 +159,7 @@ def _largest(
     return numerics.probability(max(0.0, float(weights @ gap)) + rounding + rare)
 
 
-def _enclosed(rises: Callable[[float], bool]) -> tuple[float, float]:
+def _enclose_maximum(rises: Callable[[float], bool]) -> tuple[float, float]:
     """Two numbers, close to each other, between which a function that rises, then falls, is largest."""
     low, high = -1.0, 1.0
     while not rises(low) and low > -_FARTHEST:
@@ -177,19 +183,20 @@ def _pair(event: ReplacedUsers, sampling: Poisson | FixedSize) -> SymmetricPair:
     """The dominating pair of one round, in both directions."""
     shift = event.clip_norm / event.std * _UP
     if isinstance(sampling, Poisson):
-        drawn, delta = binomial_draws(event.users, sampling.prob), poisson_delta
+        count, delta = binomial_draws(event.users, sampling.prob), poisson_delta
     else:
-        drawn, delta, shift = hypergeometric_draws(event.users, sampling), fixed_size_delta, 2 * shift
-    _need_small(drawn, shift)
-    once = functools.partial(delta, drawn, shift)
-    about = math.sqrt(2 * math.pi) * once(0.0)  # of a Gaussian loss, its deviation
-    return sampled_pair(once, prob=1.0, eps_pure=math.inf, std=about, nodes=_NODES)
+        count, delta, shift = hypergeometric_draws(event.users, sampling), fixed_size_delta, 2 * shift
+    _require_small(count, shift)
+    delta_at = functools.partial(delta, count, shift)
+    about = math.sqrt(2 * math.pi) * delta_at(0.0)  # of a Gaussian loss, its deviation
+    return sampled_pair(delta_at, prob=1.0, eps_pure=math.inf, std=about, nodes=_NODES)
 
 
-def _need_small(drawn: NumberDrawn, shift: float) -> None:
-    if not (len(drawn.weights) - 1) * shift <= _LARGEST_SHIFT:
+def _require_small(count: NumberDrawn, shift: float) -> None:
+    if not (len(count.weights) - 1) * shift <= _LARGEST_SHIFT:
         raise NotApplicable(
-            f"expected shifts of at most {_LARGEST_SHIFT:g} standard deviations, got users of {shift:.3g}"
+            f"users of {shift:.3g} standard deviations each may shift the sum by more than the {_LARGEST_SHIFT:g} "
+            "that are resolved: the noise is too small"
         )
 
 
@@ -197,7 +204,7 @@ def _need_small(drawn: NumberDrawn, shift: float) -> None:
 class ReplacedUsersRelease(Release[ReplacedUsers]):
     """A noisy sum over a sample, in which several users are replaced."""
 
-    theorem = SPANNED
+    theorem = REPLACED_USERS
     concerns_subjects = True
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
@@ -212,20 +219,20 @@ class ReplacedUsersRelease(Release[ReplacedUsers]):
             raise NotApplicable("users that are all in the sum are a Gaussian release")
         pair = _pair(self.event, sampling)
         above = np.cumsum(pair.mass[::-1])[::-1]
-        seen = pair.points[(above > _SEEN) & (pair.points < 1)]
-        return Scale(std=pair.std_loss, width=max(2 * math.atanh(float(seen[-1])), 1e-15), sums=1)
+        points = pair.points[(above > _SEEN) & (pair.points < 1)]
+        return Scale(std=pair.std_loss, width=max(2 * math.atanh(float(points[-1])), 1e-15), sums=1)
 
-    def simplified(self, sampling: Sampling) -> Gaussian | ReplacedUsers:
+    def simplify(self, sampling: Sampling) -> Gaussian | ReplacedUsers:
         """A Gaussian, where everyone takes part."""
         if sampling != Everyone():
             return self.event
         reach = 2 * self.event.clip_norm * self.event.users * _UP
         return Gaussian(std=self.event.std, sensitivity=reach, neighbors=Neighbors.REPLACE_ONE)
 
-    def holds_on(self, sampling: Sampling) -> bool:
+    def holds_if_sample_known(self, sampling: Sampling) -> bool:
         """Any sample: given who was drawn, no more than all of the users change."""
         return True
 
-    def in_disjoint_batches(self) -> None:
+    def check_disjoint_batches(self) -> None:
         """Refused: the users may be in several batches."""
         raise NotApplicable("a subject may have data at users of several disjoint batches of an epoch")

@@ -56,11 +56,11 @@ def best_of(orders: np.ndarray, divergences: np.ndarray, *, eta: float, gamma: f
     orders, divergences = np.asarray(orders, dtype=float), np.asarray(divergences, dtype=float)
     if not (orders > 1).all():
         raise ValueError(f"expected every order > 1, got orders={orders.tolist()}")
-    known = np.where(divergences >= 0, divergences, np.inf)
-    ratio = np.append((1 - 1 / orders) * known + math.log(1 / gamma) / orders, math.log(1 / gamma))
+    bounds = np.where(divergences >= 0, divergences, np.inf)
+    ratio = np.append((1 - 1 / orders) * bounds + math.log(1 / gamma) / orders, math.log(1 / gamma))
     several = math.log(expected_trials(eta=eta, gamma=gamma)) + 16 * ULP
-    found = known + (1 + eta) * float(ratio.min()) + several / (orders - 1)
-    return found * (1 + 64 * ULP)
+    best = bounds + (1 + eta) * float(ratio.min()) + several / (orders - 1)
+    return best * (1 + 64 * ULP)
 
 
 def expected_trials(*, eta: float, gamma: float) -> float:
@@ -78,7 +78,7 @@ def gamma_for(mean: float, *, eta: float) -> float:
     if not mean > 1:
         raise ValueError(f"expected a mean number of trials > 1, got mean={mean!r}")
     if expected_trials(eta=eta, gamma=_LEAST_GAMMA) < mean:
-        raise ValueError(f"expected a mean number of trials that gamma >= 1e-6 can give, got mean={mean!r}")
+        raise ValueError(f"mean={mean!r} trials are more than gamma >= {_LEAST_GAMMA:g} can give: ask for fewer")
     high = 1 - 1e-9
     return smallest_point(lambda gamma: expected_trials(eta=eta, gamma=gamma) <= mean, low=_LEAST_GAMMA, high=high)
 
@@ -128,8 +128,8 @@ class BestTrialRelease(Release[BestTrial]):
     @property
     def refusal(self) -> str | None:  # type: ignore[override]
         """A choice by trials without noise promises nothing, however good the noise of the others is."""
-        found = (release_of(one.mechanism).refusal for one in self.event.releases)
-        why = next((why for why in found if why is not None), None)
+        refusals = (release_of(repeated.mechanism).refusal for repeated in self.event.releases)
+        why = next((why for why in refusals if why is not None), None)
         return None if why is None else f"the choice looked at trials without a guarantee: {why}"
 
     @property
@@ -145,21 +145,22 @@ class BestTrialRelease(Release[BestTrial]):
         trial = np.zeros(len(orders))
         for setting in self.event.settings:
             total = np.zeros(len(orders))
-            for one in setting:
-                release = release_of(one.mechanism)
-                if release.spent(0.0):
+            for repeated in setting:
+                release = release_of(repeated.mechanism)
+                if release.delta_spent(0.0):
                     raise NotApplicable("private selection needs trials that spend nothing of delta beside their noise")
-                total += one.times * release.renyi(one.sampling, orders)
+                total += repeated.times * release.renyi(repeated.sampling, orders)
             trial = np.maximum(trial, total)
         return best_of(np.asarray(orders), trial * (1 + 64 * ULP), eta=self.event.eta, gamma=self.event.gamma)
 
-    def spent(self, eps: float) -> tuple[Spent, ...]:
+    def delta_spent(self, eps: float) -> tuple[Spent, ...]:
         """That K is drawn by numbers of finitely many digits: how far its law is from the exact one at the most."""
         off = min(1.0, most_trials(eta=self.event.eta, gamma=self.event.gamma) ** 2 * _OFF)
         spent = numerics.probability(math.exp(min(0.0, float(np.logaddexp(0.0, eps)) + math.log(off))) * (1 + 1e-12))
         return (Spent(spent, "rounding in the draw of the number of trials"),)
 
-    def assumes(self, sampling: Sampling) -> str | None:
+    def sampling_assumption(self, sampling: Sampling) -> str | None:
         """What its trials assume of their samples."""
-        found = (release_of(one.mechanism).assumes(one.sampling) for one in self.event.releases)
-        return "; ".join(dict.fromkeys(said for said in found if said is not None)) or None
+        repeats = self.event.releases
+        assumptions = (release_of(part.mechanism).sampling_assumption(part.sampling) for part in repeats)
+        return "; ".join(dict.fromkeys(text for text in assumptions if text is not None)) or None

@@ -2,14 +2,13 @@
 
 Vectors are clipped to `clip_norm`, scaled and rounded to integers of bounded norm (`rounded_norm`); the noise that the
 adversary does not know has variance `noise_variance`. That costs a Gaussian and Skellam's distance from it
-(`skellam_distance`), or Skellam's Renyi divergence, whichever is less. What a sum by shares of which one aggregator is
+(`divergence`), or Skellam's Renyi divergence, whichever is less. What a sum by shares of which one aggregator is
 honest shows is no more than that sum (docs/proofs/secagg.md); `split_and_mix` adds how far mixed shares are from it.
 
-How far Skellam noise is from a Gaussian that is rounded to whole numbers (docs/proofs/skellam.md).
-
-For whole x, x + round(N(0, s^2)) is what rounding makes of x + N(0, s^2). Skellam noise of variance v is as if it were
-that with s^2 = v - 1/12, for rounding adds 1/12: KL(round N(0, v - 1/12) || Skellam) <= (1 + 24/v) / (48 v^2). Of many
-draws, the ratio of the two laws is close to 1, but for a small probability (`near_gaussian.slack_of`).
+**The distance from a Gaussian** that is rounded to whole numbers (docs/proofs/skellam.md). For whole x,
+x + round(N(0, s^2)) is what rounding makes of x + N(0, s^2). Skellam noise of variance v is as if it were that with
+s^2 = v - 1/12, for rounding adds 1/12: KL(round N(0, v - 1/12) || Skellam) <= (1 + 24/v) / (48 v^2). Of many draws, the
+ratio of the two laws is close to 1, but for a small probability (`gaussian.slack_of`).
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ from typing import TypeVar
 import numpy as np
 
 from dovetail import _validate
+from dovetail.accounting.gaussian import NearGaussian, SkellamDraws
 from dovetail.accounting.loss_distributions import Loss
-from dovetail.accounting.near_gaussian import NearGaussian, SkellamDraws
 from dovetail.accounting.releases._base import Release, Sampling, Scale, releases
-from dovetail.accounting.releases.mixing import rounded_norm
 from dovetail.accounting.releases.noise import GaussianRelease
 from dovetail.events import Everyone, FixedSize, Gaussian, Poisson, SkellamNoise, SkellamSum
 from dovetail.statements import Neighbors, NotApplicable, Theorem
@@ -41,6 +39,7 @@ __all__ = [
     "near",
     "near_gaussian",
     "renyi",
+    "rounded_norm",
     "sensitivity",
 ]
 
@@ -84,6 +83,19 @@ def sensitivity(event: SkellamNoise) -> float:
     )
 
 
+def rounded_norm(*, clip_norm: float, scale: float, coordinates: int, rounding_tail: float) -> float:
+    """The L2 norm that conditional stochastic rounding enforces, rounded up (Kairouz, Liu, Steinke 2021).
+
+    Plain stochastic rounding stays below it with probability at least 1 - rounding_tail; it is repeated until it does,
+    which biases the result slightly.
+    """
+    _validate.positive(clip_norm=clip_norm, scale=scale, coordinates=coordinates)
+    _validate.in_open_interval(0, 1, rounding_tail=rounding_tail)
+    reach, half = scale * clip_norm, math.sqrt(coordinates) / 2
+    square = reach**2 + half**2 + math.sqrt(-2 * math.log(rounding_tail)) * (reach + half)
+    return min(math.sqrt(square), reach + 2 * half) * (1 + 1e-14)
+
+
 def _skellam(l2: float, coordinates: int, variance: float, orders: np.ndarray) -> np.ndarray:
     l1 = min(math.sqrt(coordinates) * l2, l2**2)
     usable = np.isfinite(orders) & (orders > 1)
@@ -118,8 +130,8 @@ class SkellamRelease(Release[_Sum]):
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """Secret coins: those of the Gaussian, from which it is no further when users are drawn (KL is convex)."""
-        known = isinstance(sampling, Poisson)
-        return self._noise.losses(sampling, interval) if known else super().losses(sampling, interval)
+        is_poisson = isinstance(sampling, Poisson)
+        return self._noise.losses(sampling, interval) if is_poisson else super().losses(sampling, interval)
 
     def scale(self, sampling: Sampling) -> Scale | None:
         """The Gaussian's."""
@@ -129,15 +141,15 @@ class SkellamRelease(Release[_Sum]):
         """Everyone."""
         return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
 
-    def holds_on(self, sampling: Sampling) -> bool:
+    def holds_if_sample_known(self, sampling: Sampling) -> bool:
         """Any sample: there are `num_users` uploads at the least, or nothing is released."""
         least = getattr(self.event, "num_users", 0)
         return not isinstance(sampling, FixedSize) or sampling.size >= least
 
-    def assumes(self, sampling: Sampling) -> str | None:
+    def sampling_assumption(self, sampling: Sampling) -> str | None:
         """Of coins that users toss: nobody may see how they fell."""
         if not isinstance(sampling, Poisson):
-            return super().assumes(sampling)
+            return super().sampling_assumption(sampling)
         return (
             f"each user decides secretly and independently, with probability {sampling.prob:.4g}, whether its data "
             "enter a round; when and how long it uploads does not depend on that choice"

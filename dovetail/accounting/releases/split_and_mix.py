@@ -3,28 +3,37 @@
 Vectors are clipped to `clip_norm`, scaled and rounded to integers of bounded norm (`rounded_norm`). Each client adds
 its part of a Skellam noise of variance `noise_variance`, splits every coordinate into additive shares modulo `modulus`,
 and each slot of shares is permuted freshly, coordinate by coordinate. Ideally only the sum is seen, at the price of
-a Gaussian and of Skellam's distance from it (`skellam_distance`), or of Skellam's Renyi divergence, whichever is less.
-The shuffled shares of a coordinate are within `mixing.eta` of that ideal in total variation, which adds
-``(1 + e^eps) d eta`` to delta for each round: both neighbours are d eta away from their ideals.
+a Gaussian and of Skellam's distance from it (`skellam_sums`), or of Skellam's Renyi divergence, whichever is less.
+The shuffled shares of a coordinate are within `eta` of that ideal in total variation, which adds ``(1 + e^eps) d eta``
+to delta for each round: both neighbours are d eta away from their ideals.
+
+**How far shuffled shares are from showing only their sum** (after Balle, Bell, Gascon, Nissim 2020):
+``eta <= sqrt(E[q^(c-1)] - 1)/2``, c the components of the union of slots - 1 uniform permutations of the n honest
+clients. Let L be the likelihood ratio of a view against uniform shares of the same sum; it is q^(n-1) times the chance
+that a random re-assembly of the shares gives every client its value, so E[L^2] under the ideal is q^(n-1) times that
+chance for shares as sent. Client and re-assembled client are joined by the share that they have in common: m matchings,
+of which one may be contracted. A component of k clients forces k - 1 further independent equations modulo q (its last
+one follows, or is violated for sure), so the chance is at most E[q^-(n-c)]; TV is at most sqrt(E[L^2] - 1)/2.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
 import numpy as np
+from scipy.special import gammaln
 
 from dovetail import _validate
-from dovetail.accounting import gaussian, near_gaussian, numerics
+from dovetail.accounting import gaussian, numerics
 from dovetail.accounting.conversion import RENYI, delta_of, eps_of
-from dovetail.accounting.near_gaussian import NearGaussian
+from dovetail.accounting.gaussian import NearGaussian
 from dovetail.accounting.releases import skellam_sums
 from dovetail.accounting.releases._base import releases
-from dovetail.accounting.releases.mixing import eta, modulus_for, rounded_norm, shares_for
-from dovetail.accounting.releases.skellam_sums import ORDERS, SkellamRelease, _skellam, near, renyi
+from dovetail.accounting.releases.skellam_sums import ORDERS, SkellamRelease, _skellam, near, renyi, rounded_norm
 from dovetail.accounting.search import eps_after_spending, smallest_noise
 from dovetail.events import SplitAndMix
 from dovetail.statements import Bound, Neighbors, NotApplicable, Spent, Theorem
@@ -36,12 +45,13 @@ __all__ = [
     "calibrate",
     "delta",
     "eps",
+    "eta",
+    "mixing_delta",
     "modulus_for",
     "near",
     "renyi",
     "rounded_norm",
     "shares_for",
-    "spent_delta",
 ]
 
 SPLIT_AND_MIX = Theorem(
@@ -59,9 +69,113 @@ REMOVED = dataclasses.replace(
 _OUTWARD = 1 + 1e-9
 _LEAST = 1e-300  # stands for a distance that underflows
 _CLIMB = 1 - 4e-5  # more than `eps_after_spending` may go beyond the smallest eps
+_BASE = 768  # sizes up to which the recursion runs; larger crowds are bounded from it
+_LARGEST_RECURSION = 6000
+_MOST_SHARES = 32
 
 
-def spent_delta(event: SplitAndMix, eps: float) -> float:
+def eta(*, num_users: int, slots: int, modulus: int) -> float:
+    """Distance of one coordinate's shuffled shares to the ideal, rounded up; 1 where nothing is hidden.
+
+    Guarantees:
+        Never below the exact distance, enumerated at small num_users, slots and modulus.
+        Refuses a modulus below the number of users, for which the recursion would need cancellation.
+    """
+    _validate.integer(num_users=num_users, slots=slots, modulus=modulus)
+    _validate.at_least(2, num_users=num_users)
+    if modulus < num_users:
+        raise NotApplicable(f"expected modulus >= num_users={num_users}, got modulus={modulus}")
+    if slots < 3:
+        return 1.0
+    log_excess = _log_excess(num_users, slots - 2, modulus)
+    return numerics.probability(math.exp(min(1.0, log_excess / 2)) / 2 * (1 + 1e-5))
+
+
+def _log_excess(n: int, r: int, q: int) -> float:
+    """log(E[q^(c-1)] - 1) =: log T_n for n nodes and r + 1 permutations, from h_i = E[q^c] on i nodes.
+
+    T_n = (1/(n q)) sum_{0<i<n} ((q+1)(n-i) - n) C(n,i)^-r h_i, the recursion of `_log_moments` without its last term;
+    the weight is at most 1 - i/n. Beyond `_BASE` nodes h_i = q (1 + T_i) <= 2q as long as T_i <= 1, and for all of
+    those T_n <= sum_{i<=base} C(n,i)^-r h_i + 8 q n^-r, because 1/C(n,1) + ... + 1/C(n,n-1) <= 4/n; this falls in n, so
+    it is enough that it is at most 1 at base + 1. Sizes beyond base then add at most 2q (n^-(r+1) + C(n,2)^-(r-1)/n).
+    """
+    base = min(n - 1, _BASE)
+    logs = _log_moments(base, r, q)
+    if n > base + 1:
+        at_base = _sum(_terms(base + 1, logs, r)[1:], math.log(8 * q) - r * math.log(base + 1))
+        if at_base > 0:
+            if n > _LARGEST_RECURSION:
+                raise NotApplicable(f"not certified: too few share slots ({r + 2}) for modulus={q}")
+            logs, base = _log_moments(n - 1, r, q), n - 1
+    i = np.arange(1, base + 1)
+    with np.errstate(divide="ignore"):
+        terms = _terms(n, logs, r)[1:] + np.log1p(-i / n * (1 + 1 / q))
+    if n == base + 1:
+        return _sum(terms)
+    log_pairs = math.log(n) + math.log(n - 1) - math.log(2)
+    rest = np.logaddexp(-(r + 1) * math.log(n), -(r - 1) * log_pairs - math.log(n))
+    return _sum(terms, math.log(2 * q) + float(rest))
+
+
+@functools.lru_cache(maxsize=32)
+def _log_moments(largest: int, r: int, q: int) -> np.ndarray:
+    """log h_n = log E[q^c] for n = 0..largest nodes and r + 1 permutations.
+
+    Tuples of r + 1 permutations are sets of connected ones, so sum_n h_n f_n x^n = F(x)^q with F = sum_n f_n x^n and
+    f_n = (n!)^r. Comparing coefficients of G'F = q F'G: n h_n = sum_j ((q+1) j - n) C(n,j)^-r h_(n-j), j = 1..n. No
+    term is negative for q >= n - 1, so rounding errors stay relative (below 1e-6 in all; `eta` adds 1e-5).
+    """
+    logs = np.zeros(largest + 1)
+    log_factorials = gammaln(np.arange(largest + 2) + 1.0)
+    for n in range(1, largest + 1):
+        i = np.arange(n)
+        log_binomials = log_factorials[n] - log_factorials[i] - log_factorials[n - i]
+        with np.errstate(divide="ignore"):
+            weights = np.log((q + 1.0) * (n - i) - n)
+        logs[n] = _sum(weights - r * log_binomials + logs[:n]) - math.log(n)
+    logs.flags.writeable = False
+    return logs
+
+
+def _terms(n: int, logs: np.ndarray, r: int) -> np.ndarray:
+    i = np.arange(len(logs))
+    return logs - r * (gammaln(n + 1) - gammaln(i + 1) - gammaln(n - i + 1))
+
+
+def _sum(logs: np.ndarray, more: float = -math.inf) -> float:
+    peak = max(float(logs.max()), more)
+    return peak + math.log(float(np.exp(logs - peak).sum()) + math.exp(more - peak))
+
+
+def shares_for(*, num_users: int, modulus: int, target: float) -> int:
+    """The fewest share slots with `eta` at most `target`, among so many honest users.
+
+    Guarantees:
+        eta at the result is at most target, at one slot less it is not.
+        Not certified (`NotApplicable`) where more than 32 slots would be needed: too few users.
+    """
+    _validate.in_open_interval(0, 1, target=target)
+    fewest = 2 + math.floor((math.log(modulus) - 2 * math.log(2 * target)) / math.log(num_users))
+    for slots in range(max(3, fewest - 1), _MOST_SHARES + 1):
+        try:
+            if eta(num_users=num_users, slots=slots, modulus=modulus) <= target:
+                return slots
+        except NotApplicable:
+            if modulus < num_users:
+                raise
+    raise NotApplicable(
+        f"not certified: {num_users} honest users need more than {_MOST_SHARES} shares for a distance of {target:.3g}"
+    )
+
+
+def modulus_for(*, num_users: int, norm: float, noise_variance: float) -> int:
+    """The smallest modulus in which the sum of at most so many users does not wrap around, but for 9 deviations."""
+    _validate.positive(num_users=num_users, norm=norm)
+    _validate.non_negative(noise_variance=noise_variance)
+    return math.ceil(2 * (num_users * norm + 9 * math.sqrt(noise_variance))) + 1
+
+
+def mixing_delta(event: SplitAndMix, eps: float) -> float:
     """What imperfect mixing adds to delta at the eps of the whole composition, for one round: (1 + e^eps) d eta.
 
     Guarantees:
@@ -78,11 +192,11 @@ def delta(event: SplitAndMix, *, eps: float, rounds: int = 1) -> float:
     _at_least_one(rounds)
     noise = delta_of(ORDERS, rounds * renyi(event, ORDERS), eps=eps) * _OUTWARD
     with contextlib.suppress(NotApplicable):
-        near_all = near(event).repeated(rounds)
-        far = near_gaussian.spent_delta(near_all.divergence, eps=eps)
+        near_all = near(event).repeat(rounds)
+        far = gaussian.distance_delta(near_all.divergence, eps=eps)
         noise = min(noise, gaussian.delta_of(near_all.mu, eps=eps) + far)
         noise = min(noise, _delta_by_ratio(near_all, eps))
-    return numerics.probability(noise + rounds * spent_delta(event, eps))
+    return numerics.probability(noise + rounds * mixing_delta(event, eps))
 
 
 def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
@@ -94,15 +208,15 @@ def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
         Renyi divergence.
     """
     _at_least_one(rounds)
-    found, refusals = [], []
+    bounds, refusals = [], []
     for route in (_by_ratio, _by_distance, _by_renyi):
         try:
-            found.append(route(event, delta, rounds))
+            bounds.append(route(event, delta, rounds))
         except NotApplicable as refusal:
             refusals.append(refusal)
-    if not found:
+    if not bounds:
         raise refusals[-1]
-    return min(found, key=lambda bound: bound.eps)
+    return min(bounds, key=lambda bound: bound.eps)
 
 
 def _theorem(event: SplitAndMix) -> Theorem:
@@ -112,20 +226,20 @@ def _theorem(event: SplitAndMix) -> Theorem:
 def _by_renyi(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     divergence = rounds * renyi(event, ORDERS)
     value = eps_after_spending(
-        lambda left: _eps(divergence, left), lambda eps: rounds * spent_delta(event, eps), delta=delta
+        lambda left: _eps(divergence, left), lambda eps: rounds * mixing_delta(event, eps), delta=delta
     )
     return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(RENYI))
 
 
 def _by_ratio(event: SplitAndMix, delta: float, rounds: int) -> Bound:
-    near_all = near(event).repeated(rounds)
-    value = _ratio_eps(near_all, delta, lambda eps: rounds * spent_delta(event, eps))
+    near_all = near(event).repeat(rounds)
+    value = _ratio_eps(near_all, delta, lambda eps: rounds * mixing_delta(event, eps))
     return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_sums.SKELLAM, gaussian.ANALYTIC))
 
 
 def _by_distance(event: SplitAndMix, delta: float, rounds: int) -> Bound:
-    near_all = near(event).repeated(rounds)
-    value = _near_eps(near_all, delta, lambda eps: rounds * spent_delta(event, eps))
+    near_all = near(event).repeat(rounds)
+    value = _near_eps(near_all, delta, lambda eps: rounds * mixing_delta(event, eps))
     return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_sums.SKELLAM, gaussian.ANALYTIC))
 
 
@@ -133,7 +247,7 @@ def _near_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], flo
     """eps at delta by a Gaussian and a distance from it, with what else is spent at an eps."""
     return eps_after_spending(
         lambda left: gaussian.eps_of(near_all.mu, delta=left),
-        lambda eps: spent(eps) + near_gaussian.spent_delta(near_all.divergence, eps=eps),
+        lambda eps: spent(eps) + gaussian.distance_delta(near_all.divergence, eps=eps),
         delta=delta,
     )
 
@@ -141,14 +255,12 @@ def _near_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], flo
 def _ratio_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], float] = lambda _: 0.0) -> float:
     """eps at delta by a Gaussian and the ratio of the noise to it."""
     draws = () if near_all.draws is None else (near_all.draws,)
-    return near_gaussian.eps_by_ratio(
-        lambda left: gaussian.eps_of(near_all.mu, delta=left), draws, delta=delta, spent=spent
-    )
+    return gaussian.eps_by_ratio(lambda left: gaussian.eps_of(near_all.mu, delta=left), draws, delta=delta, spent=spent)
 
 
 def _delta_by_ratio(near_all: NearGaussian, eps: float) -> float:
     draws = () if near_all.draws is None else (near_all.draws,)
-    return near_gaussian.delta_by_ratio(lambda at: gaussian.delta_of(near_all.mu, eps=at), draws, eps=eps)
+    return gaussian.delta_by_ratio(lambda at: gaussian.delta_of(near_all.mu, eps=at), draws, eps=eps)
 
 
 def _at_least_one(rounds: int) -> None:
@@ -191,16 +303,18 @@ def calibrate(
 
         def eps_of(noise: float) -> float:
             variance = (noise * norm) ** 2
-            known = [_eps(rounds * _skellam(reach, coordinates, variance, ORDERS), goal)]
+            candidates = [_eps(rounds * _skellam(reach, coordinates, variance, ORDERS), goal)]
             for route in (_ratio_eps, _near_eps):
                 with contextlib.suppress(NotApplicable):
-                    one = skellam_sums.near_gaussian(sensitivity=reach, coordinates=coordinates, variance=variance)
-                    known.append(route(one.repeated(rounds), goal) / _CLIMB)
-            return min(known)
+                    round_noise = skellam_sums.near_gaussian(
+                        sensitivity=reach, coordinates=coordinates, variance=variance
+                    )
+                    candidates.append(route(round_noise.repeat(rounds), goal) / _CLIMB)
+            return min(candidates)
 
         variance = (smallest_noise(eps_of, eps=eps) * norm) ** 2
-        everyone = variance * num_users / (num_users - colluders)
-        needed = modulus_for(num_users=num_users, norm=norm, noise_variance=everyone)
+        total_variance = variance * num_users / (num_users - colluders)
+        needed = modulus_for(num_users=num_users, norm=norm, noise_variance=total_variance)
         return SplitAndMix(
             num_users=num_users,
             coordinates=coordinates,
@@ -214,15 +328,15 @@ def calibrate(
         )
 
     scale = math.sqrt(coordinates / 8 / rounding_loss) / clip_norm
-    found = at(scale)
-    modulus = 1 << (found.modulus - 1).bit_length()
-    larger = scale * modulus / found.modulus  # about what fills the modulus: norms grow with the scale
+    design = at(scale)
+    modulus = 1 << (design.modulus - 1).bit_length()
+    larger = scale * modulus / design.modulus  # about what fills the modulus: norms grow with the scale
     while larger > scale and (filled := at(larger)).modulus > modulus:
         larger *= 0.995
-    found = filled if larger > scale else found
+    design = filled if larger > scale else design
     target = delta * mixing_share / (rounds * coordinates * (1 + math.exp(eps)) * (1 + 1e-8))
-    shares = shares_for(num_users=found.honest, modulus=modulus, target=target)
-    return dataclasses.replace(found, modulus=modulus, shares=shares)
+    shares = shares_for(num_users=design.honest, modulus=modulus, target=target)
+    return dataclasses.replace(design, modulus=modulus, shares=shares)
 
 
 @releases(SplitAndMix)
@@ -234,6 +348,6 @@ class SplitAndMixRelease(SkellamRelease[SplitAndMix]):
         """That of the sum, and what it means to be removed."""
         return _theorem(self.event)
 
-    def spent(self, eps: float) -> tuple[Spent, ...]:
+    def delta_spent(self, eps: float) -> tuple[Spent, ...]:
         """The more, the larger the eps of the whole is."""
-        return (Spent(spent_delta(self.event, eps), "imperfect mixing of shares"),)
+        return (Spent(mixing_delta(self.event, eps), "imperfect mixing of shares"),)

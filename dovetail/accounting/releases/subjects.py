@@ -38,10 +38,10 @@ __all__ = [
     "eps",
     "items_in_sum",
     "losses",
+    "of_users_together",
     "resolution",
     "scale",
     "shifts",
-    "spanning",
     "splits",
 ]
 
@@ -63,24 +63,24 @@ def splits(event: SampledSubject) -> list[tuple[int, ...]]:
         raise NotApplicable("with noise at every user it is seen who takes part, so sampling users hides nobody")
     if event.steps > 1:
         raise NotApplicable("the steps of a round share the users that take part: no law of all of them is known")
-    found: list[tuple[int, ...]] = []
+    results: list[tuple[int, ...]] = []
 
     def spread(left: int, largest: int, parts: tuple[int, ...]) -> None:
         if left == 0:
-            found.append(parts)
+            results.append(parts)
         elif left <= (event.most_users - len(parts)) * largest:
             for part in range(min(left, largest), 0, -1):
                 spread(left - part, part, (*parts, part))
-                if len(found) > _MOST_SPLITS:
+                if len(results) > _MOST_SPLITS:
                     return
 
     spread(event.most_items, event.most_at_user, ())
-    if len(found) > _MOST_SPLITS:
+    if len(results) > _MOST_SPLITS:
         raise NotApplicable(
             f"{event.items} items over {event.users_spanned} users split in more than {_MOST_SPLITS} ways, and which "
             "is the worst is not known: sample items federation-wide, or cap lower"
         )
-    return found
+    return results
 
 
 def _worst_split(event: SampledSubject) -> tuple[int, ...]:
@@ -118,12 +118,12 @@ def shifts(event: SampledSubject, split: tuple[int, ...]) -> tuple[np.ndarray, n
     squares = np.ones(1)
     for items in split:
         here = numerics.binomial_pmf(np.arange(items + 1), items, event.prob_item)
-        grown = np.zeros(len(squares) + items**2)
+        next_squares = np.zeros(len(squares) + items**2)
         for count, mass in enumerate(here):
-            grown[count**2 : count**2 + len(squares)] += mass * squares
-        squares = grown
-    seen = np.flatnonzero(squares)
-    return np.sqrt(seen) * (1 + 1e-15), squares[seen] / squares.sum()
+            next_squares[count**2 : count**2 + len(squares)] += mass * squares
+        squares = next_squares
+    possible = np.flatnonzero(squares)
+    return np.sqrt(possible) * (1 + 1e-15), squares[possible] / squares.sum()
 
 
 def always_sampled(event: SampledSubject) -> Gaussian | None:
@@ -136,7 +136,7 @@ def always_sampled(event: SampledSubject) -> Gaussian | None:
     return Gaussian(std=event.std, sensitivity=event.clip_norm * shift, neighbors=Neighbors.ADD_REMOVE)
 
 
-def spanning(event: Gaussian, *, users: int) -> Gaussian:
+def of_users_together(event: Gaussian, *, users: int) -> Gaussian:
     """The release of `users` users together, each with noise of its own, to a subject with data at all of them.
 
     Its gradients may be aligned, so their shifts add up like the sides of a cube: mu grows by sqrt(users).
@@ -159,7 +159,7 @@ def eps(event: SampledSubject, *, rounds: int, delta: float, interval: float | N
     if plain is not None:
         exact = gaussian.eps_of(plain.mu * math.sqrt(rounds) * (1 + 1e-15), delta=delta)
         return Bound(eps=exact, delta=delta, proof=gaussian.ANALYTIC.proof)
-    value = loss_distributions.worst_eps(_composed(event, rounds, interval), delta=delta)
+    value = loss_distributions.worst_eps(_compose_rounds(event, rounds, interval), delta=delta)
     return Bound(eps=value, delta=delta, proof=MIXTURE.proof.then(PRIVACY_LOSS))
 
 
@@ -170,7 +170,7 @@ def delta(event: SampledSubject, *, rounds: int, eps: float, interval: float | N
     plain = always_sampled(event)
     if plain is not None:
         return gaussian.delta_of(plain.mu * math.sqrt(rounds) * (1 + 1e-15), eps=eps)
-    return loss_distributions.worst_delta(_composed(event, rounds, interval), eps=eps)
+    return loss_distributions.worst_delta(_compose_rounds(event, rounds, interval), eps=eps)
 
 
 def losses(event: SampledSubject, *, interval: float) -> tuple[Loss, ...]:
@@ -179,16 +179,18 @@ def losses(event: SampledSubject, *, interval: float) -> tuple[Loss, ...]:
     A subject's split is the same in every round, so many rounds compose within a split, and the worst split counts.
     """
     _validate.positive(interval=interval)
-    each = dataclasses.replace(event, steps=1)
-    found = (_loss(each, split, interval) for split in splits(event))
-    return tuple(loss_distributions.copies(one, event.steps) if event.steps > 1 else one for one in found)
+    one_step = dataclasses.replace(event, steps=1)
+    step_losses = (_loss(one_step, split, interval) for split in splits(event))
+    return tuple(
+        loss_distributions.self_compose(loss, event.steps) if event.steps > 1 else loss for loss in step_losses
+    )
 
 
 def scale(event: SampledSubject) -> tuple[float, float]:
     """The std and the width of the loss of one release, about: the narrowest std and the largest width of a split."""
-    each = dataclasses.replace(event, steps=1)
-    found = [_law(each, split).scale for split in splits(event)]
-    return min(std for std, _ in found), max(width for _, width in found)
+    one_step = dataclasses.replace(event, steps=1)
+    scales = [_law(one_step, split).scale for split in splits(event)]
+    return min(std for std, _ in scales), max(width for _, width in scales)
 
 
 def resolution(event: SampledSubject, *, rounds: int = 1) -> float:
@@ -198,9 +200,9 @@ def resolution(event: SampledSubject, *, rounds: int = 1) -> float:
 
 
 @functools.lru_cache(maxsize=128)
-def _composed(event: SampledSubject, rounds: int, interval: float | None) -> tuple[Loss, ...]:
+def _compose_rounds(event: SampledSubject, rounds: int, interval: float | None) -> tuple[Loss, ...]:
     grid = resolution(event, rounds=rounds) if interval is None else interval
-    return tuple(loss_distributions.copies(one, rounds) for one in losses(event, interval=grid))
+    return tuple(loss_distributions.self_compose(loss, rounds) for loss in losses(event, interval=grid))
 
 
 @functools.lru_cache(maxsize=512)
@@ -214,25 +216,25 @@ def _loss(event: SampledSubject, split: tuple[int, ...], interval: float) -> Los
     if event.prob_user == 1 or event.alone:
         return mixtures.loss(_law(event, split), interval=interval)
 
-    def given(items: int) -> LossDistribution | None:
+    def loss_of(items: int) -> LossDistribution | None:
         if not items:
             return None
         there = dataclasses.replace(event, items=items, prob_user=1.0, items_per_user=None)
         return mixtures.loss(_law(there, (items,)), interval=interval)
 
     law = _at_drawn_users(event, split)
-    return loss_distributions.drawn([(weight, given(items)) for items, weight in law.items()], interval=interval)
+    return loss_distributions.mixture([(weight, loss_of(items)) for items, weight in law.items()], interval=interval)
 
 
 def _at_drawn_users(event: SampledSubject, split: tuple[int, ...]) -> dict[int, float]:
     """How many of the subject's items are at users that were drawn, and how likely that is."""
     law = {0: 1.0}
     for here in split:
-        grown: dict[int, float] = {}
+        next_law: dict[int, float] = {}
         for items, mass in law.items():
-            grown[items] = grown.get(items, 0.0) + mass * (1 - event.prob_user)
-            grown[items + here] = grown.get(items + here, 0.0) + mass * event.prob_user
-        law = grown
+            next_law[items] = next_law.get(items, 0.0) + mass * (1 - event.prob_user)
+            next_law[items + here] = next_law.get(items + here, 0.0) + mass * event.prob_user
+        law = next_law
     return law
 
 
@@ -262,12 +264,12 @@ class SubjectRelease(Release[SampledSubject]):
         std, width = scale(self.event)
         return Scale(std=std, width=width, sums=self.event.steps)
 
-    def simplified(self, sampling: Sampling) -> Gaussian | SampledSubject:
+    def simplify(self, sampling: Sampling) -> Gaussian | SampledSubject:
         """A Gaussian, where every item is in every sum."""
         plain = always_sampled(self.event) if sampling == Everyone() else None
         return self.event if plain is None else plain
 
-    def in_disjoint_batches(self) -> None:
+    def check_disjoint_batches(self) -> None:
         """Refused: batches are of users."""
         raise NotApplicable("a subject may have data at users of several disjoint batches of an epoch")
 

@@ -64,7 +64,7 @@ class TrainingAudit:
         """Plain data; `certified` is the statement of the run that was attacked."""
         return {
             "eps_lower": self.bound.eps,
-            "unbounded": self.bound.unbounded,
+            "unbounded": self.bound.is_unbounded,
             "delta": self.bound.delta,
             "confidence": self.bound.confidence,
             "attack": self.attack,

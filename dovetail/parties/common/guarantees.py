@@ -16,7 +16,7 @@ from dovetail import _validate, protocols
 from dovetail._structs import ready
 from dovetail.guarantee import Guarantee, Spread
 from dovetail.parties.common.task import TrainingTask, cohort_of
-from dovetail.statements import Spent, Statement, unbounded
+from dovetail.statements import Spent, Statement, no_guarantee
 
 __all__ = ["calibrate_noise", "certify_task"]
 
@@ -94,17 +94,17 @@ def _certify(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     training = _guarantee(protocol, cohort, rounds, dim=task.dim, delta=delta, assumptions=assumed)
     record = training.record()
     certified = dataclasses.replace(record.certified_statement(), delta=task.delta)
-    if off and not certified.unbounded:
+    if off and not certified.is_unbounded:
         on = "the zero-knowledge error of proofs, and samples" if task.has_proofs else "samples"
         charged = Spent(task.delta * _CHARGED, f"{on} whose law is not exact")
-        certified = dataclasses.replace(certified, proof=certified.proof.spending(charged))
+        certified = dataclasses.replace(certified, proof=certified.proof.with_spent(charged))
         total = float(np.logaddexp(0.0, certified.eps)) + math.log(off * rounds)
         if not total <= math.log(task.delta * _CHARGED):
             reason = "not certified: sampling is too coarse for so large an eps"
-            certified = unbounded(training.scope, reason=reason, delta=task.delta).judged(record.verdict)
-    if task.has_proofs and not certified.unbounded:
+            certified = no_guarantee(training.scope, reason=reason, delta=task.delta).with_verdict(record.verdict)
+    if task.has_proofs and not certified.is_unbounded:
         note = "what users' proofs tell follows from public randomness (docs/proofs/verified.md)"
-        certified = dataclasses.replace(certified, proof=certified.proof.noting(note))
+        certified = dataclasses.replace(certified, proof=certified.proof.with_notes(note))
     local = record.local_statement()
     said = dict.fromkeys((*local.assumptions, *sent.assumptions))
     local = dataclasses.replace(local, assumptions=tuple(said))
