@@ -230,7 +230,7 @@ def setting_in_words(setting: str | None) -> str:
 
 def delta_in_words(statement: Statement) -> str:
     """Delta beside one over the number of units."""
-    if statement.unbounded:
+    if statement.is_unbounded:
         return "none: there is no guarantee"
     delta, count = statement.delta, statement.population
     text = words.at_most(delta)

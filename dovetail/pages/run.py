@@ -85,7 +85,7 @@ def _promise(statement: Statement) -> dict[str, Any]:
     return {
         "certified": view_of(statement),
         "warnings": statement.warnings,
-        "standing": "nothing" if statement.unbounded else "" if sound else "doubtful",
+        "standing": "nothing" if statement.is_unbounded else "" if sound else "doubtful",
         "lead": " ".join(sentences[:2]),
         "paragraphs": [text for text in (" ".join(sentences[2:]), *words.meaning(statement)) if text],
     }

@@ -13,7 +13,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN
 from typing import NamedTuple
 
 from dovetail.figures.axes import short
-from dovetail.numbers import rounded
+from dovetail.numbers import round_to
 from dovetail.statements import TUNING_ASSUMPTION, Neighbors, Statement, Trust, Unit, Verdict
 
 __all__ = [
@@ -64,7 +64,7 @@ def number(value: float | None, digits: int = 4, *, rounding: str = ROUND_HALF_E
     """
     if value is None:
         return "-"
-    value = rounded(value, digits, rounding)
+    value = round_to(value, digits, rounding)
     return short(value) if value == 0 or not 1e-3 <= abs(value) < 1e3 else f"{value:g}"
 
 
@@ -80,14 +80,14 @@ def at_least(value: float) -> str:
 
 def numbers(statement: Statement) -> str:
     """(eps, delta), or that there is none."""
-    if statement.unbounded:
+    if statement.is_unbounded:
         return "no guarantee"
     return f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
 
 
 def title(statement: Statement) -> str:
     """The page's heading."""
-    if statement.unbounded:
+    if statement.is_unbounded:
         return "No guarantee"
     return f"{numbers(statement)} for one {statement.unit.value}"
 
@@ -114,7 +114,7 @@ def trust(statement: Statement) -> str:
 def sentences(statement: Statement) -> list[str]:
     """The statement in full: who is protected, against whom, trusting whom, how much, how long, by which theorem."""
     span = f" over {statement.span}" if statement.span else ""
-    if statement.unbounded:
+    if statement.is_unbounded:
         return [
             f"There is no guarantee for {_WHOSE[statement.unit]}, against the {statement.adversary}{span}.",
             f"Reason: {statement.proof}.",
@@ -148,7 +148,7 @@ def sentences(statement: Statement) -> list[str]:
 
 def meaning(statement: Statement) -> list[str]:
     """What these numbers mean for an adversary."""
-    if statement.unbounded:
+    if statement.is_unbounded:
         return []
     factor = math.exp(min(statement.eps, 700.0))
     odds = at_most(factor) if statement.eps < 700 else "more than 1e304"
@@ -208,19 +208,19 @@ def not_covered(
     if local is not None and statement.trust in _COLLUSION:
         left = (
             f"no guarantee remains ({local.proof})"
-            if local.unbounded
+            if local.is_unbounded
             else f"only the local guarantee of {numbers(local)} remains"
         )
         limits.append(f"Collusion of the analyzer with {_COLLUSION[statement.trust]}: then {left}.")
     if shuffler is not None:
         tells = (
             f"there is no guarantee about what it sees ({shuffler.proof})"
-            if shuffler.unbounded
+            if shuffler.is_unbounded
             else f"what it sees of the reports is {numbers(shuffler)}"
         )
         limits.append(f"The shuffler's own view: it knows who takes part and when; {tells}.")
     for name, other in units.items():
-        if other.unbounded and name != statement.unit.value:
+        if other.is_unbounded and name != statement.unit.value:
             limits.append(f"One {name} instead of one {statement.unit.value}: {other.proof}.")
     if statement.neighbors is Neighbors.REPLACE_ONE:
         limits.append("Whether somebody took part at all: the two cases differ in the data, not in who takes part.")
@@ -286,7 +286,7 @@ def view_of(statement: Statement, *, assumed: tuple[str, ...] = ()) -> Statement
     Arguments:
         assumed: assumptions that the page has listed already; they are not repeated under premises.
     """
-    nothing = statement.unbounded
+    nothing = statement.is_unbounded
     return StatementView(
         nothing=nothing,
         numbers=numbers(statement),

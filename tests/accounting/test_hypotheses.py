@@ -442,7 +442,11 @@ CASES = {
         (OUTSIDE, "how records enter a sum", lambda: releases.release_of(NOISE).of_replaced_item()),
     ],
     releases.releases: [
-        (BAD, "called 'Gaussian' is registered already", lambda: releases.releases(type("Gaussian", (), {}))(releases.Release))
+        (
+            BAD,
+            "called 'Gaussian' is registered already",
+            lambda: releases.releases(type("Gaussian", (), {}))(releases.Release),
+        )
     ],
     releases.renyi: [
         (OUTSIDE, "Laplace noise with Poisson", lambda: releases.renyi(PURE, Poisson(prob=0.5), (2.0,))),

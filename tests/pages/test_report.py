@@ -19,7 +19,7 @@ from dovetail.experiment import config
 from dovetail.experiment.folder import BANNER
 from dovetail.pages import review, words
 from dovetail.pages.words import at_least, at_most, number
-from dovetail.statements import Bound, Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict, unbounded
+from dovetail.statements import Bound, Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict, no_guarantee
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "privacy.schema.json").read_text())
 VOID = {"meta", "br", "input", "path", "line", "polyline", "polygon", "rect"}
@@ -360,7 +360,7 @@ def test_the_power_of_a_test_is_that_of_randomized_response():
         assert words.largest_power(stated(eps, 0.0), false_alarms=lie) == pytest.approx(1 - lie)
     assert words.largest_power(stated(0.0, 0.0), false_alarms=0.01) == pytest.approx(0.01)
     assert words.largest_power(stated(800.0, 0.0)) == 1.0
-    assert "x" not in words.meaning(unbounded(SCOPE, reason="x"))
+    assert "x" not in words.meaning(no_guarantee(SCOPE, reason="x"))
     assert words.meaning(stated(800.0))[0].count("e^eps = more than 1e304") == 1
     assert words.meaning(stated(2.0))[0].count("e^eps = 7.39;") == 1, "7.3891 rounded up"
     assert words.meaning(stated(2.0, 0.0))[0].endswith("at most e^eps = 7.39, without exception.")
@@ -387,7 +387,7 @@ def test_what_is_not_covered_depends_on_the_statement():
     others = {"item": stated(), "user": stated(), "subject": no_guarantee(SCOPE, reason="subjects are unknown")}
 
     def said(statement, **more):
-        known = {"local": unbounded(local, reason="all is seen"), "shuffler": None, "diagnostics": False, **more}
+        known = {"local": no_guarantee(local, reason="all is seen"), "shuffler": None, "diagnostics": False, **more}
         return " ".join(words.not_covered(statement, others, **known))
 
     assert "then no guarantee remains (all is seen)" in said(stated())
