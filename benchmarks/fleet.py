@@ -31,6 +31,7 @@ from dovetail.experiment import config as configs
 from dovetail.experiment.config import CohortConfig, Config
 from dovetail.parties.demo import demo_config
 from dovetail.parties.fleet import Fleet, set_up
+from dovetail.randomness import Randomness
 
 MEASURES = ("accuracy", "distance")
 
@@ -94,6 +95,7 @@ def simulated(config: Config, case: Case, settings: Mapping[str, Any]) -> Traine
         "privacy": msgspec.structs.replace(config.privacy, eps=None),
     }
     plan = experiment.prepare(msgspec.structs.replace(config, **alike))
+    plan = plan.with_randomness(Randomness.from_os(config.seed))
     training = plan.engine.start()
     first = _flat(plan.engine.model_arrays(training))
     for index in range(case.rounds):

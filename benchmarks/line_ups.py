@@ -18,6 +18,7 @@ import msgspec
 
 from dovetail import compare, experiment
 from dovetail.data import Dataset, Task, resolve
+from dovetail.randomness import Randomness
 
 EPS, DELTA = (0.24, 1.0, 2.5), {"logistic": 5e-6, "scatter": 5e-6}
 CLIPS, STEPS = (0.5, 1.0, 2.0), (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -42,7 +43,7 @@ def search(job: tuple[str, str, float, dict[str, Any] | None, list[float], list[
     config, field = contender.config, data.get("clip")
     tried: list[tuple[float, float, float]] = []
     try:
-        noisy = experiment.prepare(config, task=TASK).protocol
+        noisy = experiment.prepare(config, task=TASK).sampler.protocol
     except ValueError as error:
         return {"model": model, "protocol": name, "eps": eps, "cohort": cohort, "error": str(error)}
     noise = compare.noise_of(noisy)
@@ -58,10 +59,10 @@ def search(job: tuple[str, str, float, dict[str, Any] | None, list[float], list[
             server=msgspec.structs.replace(config.server, learning_rate=step),
             privacy=msgspec.structs.replace(config.privacy, eps=None),
         )
-        plan = experiment.prepare(mine, task=TASK)
+        plan = experiment.prepare(mine, task=TASK).with_randomness(Randomness.from_os(mine.seed))
         training = plan.engine.start()
-        for index in range(len(plan.rounds)):
-            training = plan.step(training, index, plan.schedule.draw(index))
+        for index in range(plan.num_rounds):
+            training = plan.step(training, index, plan.sampler.schedule.draw(index))
         tried.append((clip, step, float(plan.engine.metrics(training)["accuracy"])))
 
     for a, b in itertools.product(clips if field else (1.0,), steps):

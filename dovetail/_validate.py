@@ -2,14 +2,14 @@
 
 Each check takes its values as keyword arguments, so that the message can name them:
 ``positive(eps_local=-1.0)`` raises ``ValueError("expected eps_local > 0, got eps_local=-1.0")``.
-What may be left open is checked if it is there: ``positive(**given(eps_local=None))`` passes.
+What may be left open is checked if it is there: ``positive(**not_none(eps_local=None))`` passes.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,11 @@ __all__ = [
     "not_none",
     "one_of",
     "positive",
+    "quoted",
 ]
 
 SMALLEST_CLIP_NORM = 1e-9
+_LONGEST_QUOTE = 120
 
 
 def _fail(expected: str, name: str, value: object) -> None:
@@ -125,14 +127,29 @@ def one_of(options: Collection[Any], **values: Any) -> None:
             _fail(f"{name} to be one of {', '.join(str(option) for option in options)}", name, value)
 
 
-def known_name(kind: str, name: str, options: Iterable[str]) -> None:
-    """The name is one of the known ones; otherwise the nearest known name is suggested."""
+def known_name(kind: str, name: str, options: Iterable[str], *, meanings: Mapping[str, str] | None = None) -> None:
+    """The name is one of the options; otherwise the nearest of them is suggested.
+
+    Arguments:
+        kind: what is named, as an error calls it: "protocol".
+        name: the name to look for.
+        options: the names that there are.
+        meanings: what options mean; the error says it of the one that it suggests.
+    """
     options = sorted(options)
     if name in options:
         return
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"expected one of: {', '.join(options)}"
-    raise ValueError(f"unknown {kind} {name!r}: {hint}")
+    if not near:
+        raise ValueError(f"unknown {kind} {name!r}: expected one of: {', '.join(options)}")
+    meaning = (meanings or {}).get(near[0])
+    raise ValueError(f"unknown {kind} {name!r}: did you mean {near[0]!r}?{quoted(meaning)}")
+
+
+def quoted(meaning: str | None) -> str:
+    """The first sentence of what a setting means, in brackets, for the end of an error; nothing where it is long."""
+    sentence = (meaning or "").partition(". ")[0].removesuffix(".")
+    return f" ({sentence})" if 0 < len(sentence) <= _LONGEST_QUOTE else ""
 
 
 def finite_array(**arrays: np.ndarray) -> None:

@@ -128,15 +128,27 @@ def plan(*overrides, task=TASK):
     return experiment.prepare(config.parse(BASE, overrides), task=task)
 
 
+def drawing(ready):
+    """The plan with noise and samples, as a run has them."""
+    return ready.with_randomness(Randomness.from_os(ready.config.seed))
+
+
+def test_a_plan_has_no_noise_before_it_is_run():
+    ready = plan()
+    with pytest.raises(ValueError, match="draws no noise before it is run"):
+        ready.step(ready.engine.start(), 0, np.arange(300))
+    assert not ready.sampler.schedule.randomness.reproducible
+
+
 def test_by_default_noise_is_fresh_and_samples_are_secret():
     ready = plan()
     one, two = (experiment.run(ready) for _ in range(2))
     assert not np.allclose(one.parameters["params"], two.parameters["params"])
     sampled = [("cohort.kind", "fixed"), ("cohort.size", 50), ("protocol.noise_multiplier", 1.0)]
-    first, second = (plan(*sampled, ("privacy", {})).schedule.draw(0) for _ in range(2))
+    first, second = (drawing(plan(*sampled, ("privacy", {}))).sampler.schedule.draw(0) for _ in range(2))
     assert not np.array_equal(first, second), "the seed is public, and a sample that amplifies is not"
     batches = [("cohort.kind", "disjoint"), ("cohort.size", 50), ("protocol.noise_multiplier", 1.0)]
-    first, second = (plan(*batches, ("privacy", {})).schedule.draw(0) for _ in range(2))
+    first, second = (drawing(plan(*batches, ("privacy", {}))).sampler.schedule.draw(0) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
@@ -180,12 +192,12 @@ def test_what_is_handed_out_does_not_tell_the_noise(tmp_path, noise):
     assert f"seed = {seed}" in (out / "config.toml").read_text()
 
     start = ready.engine.first
-    released = (np.load(out / "model.npz")["params"].ravel() - start) * ready.schedule.size
+    released = (np.load(out / "model.npz")["params"].ravel() - start) * ready.sampler.schedule.size
     quiet = experiment.run(plan(("seed", seed), ("protocol.noise_multiplier", 1e-9), ("privacy", {})))
-    truth = (quiet.parameters["params"].ravel() - start) * ready.schedule.size
+    truth = (quiet.parameters["params"].ravel() - start) * ready.sampler.schedule.size
     worlds = {"as it is": truth, "one user less": truth - truth / np.linalg.norm(truth)}
 
-    noises = noise_of_seeds(jnp.arange(window), ready.protocol.std, len(truth))
+    noises = noise_of_seeds(jnp.arange(window), ready.sampler.protocol.std, len(truth))
     left = {world: np.abs(released - noises - total).max(axis=1) for world, total in worlds.items()}
     found = {world: np.flatnonzero(distance < 1e-2).tolist() for world, distance in left.items()}
     if noise == "seeded":

@@ -1,4 +1,7 @@
-"""Docstrings as this project writes them: `Guarantees:` becomes a list, a sentence a point, `References:` a line."""
+"""Docstrings as this project writes them.
+
+`Guarantees:` becomes a list, a sentence a point; `Arguments:` and `Fields:` one of a name each; `References:` a line.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 __all__ = ["formatted", "setup"]
 
 _CODE = re.compile(r"(``.*?``|`[^`]*`)")
-_SECTION = re.compile(r"^(Guarantees|References):\s*$")
+_SECTION = re.compile(r"^(Guarantees|References|Arguments|Fields):\s*$")
 
 
 def formatted(lines: list[str]) -> list[str]:
@@ -23,9 +26,10 @@ def formatted(lines: list[str]) -> list[str]:
             continue
         body = []
         while at < len(lines) and (not lines[at].strip() or lines[at].startswith(" ")):
-            body.append(_escaped(lines[at].strip()))
+            body.append(_escaped(lines[at].rstrip()))
             at += 1
-        out += [f"**{found[1]}**", "", *(_points(body) if found[1] == "Guarantees" else body), ""]
+        listed = {"Guarantees": _points, "References": _paragraph}.get(found[1], _named)
+        out += [f"**{found[1]}**", "", *listed(body), ""]
     return out
 
 
@@ -38,9 +42,25 @@ def _points(body: list[str]) -> list[str]:
     """One point for every run of lines that ends with a full stop."""
     points: list[str] = []
     fresh = True
-    for line in filter(None, body):
+    for line in filter(None, _paragraph(body)):
         points.append(f"- {line}" if fresh else f"  {line}")
         fresh = line.endswith(".")
+    return points
+
+
+def _paragraph(body: list[str]) -> list[str]:
+    return [line.strip() for line in body]
+
+
+def _named(body: list[str]) -> list[str]:
+    """One point for every name at the margin of the section, with the lines that are indented more."""
+    lines = [line for line in body if line.strip()]
+    margin = min((len(line) - len(line.lstrip()) for line in lines), default=0)
+    points = []
+    for line in lines:
+        name, colon, text = line.strip().partition(": ")
+        starts = not line[margin:].startswith(" ") and colon
+        points.append(f"- ``{name}``: {text}" if starts else f"  {line.strip()}")
     return points
 
 

@@ -1,7 +1,6 @@
 """Reference pages that are written when the site is built: every public module, every command, every config key.
 
-They go to `reference/generated` and are not kept: the code and its docstrings are the source. `meanings.toml` holds the
-one thing that the code does not say, a line about every config key.
+They go to `reference/generated` and are not kept: the code and its docstrings are the source.
 """
 
 from __future__ import annotations
@@ -11,21 +10,21 @@ import importlib
 import inspect
 import pkgutil
 import re
-import tomllib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import typer.main
 
+from dovetail._fields import REQUIRED, Field, fields, is_settings, summary
 from dovetail.cli import app as command_line
 from dovetail.experiment.config import Config
 from dovetail.protocols import PROTOCOLS
 
-__all__ = ["MODULES", "command_page", "config_page", "meanings", "modules_of", "setup"]
+__all__ = ["MODULES", "command_page", "config_page", "modules_of", "setup"]
 
 MODULES = {  # a page: what it shows, in this order; a package stands for all its public modules
     "dovetail": ("dovetail.experiment", "dovetail.watching", "dovetail.randomness"),
@@ -46,7 +45,7 @@ MODULES = {  # a page: what it shows, in this order; a package stands for all it
     "papers": ("dovetail.papers", "dovetail.compare"),
     "pages": ("dovetail.pages", "dovetail.figures", "dovetail.references"),
 }
-_MEANINGS = Path(__file__).with_name("meanings.toml")
+_FILLED_IN = "Filled in:"  # how the text of a key begins that is not for configs
 _WITH_OTHERS = ("dovetail.learners.torch", "dovetail.parties.flower")  # of packages that the site is built without
 
 
@@ -162,53 +161,29 @@ def _parameter(parameter: Any) -> str:
     return f"| {name} | {said} | {_cell(getattr(parameter, 'help', None) or '')} |"
 
 
-def meanings() -> dict[str, dict[str, str]]:
-    """A line about every config key, by section; keys of protocols are under `protocol`."""
-    return tomllib.loads(_MEANINGS.read_text())
-
-
 def config_page() -> str:
     """Every key of a config: its type, its default, what it is for."""
-    said = meanings()
     lines = [
         "# Config keys",
         "",
         "A config is a TOML file; `dovetail run FILE --set section.key=value` changes a key.",
         "",
     ]
-    fields = msgspec.structs.fields(Config)
-    plain = [field for field in fields if not _is_section(field.type) and field.name != "protocol"]
-    lines += [
-        "## Top level",
-        "",
-        *_table((field.name, _type(field.type), _default(field), said["top"][field.name]) for field in plain),
-    ]
-    for field in fields:
-        if not _is_section(field.type):
-            continue
-        lines += [f"## [{field.name}]", "", inspect.cleandoc(field.type.__doc__ or ""), ""]
-        lines += _table(
-            (key.name, _type(key.type), _default(key), said[field.name][key.name])
-            for key in msgspec.structs.fields(field.type)
-        )
+    keys = fields(Config)
+    sections = [key for key in keys if is_settings(key.type)]
+    lines += ["## Top level", "", *_table(key for key in keys if key not in sections and key.name != "protocol")]
+    for section in sections:
+        lines += [f"## [{section.name}]", "", summary(section.type), "", *_table(fields(section.type))]
     lines += ["## [protocol]", "", "`name` is the protocol; the other keys are its own.", ""]
     for name in sorted(PROTOCOLS):
-        rows = [
-            (key.name, _type(key.type), _value(key.default), said["protocol"][key.name])
-            for key in dataclasses.fields(PROTOCOLS[name])  # type: ignore[arg-type]
-            if said["protocol"].get(key.name) != ""
-        ]
-        lines += [f"### {name}", "", f"See [{name}](../../protocols/{name}.md).", "", *_table(rows)]
+        shown = [key for key in fields(PROTOCOLS[name]) if not key.meaning.startswith(_FILLED_IN)]
+        lines += [f"### {name}", "", f"See [{name}](../../protocols/{name}.md).", "", *_table(shown)]
     return "\n".join(lines)
 
 
-def _table(rows: Any) -> list[str]:
-    found = [f"| `{name}` | {kind} | {default} | {_cell(meaning)} |" for name, kind, default, meaning in rows]
-    return ["| key | type | default | |", "|---|---|---|---|", *found, ""] if found else ["No keys of its own.", ""]
-
-
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+def _table(keys: Iterable[Field]) -> list[str]:
+    rows = [f"| `{key.name}` | {_type(key.type)} | {_value(key.default)} | {_cell(key.meaning)} |" for key in keys]
+    return ["| key | type | default | |", "|---|---|---|---|", *rows, ""] if rows else ["No keys of its own.", ""]
 
 
 def _type(kind: Any) -> str:
@@ -224,14 +199,8 @@ def _type(kind: Any) -> str:
     return f"`{text.replace('typing.', '').replace('|', '‖').replace(' ‖ None', '')}`".replace("‖", "or")
 
 
-def _default(field: Any) -> str:
-    if field.default_factory is not msgspec.NODEFAULT:
-        return _value(field.default_factory())
-    return _value(field.default)
-
-
 def _value(default: Any) -> str:
-    if default is msgspec.NODEFAULT or default is dataclasses.MISSING:
+    if default is REQUIRED:
         return "required"
     return "" if default is None else f"`{msgspec.json.encode(default).decode()}`"
 

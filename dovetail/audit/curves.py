@@ -85,8 +85,8 @@ def draw(path: Path, finding: Finding) -> None:
 
 def of_round(plan: Plan, index: int) -> quotes.Terms:
     """A round of a training, as an attack sees it."""
-    fields = dataclasses.fields(plan.protocol)  # type: ignore[arg-type]
-    cohort = plan.schedule.cohort(index)
+    fields = dataclasses.fields(plan.sampler.protocol)  # type: ignore[arg-type]
+    cohort = plan.sampler.schedule.cohort(index)
     if cohort.uploads is not None:
         raise NotApplicable("no attack is known on rounds that users' data enter secretly")
     return quotes.Terms(
@@ -97,13 +97,13 @@ def of_round(plan: Plan, index: int) -> quotes.Terms:
         min_size=cohort.min_size,
         noise_scale=cohort.noise_scale,
         participation=cohort.participation,
-        settings={field.name: getattr(plan.protocol, field.name) for field in fields if field.init},
+        settings={field.name: getattr(plan.sampler.protocol, field.name) for field in fields if field.init},
     )
 
 
 def _costliest(plan: Plan, released: Sequence[Round]) -> int:
     """The first of the rounds that were released of which the most is lost."""
-    first = {item: index for index, item in reversed(list(enumerate(plan.rounds))) if item in set(released)}
+    first = {item: index for index, item in reversed(list(enumerate(plan.guarantee.rounds()))) if item in set(released)}
     if not first or set(first) != set(released):
         raise NotApplicable("nothing was released" if not released else "the plan does not match the rounds that ran")
 
@@ -125,7 +125,7 @@ def write(plan: Plan, folder: Path) -> Path:
     ledger = RunFolder(folder).ledger(trust_code=True)  # it is that of the plan, whose code has run
     try:
         index = _costliest(plan, ledger.own.rounds)
-        declared = type(plan.protocol) not in BUNDLED
+        declared = type(plan.sampler.protocol) not in BUNDLED
         finding = audit(plan.config.protocol["name"], of_round(plan, index), trials=None if declared else 0)
         if declared and finding.counted is None:
             raise NotApplicable(_ONLY_DECLARED)

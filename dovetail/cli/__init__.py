@@ -89,7 +89,7 @@ def main() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     logging.basicConfig(level=logging.WARNING, handlers=[_log_handler()])
     try:
-        _parsed_by()(prog_name="dovetail")
+        _command_tree()(prog_name="dovetail")
     except (ValueError, OSError, ModuleNotFoundError) as error:
         print_error(str(error))
         sys.exit(2)
@@ -115,7 +115,7 @@ class _Printable(logging.Formatter):
 
 
 @functools.cache
-def _parsed_by() -> Any:
+def _command_tree() -> Any:
     """The tree of commands: whoever calls `main` more than once need not make it anew."""
     return typer.main.get_command(app)
 

@@ -31,8 +31,8 @@ class Steps:
 
     def say(self, text: str) -> None:
         """What is done within the step."""
-        said = f"{self._title}: {text}" if self._title else text
-        self._bar.update(self._task, description=escape(printable(said)))
+        description = f"{self._title}: {text}" if self._title else text
+        self._bar.update(self._task, description=escape(printable(description)))
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ class RoundsBar:
 
     def update(self, progress: Any) -> None:
         """Where the training stands."""
-        said = ""
+        description = ""
         if progress.metrics is not None:
             spent = progress.spent
             eps = (
@@ -61,10 +61,12 @@ class RoundsBar:
                 if spent and spent.eps < float("inf")
                 else "no guarantee"
             )
-            said = f"{_score(progress)}, {eps}{self._suffix}"
-        self._bar.update(self._task, completed=progress.round, description=said)
+            description = f"{_score(progress)}, {eps}{self._suffix}"
+        self._bar.update(self._task, completed=progress.round, description=description)
         if not progress_console.is_terminal and progress.round % max(1, self._rounds // 10) == 0:
-            progress_console.print(f"round {progress.round}/{self._rounds} {said}", highlight=False, markup=False)
+            progress_console.print(
+                f"round {progress.round}/{self._rounds} {description}", highlight=False, markup=False
+            )
 
 
 @contextlib.contextmanager

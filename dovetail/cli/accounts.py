@@ -84,10 +84,10 @@ def amplify(
     out_console.print(table)
     if best and best.bound:
         numbers = f"eps {at_most(best.bound.eps, 5)} at delta {at_most(delta)}"
-        said = f"best bound for a {randomizer} report: {best.name}, {numbers}"
+        summary = f"best bound for a {randomizer} report: {best.name}, {numbers}"
     else:
-        said = f"no bound improves on eps_local for a {randomizer} report"
-    out_console.print(said, highlight=False)
+        summary = f"no bound improves on eps_local for a {randomizer} report"
+    out_console.print(summary, highlight=False)
 
 
 @account.command("protocol")
@@ -108,9 +108,9 @@ def account_protocol(
     """Print the certified, claimed and local statements of a protocol."""
     from dovetail.guarantee import quotes
 
-    plan = _plan(n, dim, delta, rounds, colluders, neighbors, set_)
+    terms = _terms(n, dim, delta, rounds, colluders, neighbors, set_)
     with progress_console.status("accounting"):
-        quote = quotes.quote(name, _sampled(plan, participation, population))
+        quote = quotes.quote(name, _with_sampling(terms, participation, population))
     if as_json:
         print_json(_quote_json(quote))
         return
@@ -141,20 +141,19 @@ def calibrate(
     """Find the protocol parameter that meets a target (eps, delta), rounded conservatively."""
     from dovetail.guarantee import quotes
 
-    plan = _sampled(_plan(n, dim, delta, rounds, colluders, neighbors, set_), participation, population)
+    terms = _with_sampling(_terms(n, dim, delta, rounds, colluders, neighbors, set_), participation, population)
     with progress_console.status("calibrating"):
-        chosen, value, quote = quotes.calibrate(name, plan, eps=eps, parameter=parameter)
+        calibrated, value, quote = quotes.calibrate(name, terms, eps=eps, parameter=parameter)
     if as_json:
-        print_json({**_quote_json(quote), "parameter": chosen, "value": value})
+        print_json({**_quote_json(quote), "parameter": calibrated, "value": value})
         return
-    safe = (
-        at_most if chosen in ("noise_multiplier", "pad_to") else at_least
-    )  # more noise, more dummies, smaller budgets
-    out_console.print(f"{chosen} = {safe(value, 9)}", highlight=False)
+    # rounded to the safe side: more noise, more dummies, smaller budgets
+    round_safely = at_most if calibrated in ("noise_multiplier", "pad_to") else at_least
+    out_console.print(f"{calibrated} = {round_safely(value, 9)}", highlight=False)
     _print_quote(quote)
 
 
-def _plan(
+def _terms(
     n: int,
     dim: int,
     delta: float,
@@ -163,7 +162,7 @@ def _plan(
     neighbors: str | None,
     set_: list[str] | None,
 ) -> Any:
-    """The plan that these options describe, with no setting but those that were given."""
+    """The terms that these options describe, with no setting but those that were given."""
     from dovetail.guarantee import quotes
 
     return quotes.Terms(
@@ -177,18 +176,18 @@ def _plan(
     )
 
 
-def _sampled(plan: Any, participation: str | None, population: int | None) -> Any:
-    """The plan for a sample of the population."""
+def _with_sampling(terms: Any, participation: str | None, population: int | None) -> Any:
+    """The terms for a sample of the population."""
     from dovetail import _validate
     from dovetail.guarantee import quotes
 
     if participation is not None:
         _validate.one_of(quotes.SAMPLED, participation=participation)
     if population is None and participation not in (None, "everyone"):
-        raise ValueError(f"expected --population with --participation {participation}, got none")
+        raise ValueError(f"--participation {participation} needs --population, from which users are sampled")
     if population is None:
-        return plan
-    return quotes.with_sampling(plan, participation or "fixed", population)
+        return terms
+    return quotes.with_sampling(terms, participation or "fixed", population)
 
 
 def _print_quote(quote: Any) -> None:
@@ -201,12 +200,12 @@ def _print_quote(quote: Any) -> None:
 
 def _quote_json(quote: Any) -> dict[str, Any]:
     """The quote, with the lower ends of numbers that were computed from both sides."""
-    found = quote.to_json()
+    facts: dict[str, Any] = quote.to_json()
     for title in ("certified", "claimed", "local", "shuffler"):
         statement = getattr(quote, title)
         if statement is not None and statement.lower is not None:
-            found[title]["lower"] = statement.lower
-    return found
+            facts[title]["lower"] = statement.lower
+    return facts
 
 
 def _report(randomizer: str, eps_local: float) -> Any:

@@ -115,9 +115,10 @@ def audit(
 
 def _one_target(name: str | None, everything: bool, training: str | None) -> str:
     """The protocol's name, if that is what is attacked."""
-    given = [text for text, is_given in (("NAME", name), ("--all", everything), ("--training", training)) if is_given]
-    if len(given) != 1:
-        raise ValueError(f"expected one of NAME, --all and --training, got {' and '.join(given) or 'none of them'}")
+    targets = {"NAME": name, "--all": everything, "--training": training}
+    options = [option for option, value in targets.items() if value]
+    if len(options) != 1:
+        raise ValueError(f"give one of NAME, --all and --training, got {' and '.join(options) or 'none of them'}")
     return name or ""
 
 
@@ -155,10 +156,10 @@ def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as
                 case.label,
                 finding.view,
                 at_most(finding.bound.delta),
-                _claimed(finding),
-                _promised(finding.certified.eps),
-                _shown(finding.bound.eps),
-                "-" if finding.counted is None else _shown(finding.counted.eps),
+                _claim_cell(finding),
+                _upper_bound(finding.certified.eps),
+                _lower_bound(finding.bound.eps),
+                "-" if finding.counted is None else _lower_bound(finding.counted.eps),
                 "yes" if finding.consistent else "NO",
             )
         out_console.print(table)
@@ -186,7 +187,7 @@ def _indices(name: str, plan: Any, task: str | None, confidence: float, seed: in
     return audit_indices(protocol, updates, rounds=rounds, confidence=confidence, key=jax.random.key(seed))
 
 
-def _print_indices(found: Any) -> None:
+def _print_indices(audit: Any) -> None:
     columns = (
         "shuffler knows",
         "rounds",
@@ -198,7 +199,7 @@ def _print_indices(found: Any) -> None:
         "claim",
     )
     table = Table(*columns, box=None)
-    for attack in found.attacks:
+    for attack in audit.attacks:
         table.add_row(
             attack.knowledge,
             str(attack.rounds),
@@ -210,10 +211,10 @@ def _print_indices(found: Any) -> None:
             attack.verdict,
         )
     out_console.print(
-        f"attack: guess one of a client's {found.top} largest coordinates from the indices it reports", highlight=False
+        f"attack: guess one of a client's {audit.top} largest coordinates from the indices it reports", highlight=False
     )
     out_console.print(table)
-    out_console.print(f"with each coordinate's own prior instead of k/d: {found.verdict_own_prior}", highlight=False)
+    out_console.print(f"with each coordinate's own prior instead of k/d: {audit.verdict_own_prior}", highlight=False)
 
 
 def _audit_training(settings: Any, canaries: int, black_box: bool, confidence: float, seed: int, as_json: bool) -> None:
@@ -222,7 +223,7 @@ def _audit_training(settings: Any, canaries: int, black_box: bool, confidence: f
 
     devices.use_all_cores()
     with progress_console.status("training with canaries"):
-        found = trainings.audit(
+        result = trainings.audit(
             settings,
             canaries=canaries,
             attack="black-box" if black_box else "white-box",
@@ -230,16 +231,17 @@ def _audit_training(settings: Any, canaries: int, black_box: bool, confidence: f
             seed=seed,
         )
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
     else:
         out_console.print(
-            f"audited: eps >= {_shown(found.bound.eps)} at delta {found.bound.delta:g}, confidence {confidence:g} "
-            f"({found.right} of {found.guesses} guesses right, {canaries} canaries, {found.attack})",
+            f"audited: eps >= {_lower_bound(result.bound.eps)} at delta {result.bound.delta:g}, "
+            f"confidence {confidence:g} "
+            f"({result.right} of {result.guesses} guesses right, {canaries} canaries, {result.attack})",
             highlight=False,
         )
-        out_console.print(f"certified: {found.statement}", markup=False, highlight=False)
-        out_console.print("consistent" if found.consistent else "NOT CONSISTENT", highlight=False)
-    _fail_unless(found.consistent)
+        out_console.print(f"certified: {result.statement}", markup=False, highlight=False)
+        out_console.print("consistent" if result.consistent else "NOT CONSISTENT", highlight=False)
+    _fail_unless(result.consistent)
 
 
 def _print_finding(finding: Any) -> None:
@@ -247,31 +249,31 @@ def _print_finding(finding: Any) -> None:
     for bound in (finding.bound, *finding.others):
         sure = "exact" if bound.confidence == 1 else f"{bound.confidence:g}"
         runs = str(bound.trials) if bound.trials else "-"
-        table.add_row(bound.attack, _shown(bound.eps), at_most(bound.delta), sure, runs)
+        table.add_row(bound.attack, _lower_bound(bound.eps), at_most(bound.delta), sure, runs)
     out_console.print(table)
     print_statement("certified", finding.certified)
     print_statement("claimed", finding.claimed)
     if finding.claim_refuted:
         out_console.print("the claim is refuted by this attack", highlight=False)
-    said = (
+    verdict = (
         "no attack found more than is certified"
         if finding.consistent
         else "NOT CONSISTENT: an attack found more than is certified"
     )
-    out_console.print(said, highlight=False)
+    out_console.print(verdict, highlight=False)
 
 
-def _claimed(finding: Any) -> str:
+def _claim_cell(finding: Any) -> str:
     if finding.claimed is None:
         return "-"
-    return _promised(finding.claimed.eps) + (" refuted" if finding.claim_refuted else "")
+    return _upper_bound(finding.claimed.eps) + (" refuted" if finding.claim_refuted else "")
 
 
-def _promised(eps: float) -> str:
+def _upper_bound(eps: float) -> str:
     return "unbounded" if eps == float("inf") else at_most(eps)
 
 
-def _shown(eps: float) -> str:
+def _lower_bound(eps: float) -> str:
     return "unbounded" if eps == float("inf") else at_least(eps)
 
 

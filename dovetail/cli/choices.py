@@ -60,8 +60,8 @@ def choose(
     from dovetail import protocols
     from dovetail.compare import choosing
 
-    given = {"trust": trust, "users": users, "per_round": per_round, "rounds": rounds, "dim": dim}
-    answers = _answered(given, participation)
+    options = {"trust": trust, "users": users, "per_round": per_round, "rounds": rounds, "dim": dim}
+    answers = _ask_for_missing(options, participation)
     count = answers["users"]
     situation = choosing.Situation(
         **answers,
@@ -78,16 +78,16 @@ def choose(
     _print(found)
 
 
-def _answered(given: dict[str, Any], participation: str | None) -> dict[str, Any]:
+def _ask_for_missing(options: dict[str, Any], participation: str | None) -> dict[str, Any]:
     """What was given, and on a terminal what is answered to the rest."""
     optional = () if participation in ("fixed", "poisson", "secret") else ("per_round",)
-    missing = [name for name, value in given.items() if value is None and name not in optional]
+    missing = [name for name, value in options.items() if value is None and name not in optional]
     if missing and not sys.stdin.isatty():
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-        raise ValueError(f"expected {options} (asked for only on a terminal), got none")
+        missing_options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise ValueError(f"give {missing_options}: questions are asked on a terminal only")
     if not missing:
-        return given
-    answers = dict(given)
+        return options
+    answers = dict(options)
     for name, question in _QUESTIONS.items():
         if answers[name] is None:
             default = {"per_round": answers["users"], "trust": "aggregators"}.get(name)
@@ -97,17 +97,18 @@ def _answered(given: dict[str, Any], participation: str | None) -> dict[str, Any
 
 
 def _print(found: Any) -> None:
-    asked = found.situation
+    situation = found.situation
     lines = [
-        f"({at_most(asked.eps)}, {at_most(asked.delta)})-DP for {asked.rounds:,} rounds of {asked.size:,} of "
-        f"{asked.users:,} users ({asked.kind}), {asked.dim:,} coordinates, trust at most: {asked.trust}"
+        f"({at_most(situation.eps)}, {at_most(situation.delta)})-DP for {situation.rounds:,} rounds of "
+        f"{situation.size:,} of {situation.users:,} users ({situation.kind}), {situation.dim:,} coordinates, "
+        f"trust at most: {situation.trust}"
     ]
-    if asked.records_per_user > 1:
-        lines.append(f"all {asked.records_per_user:,} records of a user are protected together, at the same noise")
+    if situation.records_per_user > 1:
+        lines.append(f"all {situation.records_per_user:,} records of a user are protected together, at the same noise")
     out_console.print("\n".join(lines), markup=False, highlight=False)
     out_console.print(_table(found) if found.fitting else "no protocol fits", highlight=False)
-    for one in found.ruled_out:
-        out_console.print(f"{one.protocol}: ruled out, {one.reason}", markup=False, highlight=False)
+    for protocol in found.ruled_out:
+        out_console.print(f"{protocol.protocol}: ruled out, {protocol.reason}", markup=False, highlight=False)
     out_console.print(_source(found), markup=False, highlight=False)
     out_console.print("what each statement assumes: dovetail account protocol NAME, or --json here", highlight=False)
 
@@ -125,7 +126,7 @@ def _table(found: Any) -> Table:
             "no guarantee" if one.local.is_unbounded else _pair(one.local),
             f"{one.parameter} {safe(one.value)}",
             f"{one.std:.3g} x {one.clip}",
-            _sent(one.costs),
+            _upload_cell(one.costs),
             "-" if one.costs.client_seconds is None else f"{one.costs.client_seconds:.2g}",
             f"{one.costs.server_seconds:.2g}",
             "-" if one.accuracy is None else f"{one.accuracy:.1%}",
@@ -138,7 +139,7 @@ def _pair(statement: Any) -> str:
     return f"({at_most(statement.eps)}, {at_most(statement.delta)})"
 
 
-def _sent(costs: Any) -> str:
+def _upload_cell(costs: Any) -> str:
     from dovetail.compare import in_bytes
 
     return in_bytes(costs.bytes)

@@ -13,7 +13,7 @@ from dovetail.cli._shared import Authority, flag, from_hex, out_console
 
 __all__ = ["party"]
 
-party = typer.Typer(help="Look after services that run.", no_args_is_help=True)
+party = typer.Typer(help="Inspect running services.", no_args_is_help=True)
 
 
 @party.command("status")
@@ -21,21 +21,22 @@ def party_status(
     url: Annotated[list[str], typer.Argument(help="Addresses of services.", metavar="URL...")],
     ca: Authority = None,
     keys: Annotated[
-        Path | None, typer.Option(help="Folder with the keys of a shuffler or aggregator: its counts are told, too.")
+        Path | None, typer.Option(help="Folder with the keys of a shuffler or aggregator, which shows its counts too.")
     ] = None,
     as_json: Annotated[bool, flag("--json", "Print JSON.")] = False,
 ) -> None:
-    """Print whether services answer, whether they can work, and where their training stands; exit 1 if one cannot."""
-    found = [_look(one, ca, keys) for one in url]
+    """Print whether services are ready, and which round they are in; exits with status 1 if one is not ready."""
+    services = [_probe(address, ca, keys) for address in url]
     if as_json:
-        out_console.print_json(json.dumps(found))
+        out_console.print_json(json.dumps(services))
     else:
-        for one in found:
-            words = [one["url"], "ready" if one["ready"] else "not ready" if one["healthy"] else "does not answer"]
-            words += [] if one["round"] is None else [f"round {one['round']}{_until(one)}"]
-            words += [f"{name}: {count}" for name, count in sorted((one["counts"] or {}).items())]
+        for service in services:
+            state = "ready" if service["ready"] else "not ready" if service["healthy"] else "does not answer"
+            words = [service["url"], state]
+            words += [] if service["round"] is None else [f"round {service['round']}{_until(service)}"]
+            words += [f"{name}: {count}" for name, count in sorted((service["counts"] or {}).items())]
             out_console.print("; ".join(words), highlight=False, markup=False, soft_wrap=True)
-    if not all(one["ready"] for one in found):
+    if not all(service["ready"] for service in services):
         raise typer.Exit(1)
 
 
@@ -61,9 +62,12 @@ def party_model(
     from dovetail.parties.common.task import verify
     from dovetail.parties.federation import federation
 
-    suffix, buffer = ".npy" if config is None else ".npz", io.BytesIO()
+    suffix = ".npy" if config is None else ".npz"
+    buffer = io.BytesIO()
     if out.suffix != suffix:
-        raise ValueError(f"expected --out to end with {suffix}, got {str(out)!r}")
+        raise ValueError(
+            f"--out must end with {suffix} {'without' if config is None else 'with'} --config, got {str(out)!r}"
+        )
     with contextlib.closing(IntermediaryClient(url, ca=ca, timeout=60.0)) as link:
         task = verify(link.task(), signer=from_hex(signer), fresh=False)
         status = link.status()
@@ -78,30 +82,30 @@ def party_model(
     out_console.print(f"task {task.task_id.hex()[:16]}; {len(model):,} parameters after {of}: {out}", highlight=False)
 
 
-def _until(told: dict[str, Any]) -> str:
+def _until(service: dict[str, Any]) -> str:
     """Until when a round is open."""
-    if told["over"] or not told["closes"]:
-        return ", over" if told["over"] else ""
-    return f", closes {datetime.datetime.fromtimestamp(told['closes'], datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
+    if service["over"] or not service["closes"]:
+        return ", over" if service["over"] else ""
+    return f", closes {datetime.datetime.fromtimestamp(service['closes'], datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _look(url: str, ca: Path | None, keys: Path | None) -> dict[str, Any]:
+def _probe(url: str, ca: Path | None, keys: Path | None) -> dict[str, Any]:
     import contextlib
 
     from dovetail.parties.common.http_clients import IntermediaryClient, Rejected, Unreachable
     from dovetail.parties.common.keys import KeyRing
 
-    told: dict[str, Any] = {"url": url, "healthy": False, "ready": False}
-    told |= dict.fromkeys(("round", "over", "closes", "counts"))
+    facts: dict[str, Any] = {"url": url, "healthy": False, "ready": False}
+    facts |= dict.fromkeys(("round", "over", "closes", "counts"))
     key = None if keys is None else KeyRing(keys, "sign").current()
     with contextlib.closing(IntermediaryClient(url, ca=ca, key=key, timeout=10.0)) as link:
         with contextlib.suppress(Unreachable, Rejected):
-            told["healthy"] = link.answers("/healthz")
-            told["ready"] = link.answers("/readyz")
+            facts["healthy"] = link.answers("/healthz")
+            facts["ready"] = link.answers("/readyz")
         with contextlib.suppress(Unreachable, Rejected):
             status = link.status()
-            told |= {"round": status.round, "over": status.over, "closes": status.closes}
+            facts |= {"round": status.round, "over": status.over, "closes": status.closes}
         if key is not None:
             with contextlib.suppress(Unreachable, Rejected):
-                told["counts"] = link.counts()
-    return told
+                facts["counts"] = link.counts()
+    return facts

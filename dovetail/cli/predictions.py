@@ -46,20 +46,21 @@ def _rows(predictor: Any, data: Path) -> list[dict[str, Any]]:
     import numpy as np
 
     if not data.is_file():
-        raise FileNotFoundError(f"expected a file of rows, got {str(data)!r}, which is not a file")
+        raise FileNotFoundError(f"there is no file {str(data)!r}: give a file of rows (.csv, .tsv, .parquet or .npy)")
     logits = predictor.logits(np.load(data, allow_pickle=False) if data.suffix == ".npy" else data)
     answer = predictor.recipe.answer
-    told, names = answer.decode(logits), answer.classes or tuple(range(answer.size))
+    answers = answer.decode(logits)
+    names = answer.classes or tuple(range(answer.size))
     if answer.kind == "number":
-        return [{"prediction": float(value)} for value in told]
-    shares = answer.probabilities(logits).tolist()
+        return [{"prediction": float(value)} for value in answers]
+    probabilities = answer.probabilities(logits).tolist()
     if answer.kind == "labels":
         return [
             dict(zip(map(str, names), ones, strict=True))
             | {f"p({name})": p for name, p in zip(names, row, strict=True)}
-            for ones, row in zip(told.tolist(), shares, strict=True)
+            for ones, row in zip(answers.tolist(), probabilities, strict=True)
         ]
     return [
         {"prediction": value, **{f"p({name})": p for name, p in zip(names, row, strict=True)}}
-        for value, row in zip(told.tolist(), shares, strict=True)
+        for value, row in zip(answers.tolist(), probabilities, strict=True)
     ]

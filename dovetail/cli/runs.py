@@ -34,26 +34,26 @@ def runs(
 
     if plot is not None:
         figures.check_file(plot)
-    chosen = [run for place in places or [_DEFAULT] for run in reading.find_runs(_folder(place))]
-    if compare and len(chosen) < 2:
-        raise ValueError(f"expected two runs or more to compare, got {len(chosen)}")
+    shown = [run for place in places or [_DEFAULT] for run in reading.find_runs(_folder(place))]
+    if compare and len(shown) < 2:
+        raise ValueError(f"--compare needs two runs or more, got {len(shown)}")
     if plot is not None:
         figures.save(
-            reading.figure(chosen if compare else [run for run in chosen if len(run.metrics) > 1], over=over), plot
+            reading.figure(shown if compare else [run for run in shown if len(run.metrics) > 1], over=over), plot
         )
     if as_json:
-        told: dict[str, Any] = {"runs": [run.row() for run in chosen]}
+        facts: dict[str, Any] = {"runs": [run.row() for run in shown]}
         if compare:
-            told["differences"] = reading.differences(chosen)
-        print_json({**told, "plot": None if plot is None else str(plot)})
+            facts["differences"] = reading.differences(shown)
+        print_json({**facts, "plot": None if plot is None else str(plot)})
         return
-    if not chosen:
+    if not shown:
         searched = ", ".join(map(str, places or [_DEFAULT]))
         out_console.print(f"no runs in {searched}", markup=False, highlight=False)
     elif compare:
-        out_console.print(_differences(chosen, reading.differences(chosen)))
+        out_console.print(_differences_table(shown, reading.differences(shown)))
     else:
-        out_console.print(_listed(chosen))
+        out_console.print(_runs_table(shown))
     if plot is not None:
         out_console.print(f"plot: {plot}", markup=False, highlight=False)
 
@@ -63,16 +63,16 @@ def _folder(place: Path) -> Path:
     return _DEFAULT / place if not place.exists() and (_DEFAULT / place).is_dir() else place
 
 
-def _listed(chosen: list[Any]) -> Table:
+def _runs_table(runs: list[Any]) -> Table:
     table = Table("name", "task", "protocol", "statement", "score", "baseline", "rounds", "s/round", "ended", box=None)
-    for run in chosen:
+    for run in runs:
         row = run.row()
         seconds = row["seconds_per_round"]
         cells = (
             row["name"],
             row["task"],
             row["protocol"],
-            _stated(run),
+            _statement_cell(run),
             f"{row['score']} {_number(row['score'], row['value'])}" if row["score"] else "-",
             _number(row["score"], row["baseline"]),
             str(row["rounds"]),
@@ -83,7 +83,7 @@ def _listed(chosen: list[Any]) -> Table:
     return table
 
 
-def _stated(run: Any) -> str:
+def _statement_cell(run: Any) -> str:
     """The numbers of a statement with the neighbours and the unit that they are for."""
     statement = run.statement
     if statement is None:
@@ -100,16 +100,16 @@ def _number(score: str | None, value: float | None) -> str:
     return f"{value:.2%}" if score == "accuracy" else f"{value:.4g}"
 
 
-def _differences(chosen: list[Any], found: dict[str, list[Any]]) -> Table:
-    table = Table("", *(run.name for run in chosen), box=None)
-    for key, values in found.items():
+def _differences_table(runs: list[Any], differences: dict[str, list[Any]]) -> Table:
+    table = Table("", *(run.name for run in runs), box=None)
+    for key, values in differences.items():
         if key == "assumptions":
             values = ["see report.html"] * len(values)
-        table.add_row(key, *(_shown(key, value) for value in values))
+        table.add_row(key, *(_cell(key, value) for value in values))
     return table
 
 
-def _shown(key: str, value: Any) -> str:
+def _cell(key: str, value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -52,9 +52,9 @@ def compare(
     from dovetail.experiment import config
 
     devices.use_all_cores()
-    chosen = tuple(name.strip() for name in protocols.split(",") if name.strip()) if protocols else ()
+    names = tuple(name.strip() for name in protocols.split(",") if name.strip()) if protocols else ()
     overrides = [config.parse_override(text) for text in set_ or []]
-    contenders = comparing.line_up(eps=eps, delta=delta, model=model, task=task, protocols=chosen, overrides=overrides)
+    contenders = comparing.line_up(eps=eps, delta=delta, model=model, task=task, protocols=names, overrides=overrides)
     target = out or Path("runs") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
     trained = sum(contender.config is not None for contender in contenders)
     with steps(trained * (seeds + 1)) as bar:
@@ -79,8 +79,8 @@ def compare(
     if best is not None:
         out_console.print(f"best with one shuffler: {best} ({found.runs[best].mean:.2%})", highlight=False)
     if guessing := [name for name, run in found.runs.items() if not run.beats_baseline]:
-        said = f"no better than a constant guess, so their order means nothing: {', '.join(guessing)}"
-        out_console.print(said, markup=False, highlight=False)
+        warning = f"no better than a constant guess, so their order means nothing: {', '.join(guessing)}"
+        out_console.print(warning, markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
 
 
@@ -133,44 +133,44 @@ def reproduce(
     from dovetail.engine import devices
 
     _validate.known_name("paper", paper, [*papers.PAPERS, "all"])
-    chosen = list(papers.PAPERS.values()) if paper == "all" else [papers.PAPERS[paper]]
+    studies = list(papers.PAPERS.values()) if paper == "all" else [papers.PAPERS[paper]]
     only = tuple(key.strip() for key in parts.split(",")) if parts else ()
-    known = {part.key for one in chosen for part in one.parts}
+    keys = {part.key for study in studies for part in study.parts}
     for key in only:
-        _validate.known_name("part", key, known)
-    chosen = [one for one in chosen if not only or any(part.key in only for part in one.parts)]
+        _validate.known_name("part", key, keys)
+    studies = [study for study in studies if not only or any(part.key in only for part in study.parts)]
     devices.use_all_cores()
     if not quick and not only:
         place = "gpu" if machine.has_accelerator() else "cpu"
-        minutes = seeds * sum(one.minutes[place] for one in chosen) / 3
+        minutes = seeds * sum(study.minutes[place] for study in studies) / 3
         progress_console.print(f"this takes about {max(1, round(minutes))} minutes here", highlight=False)
-    folders = {one.name: out / one.name if paper == "all" else out for one in chosen}
-    total = sum(not only or part.key in only for one in chosen for part in one.parts)
+    folders = {study.name: out / study.name if paper == "all" else out for study in studies}
+    total = sum(not only or part.key in only for study in studies for part in study.parts)
     if paper == "all":
         papers.write_index(out, list(folders))
     with steps(total) as bar:
-        for one in chosen:
+        for study in studies:
             papers.reproduce(
-                one, out=folders[one.name], quick=quick, seeds=seeds, only=only, observe=bar.say, begin=bar.begin
+                study, out=folders[study.name], quick=quick, seeds=seeds, only=only, observe=bar.say, begin=bar.begin
             )
-            pages.reproduction(folders[one.name])
+            pages.reproduction(folders[study.name])
     page = out / "report.html"
     if paper == "all":
         page = pages.index(out)
     if as_json:
-        print_json({"papers": {name: _written(folder) for name, folder in folders.items()}, "page": str(page)})
+        print_json({"papers": {name: _read_exhibits(folder) for name, folder in folders.items()}, "page": str(page)})
         return
-    for one in chosen:
-        out_console.print(_summary(one, folders[one.name]))
+    for study in studies:
+        out_console.print(_summary(study, folders[study.name]))
     out_console.print(f"report: {page}", markup=False, highlight=False)
 
 
-def _written(folder: Path) -> dict[str, Any]:
+def _read_exhibits(folder: Path) -> dict[str, Any]:
     facts = json.loads((folder / "paper.json").read_text())
     return {**facts, "exhibits": {key: json.loads((folder / f"{key}.json").read_text()) for key in facts["exhibits"]}}
 
 
-def _stated(statement: dict[str, Any]) -> str:
+def _eps_with_verdict(statement: dict[str, Any]) -> str:
     """An eps with its verdict, unless that is the column's own."""
     return _eps(statement) + ("" if statement["verdict"] == "certified" else f" ({statement['verdict']})")
 
@@ -178,7 +178,7 @@ def _stated(statement: dict[str, Any]) -> str:
 def _summary(paper: Any, folder: Path) -> Table:
     """One line per row, for the terminal; the page has everything."""
     table = Table(paper.name, "paper", "claimed", "certified", "audited", "ours", box=None)
-    for exhibit in _written(folder)["exhibits"].values():
+    for exhibit in _read_exhibits(folder)["exhibits"].values():
         table.add_section()
         table.add_row(exhibit["title"], style="bold")
         for row in exhibit["rows"]:
@@ -188,6 +188,13 @@ def _summary(paper: Any, folder: Path) -> Table:
             )
             ours = row["ours"] and f"{row['ours']['mean']:.4g}"
             printed = ", ".join(f"{key} {value:g}" for key, value in row["paper"].items())
-            cells = (row["label"], printed, claimed, row["certified"] and _stated(row["certified"]), audited, ours)
+            cells = (
+                row["label"],
+                printed,
+                claimed,
+                row["certified"] and _eps_with_verdict(row["certified"]),
+                audited,
+                ours,
+            )
             table.add_row(*(cell or ("not run" if row["not_here"] else "") for cell in cells))
     return table

@@ -74,7 +74,7 @@ def run(
         _print_presets(configs.described_presets(), as_json=as_json)
         return
     if resume and out is None:
-        raise ValueError("expected --out with --resume, got none")
+        raise ValueError("--resume needs --out, the folder of the run to go on with")
     if resume and out is not None and (out / "privacy.json").exists():
         _say_finished(out, as_json=as_json)
         return
@@ -82,10 +82,10 @@ def run(
     if coordinator is not None:
         devices.join(coordinator, processes=processes, process_id=process_id)
     source = config or (str(out / "config.toml") if resume and out is not None else DEFAULT_PRESET)
-    plan = _prepared(source, set_ or [], fall_back=config is None and source == DEFAULT_PRESET, resume=resume)
+    plan = _prepare(source, set_ or [], fall_back=config is None and source == DEFAULT_PRESET, resume=resume)
     target = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
-        with rounds_bar(len(plan.rounds), reproducible=plan.randomness.reproducible) as bar:
+        with rounds_bar(plan.num_rounds, reproducible=plan.sampler.schedule.randomness.reproducible) as bar:
             watchers = [bar, *(live_page(target) if live else ())]
             result = experiment.run(
                 plan, out=target, resume=resume, checkpoint_every=checkpoint_every, callbacks=watchers
@@ -104,16 +104,16 @@ def run(
         out_console.print(_NOT_LEARNED, markup=False, highlight=False)
     out_console.print(str(result.statement), markup=False, highlight=False)
     out_console.print(_unit_table(result.units))
-    out_console.print(_deployed(plan), markup=False, highlight=False)
+    out_console.print(_cost_if_deployed(plan), markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
 
 
-def _deployed(plan: Any) -> str:
+def _cost_if_deployed(plan: Any) -> str:
     """What the same rounds would cost users if parties were real."""
     from dovetail import compare
 
-    found = compare.costs(plan.protocol, plan.schedule.uploads_of(0), plan.engine.dim)
-    return f"this was a simulation on one machine; deployed, {found}"
+    costs = compare.costs(plan.sampler.protocol, plan.sampler.schedule.uploads_of(0), plan.engine.dim)
+    return f"this was a simulation on one machine; deployed, {costs}"
 
 
 def _say_interrupted(folder: Path, config: str | None, overrides: Sequence[str]) -> None:
@@ -123,10 +123,10 @@ def _say_interrupted(folder: Path, config: str | None, overrides: Sequence[str])
     if RunFolder(folder).is_resumable:
         changes = [word for text in overrides for word in ("--set", text)]
         words = ["dovetail", "run", *([config] if config else []), *changes, "--resume", "--out", str(folder)]
-        said = f"interrupted; to continue from the last checkpoint: {shlex.join(words)}"
+        message = f"interrupted; to continue from the last checkpoint: {shlex.join(words)}"
     else:
-        said = f"interrupted before the first checkpoint: there is nothing to resume in {str(folder)!r}"
-    err_console.print(said, markup=False, highlight=False)
+        message = f"interrupted before the first checkpoint: there is nothing to resume in {str(folder)!r}"
+    err_console.print(message, markup=False, highlight=False)
 
 
 def _say_finished(folder: Path, *, as_json: bool) -> None:
@@ -137,8 +137,8 @@ def _say_finished(folder: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({**run.privacy(), "finished": True, "out": str(folder)})
         return
-    said = f"the run in {str(folder)!r} is finished: nothing to resume, and nothing was changed"
-    out_console.print(said, markup=False, highlight=False)
+    message = f"the run in {str(folder)!r} is finished: nothing to resume, and nothing was changed"
+    out_console.print(message, markup=False, highlight=False)
 
 
 def verify(
@@ -152,25 +152,25 @@ def verify(
     as_json: JsonFlag = False,
 ) -> None:
     """Recompute a run's statements from its ledger; exits with status 1 if privacy.json, or the data, disagree."""
-    from dovetail.experiment.verify import verify as verified
+    from dovetail.experiment.verify import verify as verify_run
 
     with progress_console.status("accounting"):
-        found = verified(run, data_key=data_key, trust_code=trust_code)
+        verification = verify_run(run, data_key=data_key, trust_code=trust_code)
     if as_json:
-        print_json(found.to_json())
+        print_json(verification.to_json())
     else:
-        out_console.print(str(found.statement), markup=False, highlight=False)
-        for difference in found.differences:
+        out_console.print(str(verification.statement), markup=False, highlight=False)
+        for difference in verification.differences:
             out_console.print(f"differs: {difference}", markup=False, highlight=False)
-        if found.missing:
-            missing = ", ".join(found.missing)
+        if verification.missing:
+            missing = ", ".join(verification.missing)
             out_console.print(f"not in the folder, so not checked: {missing}", markup=False, highlight=False)
-        verdict = "agrees" if found.agrees else "does not agree"
-        said = f"privacy.json {verdict} with the ledger of {found.rounds} round{'s' * (found.rounds != 1)}"
-        out_console.print(said, markup=False, highlight=False)
+        verdict = "agrees" if verification.agrees else "does not agree"
+        ledger = f"the ledger of {verification.rounds} round{'s' * (verification.rounds != 1)}"
+        out_console.print(f"privacy.json {verdict} with {ledger}", markup=False, highlight=False)
         if data_key is not None:
-            out_console.print(f"data: {found.data or 'the same as in the run'}", markup=False, highlight=False)
-    if not found.agrees:
+            out_console.print(f"data: {verification.data or 'the same as in the run'}", markup=False, highlight=False)
+    if not verification.agrees:
         raise typer.Exit(1)
 
 
@@ -184,15 +184,15 @@ def _print_presets(described: Mapping[str, str], *, as_json: bool) -> None:
     out_console.print(table)
 
 
-def _prepared(source: str, overrides: Sequence[str], *, fall_back: bool, resume: bool) -> Any:
+def _prepare(source: str, overrides: Sequence[str], *, fall_back: bool, resume: bool) -> Any:
     """The plan of a config; if its data are not there, that of the bundled digits."""
     from dovetail import experiment
-    from dovetail.experiment import _own
     from dovetail.experiment import config as configs
+    from dovetail.experiment.training import refuse_unnamed
 
     changes = [configs.parse_override(text) for text in overrides]
     if resume:
-        _own.refuse_unnamed(configs.read(source, changes).task.name)
+        refuse_unnamed(configs.read(source, changes).task.name)
     with progress_console.status("loading data and calibrating the noise"):
         try:
             return experiment.prepare(configs.read(source, changes))
@@ -245,7 +245,7 @@ def data(
         return
     guess = "labels are numbers"
     if facts["majority"] is not None:
-        guess = f"the most frequent class is {facts['majority']:.2%} of the test records"
+        guess = f"majority-class baseline: {facts['majority']:.2%} of the test records"
     out_console.print(
         f"{name}: {facts['records']} training and {facts['test_records']} test records, shape {facts['shape']}, "
         f"{facts['classes']} classes, {facts['subjects'] or 'no known'} subjects, verified; {guess}",
@@ -263,7 +263,7 @@ def bench(
     """Run one benchmark. It compares alternatives within the same run and prints ratios."""
     folder = Path(__file__).resolve().parents[2] / "benchmarks"
     if not folder.is_dir():
-        raise FileNotFoundError("expected the benchmarks of a source checkout, got an installation without them")
+        raise FileNotFoundError("benchmarks are part of a source checkout, and this is an installation without them")
     files = {file.stem.rstrip("_"): file for file in folder.glob("*.py") if not file.stem.startswith("_")}
     if name is None:
         print_names(sorted(files), as_json=as_json)

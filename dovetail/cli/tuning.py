@@ -52,19 +52,19 @@ def tune(
     from dovetail.engine import devices
     from dovetail.experiment import config as configs
     from dovetail.experiment.result import headline
-    from dovetail.experiment.space import parse_space
-    from dovetail.experiment.tuning import tune as tuned
+    from dovetail.experiment.tuning import parse_space
+    from dovetail.experiment.tuning import tune as run_trials
 
     changes = [configs.parse_override(text) for text in set_ or []]
-    given = {"privacy.delta": delta, "seed": seed}
-    changes += [(key, value) for key, value in given.items() if value is not None]
-    base, tried = configs.read(config, changes), parse_space(space)
+    options = {"privacy.delta": delta, "seed": seed}
+    changes += [(key, value) for key, value in options.items() if value is not None]
+    base = configs.read(config, changes)
     target = out or Path("runs") / f"tune-{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     devices.use_all_cores()
     with progress_console.status("calibrating the noise and training"):
-        found = tuned(
+        tuning = run_trials(
             base,
-            tried,
+            parse_space(space),
             eps=eps,
             public_test=public_test,
             number=trials,
@@ -75,14 +75,13 @@ def tune(
         )
     pages.write(target)
     if as_json:
-        print_json(found.to_json())
+        print_json(tuning.to_json())
         return
-    _print_trials(found.facts)
-    result = found.result
-    chosen = _told(found.best_setting)
-    out_console.print(f"chosen: {chosen}", markup=False, highlight=False)
-    said = headline(result.metrics, result.baseline)
-    out_console.print(f"test {said} after {result.rounds} rounds", highlight=False)
+    _print_trials(tuning.facts)
+    result = tuning.result
+    out_console.print(f"chosen: {_spell(tuning.best_setting)}", markup=False, highlight=False)
+    scores = headline(result.metrics, result.baseline)
+    out_console.print(f"test {scores} after {result.rounds} rounds", highlight=False)
     out_console.print(str(result.statement), markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
 
@@ -90,14 +89,16 @@ def tune(
 def _print_trials(facts: Mapping[str, Any]) -> None:
     """All trials where all are counted; by selection, how many there are on average and nothing else."""
     if facts["trials"] is None:
-        said = f"the best of a random number of trials, {facts['mean_trials']:.3g} on average; the others stay secret"
-        out_console.print(said, markup=False, highlight=False)
+        summary = (
+            f"the best of a random number of trials, {facts['mean_trials']:.3g} on average; the others stay secret"
+        )
+        out_console.print(summary, markup=False, highlight=False)
         return
     table = Table("setting", "accuracy", box=None)
     for trial in facts["trials"]:
-        table.add_row(_told(trial["setting"]), f"{trial['accuracy']:.2%}")
+        table.add_row(_spell(trial["setting"]), f"{trial['accuracy']:.2%}")
     out_console.print(table)
 
 
-def _told(setting: Mapping[str, Any]) -> str:
+def _spell(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in setting.items())

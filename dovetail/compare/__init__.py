@@ -52,27 +52,38 @@ def compare(
     out: Path | None = None,
     observe: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
-    """Train every contender for every seed; written to `out` after each, beside the others that lie there.
+    """Train every contender for every seed.
+
+    Arguments:
+        contenders: the protocols with their configs (see `line_up`).
+        task: the task, or its name.
+        model: the name of the line-up's model.
+        eps: what every private protocol keeps to, with `delta`.
+        delta: see `eps`.
+        seeds: trainings of each protocol.
+        out: the folder to write to after each protocol, beside the others that lie there.
+        observe: called with a text before each training.
 
     Guarantees:
         What is promised is at most (eps, delta) for replacing one user, or the comparison ends.
         A stopped comparison leaves what it found; more protocols can be added to it on the same terms.
     """
     _validate.at_least(1, seeds=seeds)
-    own, name = (None, task) if isinstance(task, str) else (task, task.name)
-    found = Comparison(task=name, model=model, eps=eps, delta=delta, seeds=seeds)
+    own_task = None if isinstance(task, str) else task
+    name = task if isinstance(task, str) else task.name
+    comparison = Comparison(task=name, model=model, eps=eps, delta=delta, seeds=seeds)
     if out is not None:
-        found = found.beside(out)
+        comparison = comparison.beside(out)
         make_folder(out)
-        found.write(out)
+        comparison.write(out)
     for contender in contenders:
-        outcome = _outcome(contender, own, seeds, observe)
+        outcome = _outcome(contender, own_task, seeds, observe)
         if outcome.run is not None and outcome.run.private:
             _refuse_unequal(outcome.run.certified, eps=eps, delta=delta)
-        found = found.having(outcome)
+        comparison = comparison.with_outcome(outcome)
         if out is not None:
-            found.write(out)
-    return found
+            comparison.write(out)
+    return comparison
 
 
 def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Callable[[str], None]) -> Outcome:
@@ -83,15 +94,15 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
     for seed in range(seeds):
         observe(f"{name}, seed {seed}")
         try:
-            plan = experiment.prepare(_seeded(config, seed), task=task)
+            plan = experiment.prepare(_with_seed(config, seed), task=task)
         except ValueError as refusal:  # no noise meets the target, or a theorem does not apply
             return Outcome(protocol=name, reason=str(refusal))
         if plan.dataset.target == "number":
-            raise ValueError("expected a task with an accuracy to compare protocols by, got target='number'")
-        config = _with_noise(config, plan.protocol)
-        results.append(experiment.run(plan, evaluate_every=len(plan.rounds)))
+            raise ValueError("protocols are compared by accuracy, and the labels of this task are numbers")
+        config = _with_noise(config, plan.sampler.protocol)
+        results.append(experiment.run(plan, evaluate_every=plan.num_rounds))
     observe(f"{name}, costs")
-    first, protocol, dim = results[0], plan.protocol, plan.engine.dim
+    first, protocol, dim = results[0], plan.sampler.protocol, plan.engine.dim
     return Outcome(
         protocol=name,
         run=Run(
@@ -102,7 +113,7 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
             trust=_trust(first.statement, protocol, dim),
             shufflers=protocol.layout(dim).shufflers,
             may_collude=may_collude(protocol),
-            costs=costs(protocol, plan.schedule.uploads_of(0), dim),
+            costs=costs(protocol, plan.sampler.schedule.uploads_of(0), dim),
             rounds=first.rounds,
             seconds_per_round=first.seconds_per_round,
             settings=given.protocol if protocol.budgets is not None else config.protocol,
@@ -120,7 +131,7 @@ def _refuse_unequal(statement: Statement, *, eps: float, delta: float) -> None:
         raise ValueError(f"expected ({eps}, {delta})-DP for replacing one user, got {statement.headline()}")
 
 
-def _seeded(config: Config, seed: int) -> Config:
+def _with_seed(config: Config, seed: int) -> Config:
     return msgspec.structs.replace(config, seed=seed, noise="seeded")
 
 

@@ -24,7 +24,7 @@ from dovetail.statements import Trust
 __all__ = [
     "Committed",
     "Contender",
-    "committed",
+    "committed_comparisons",
     "line_up",
     "may_collude",
     "models",
@@ -68,21 +68,23 @@ def line_up(
         find(name)
     for key, _ in overrides:
         if key.startswith("privacy") or key in ("protocol", "protocol.name"):
-            raise ValueError(f"expected --eps and --delta for privacy and --protocols for protocols, got --set {key}")
+            raise ValueError(
+                f"--set {key} cannot be set here: give --eps and --delta for privacy, --protocols for protocols"
+            )
     resolve(task)
     data = tomllib.loads((resources.files("dovetail") / "comparisons" / f"{model}.toml").read_text())
-    chosen = []
+    contenders = []
     for name in protocols or PROTOCOLS:
         if name not in data["protocols"] and find(name) not in BUNDLED:
             tree = _tree(name, data["base"], _BY_DEFAULTS, task=task, eps=eps, delta=delta)
-            chosen.append(Contender(protocol=name, config=parse(tree, overrides)))
+            contenders.append(Contender(protocol=name, config=parse(tree, overrides)))
             continue
         if name not in data["protocols"]:
-            chosen.append(Contender(protocol=name, reason=PROTOCOLS[name].uncompared or _NO_SETTINGS))
+            contenders.append(Contender(protocol=name, reason=PROTOCOLS[name].uncompared or _NO_SETTINGS))
             continue
         tree = _tree(name, data["base"], data["protocols"][name], task=task, eps=eps, delta=delta)
-        chosen.append(Contender(protocol=name, config=parse(tree, overrides)))
-    return chosen
+        contenders.append(Contender(protocol=name, config=parse(tree, overrides)))
+    return contenders
 
 
 def _tree(
@@ -140,7 +142,7 @@ class Committed:
         )
 
 
-def committed() -> list[Committed]:
+def committed_comparisons() -> list[Committed]:
     """All comparisons, as `benchmarks/headline.py` wrote them down."""
     text = (resources.files("dovetail") / "comparisons" / "results.json").read_text()
     return [Committed(name=name, **facts) for name, facts in json.loads(text).items()]
@@ -149,16 +151,16 @@ def committed() -> list[Committed]:
 def near(*, eps: float, users: int, dim: int) -> Committed | None:
     """The nearest comparison with at most twice or half the eps, and four times or a quarter of users and dimension."""
 
-    def far(one: Committed) -> float:
-        return _far(one.eps, eps) + _far(one.users, users) + _far(one.dim, dim)
+    def distance(other: Committed) -> float:
+        return _far(other.eps, eps) + _far(other.users, users) + _far(other.dim, dim)
 
-    able = [
-        one
-        for one in committed()
-        if _far(one.eps, eps) <= math.log(_NEAR_EPS) + 1e-9
-        and max(_far(one.users, users), _far(one.dim, dim)) <= _SIZES
+    candidates = [
+        other
+        for other in committed_comparisons()
+        if _far(other.eps, eps) <= math.log(_NEAR_EPS) + 1e-9
+        and max(_far(other.users, users), _far(other.dim, dim)) <= _SIZES
     ]
-    return min(able, key=far, default=None)
+    return min(candidates, key=distance, default=None)
 
 
 def _far(then: float, now: float) -> float:

@@ -40,9 +40,10 @@ class Costs:
 
 def costs(protocol: Protocol, size: int, dim: int) -> Costs:
     """A client's messages and bytes, and the analyzer's seconds, for one round of so many users."""
-    layout, aggregators = protocol.layout(dim), getattr(protocol, "aggregators", None)
+    layout = protocol.layout(dim)
+    aggregators = getattr(protocol, "aggregators", None)
     if aggregators is not None:
-        return _shared(protocol, size, dim, aggregators)
+        return _costs_of_shares(protocol, size, dim, aggregators)
     if not layout.shufflers:
         vector = _FLOAT_BYTES * dim
         return Costs(messages=1, bytes=vector, server_seconds=size * dim / _additions_a_second(), client_seconds=0.0)
@@ -61,7 +62,7 @@ def costs(protocol: Protocol, size: int, dim: int) -> Costs:
     )
 
 
-def _shared(protocol: Protocol, size: int, dim: int, aggregators: int) -> Costs:
+def _costs_of_shares(protocol: Protocol, size: int, dim: int, aggregators: int) -> Costs:
     """One packed share and a seed for each other aggregator, each sealed; the server is the one that adds up shares."""
     cohort = Cohort(participation=Everyone(), size=size, min_size=size, aggregators=aggregators)
     packed = packed_size(protocol.contribution(cohort, dim))

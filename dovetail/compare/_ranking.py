@@ -128,8 +128,8 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable form."""
-        ran = {} if self.run is None else self.run.to_json()
-        return {"protocol": self.protocol, **ran, "reason": self.reason}
+        run = {} if self.run is None else self.run.to_json()
+        return {"protocol": self.protocol, **run, "reason": self.reason}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Outcome:
@@ -153,16 +153,16 @@ class Comparison:
     seeds: int
     outcomes: tuple[Outcome, ...] = ()
 
-    def having(self, outcome: Outcome) -> Comparison:
+    def with_outcome(self, outcome: Outcome) -> Comparison:
         """With this outcome in place of its protocol's earlier one; the most accurate first, those not run last."""
-        others = [one for one in self.outcomes if one.protocol != outcome.protocol]
-        ranked = sorted((*others, outcome), key=lambda one: -(one.run.mean if one.run else -math.inf))
+        others = [other for other in self.outcomes if other.protocol != outcome.protocol]
+        ranked = sorted((*others, outcome), key=lambda each: -(each.run.mean if each.run else -math.inf))
         return dataclasses.replace(self, outcomes=tuple(ranked))
 
     @property
     def runs(self) -> dict[str, Run]:
         """Those that were run, by protocol, the most accurate first."""
-        return {one.protocol: one.run for one in self.outcomes if one.run is not None}
+        return {outcome.protocol: outcome.run for outcome in self.outcomes if outcome.run is not None}
 
     @property
     def best_single_shuffler(self) -> str | None:
@@ -229,7 +229,7 @@ class Comparison:
                 outcomes=tuple(Outcome.from_json(row) for row in data["rows"]),
             )
         except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"expected a folder of `dovetail compare`, got {str(folder)!r}") from error
+            raise ValueError(f"{str(folder)!r} is not a folder that `dovetail compare` wrote") from error
 
     def beside(self, folder: Path) -> Comparison:
         """With the outcomes of an earlier comparison in this folder, if there is one; refuses one on other terms."""
@@ -238,8 +238,8 @@ class Comparison:
         before = Comparison.read(folder)
         if before.terms != self.terms:
             raise ValueError(
-                f"expected a folder without a comparison, or with one of {self.terms}, got {str(folder)!r} with one of "
-                f"{before.terms}"
+                f"{str(folder)!r} holds a comparison on other terms, {before.terms}: choose another folder for "
+                f"{self.terms}"
             )
         return dataclasses.replace(self, outcomes=(*before.outcomes, *self.outcomes))
 

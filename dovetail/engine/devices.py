@@ -7,6 +7,7 @@ processes (`jax.distributed`); every process then holds the records, and each wo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from typing import Any
 
@@ -15,10 +16,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dovetail import _validate
+from dovetail._fields import with_fields_in_help
 from dovetail.randomness import Randomness
 
 __all__ = [
     "AXIS",
+    "Performance",
     "chunk_bytes",
     "join",
     "make_mesh",
@@ -34,6 +38,26 @@ AXIS = "clients"
 _CHUNK_BYTES = {"cpu": 2**21, "host": 2**26}
 _CHUNK_BYTES_ACCELERATOR = 2**31
 _SMALL_MODEL = 2**13
+
+
+@with_fields_in_help
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)  # slots: or msgspec leaves out the defaults
+class Performance:
+    """What may change speed but never a statement, nor the law of a result: the section [performance] of a config."""
+
+    devices: int | None = None
+    """Number of devices to use; default: all."""
+    chunk: int | None = None
+    """Number of clients trained at a time on one device."""
+    fast: bool = True
+    """Compute sums without forming messages, where the result has the same distribution."""
+    size_classes: int | None = None
+    """Most classes of users by number of records, each computed apart; default: as many as pay, at most 8."""
+
+    def __post_init__(self) -> None:
+        counts = _validate.not_none(chunk=self.chunk, size_classes=self.size_classes)
+        _validate.integer(**counts)
+        _validate.at_least(1, **counts)
 
 
 def use_all_cores() -> None:

@@ -34,7 +34,6 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 
-from dovetail import _validate
 from dovetail.data._base import Clients, Dataset, Metric, Model
 from dovetail.engine import layers, linear, sums
 from dovetail.engine.chunks import (
@@ -53,13 +52,21 @@ from dovetail.engine.chunks import (
     size_classes,
     sum_updates,
 )
-from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_device, split_over_devices, to_host
+from dovetail.engine.devices import (
+    AXIS,
+    Performance,
+    chunk_bytes,
+    make_mesh,
+    on_every_device,
+    split_over_devices,
+    to_host,
+)
 from dovetail.engine.hosted import HostRound
 from dovetail.engine.scoring import Scores
 from dovetail.events import Disjoint, Poisson
 from dovetail.learners import losses, trees
 from dovetail.learners.client import ClientUpdate
-from dovetail.learners.moments import moments_of
+from dovetail.learners.moments import Moments
 from dovetail.learners.server import Server
 from dovetail.protocols import Cohort, Protocol, fast_path
 from dovetail.randomness import Randomness
@@ -70,27 +77,11 @@ __all__ = [
     "ClientSharder",
     "DeviceShard",
     "Engine",
-    "Performance",
     "RoundLog",
     "Training",
     "first_parameters",
     "place_data",
 ]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Performance:
-    """What may change speed but never a statement, nor the distribution of a result."""
-
-    devices: int | None = None
-    chunk: int | None = None
-    fast: bool = True
-    size_classes: int | None = None
-
-    def __post_init__(self) -> None:
-        options = _validate.not_none(chunk=self.chunk, size_classes=self.size_classes)
-        _validate.integer(**options)
-        _validate.at_least(1, **options)
 
 
 class Training(NamedTuple):
@@ -148,6 +139,7 @@ class Engine:
         server: Server,
         cohort_size: int,
         randomness: Randomness,
+        moments: Moments | None = None,
         performance: Performance | None = None,
         diagnostics: bool = False,
         metrics: Mapping[str, Metric] | None = None,
@@ -160,7 +152,7 @@ class Engine:
         self._size = cohort_size
         self._diagnostics = diagnostics
         first, self._unravel = first_parameters(model, randomness.seed)
-        moments = moments_of(update, model)
+        self.moments = moments
         self.first = np.asarray(first) if moments is None else np.zeros(moments.dim, np.float32)
         self.dim = len(self.first)
         self._layout = protocol.layout(self.dim)

@@ -106,16 +106,16 @@ def baseline(dataset: Dataset) -> dict[str, Any]:
     """The scores of the best constant guess on the test records, and what that guess is ("rule")."""
     labels = dataset.test_labels
     if dataset.target == "classes":
-        return {"rule": "always the commonest class", "accuracy": float(np.bincount(labels).max() / len(labels))}
+        return {"rule": "majority-class baseline", "accuracy": float(np.bincount(labels).max() / len(labels))}
     if dataset.target == "labels":
         share = labels.mean(axis=0, dtype=np.float64)
         return {
-            "rule": "always the commoner value of each label",
+            "rule": "majority-value baseline",
             "accuracy": float(np.maximum(share, 1 - share).mean()),
         }
     away = labels - labels.mean(dtype=np.float64)
     rmse, mae = float(np.sqrt(np.mean(away**2))), float(np.mean(np.abs(away)))
-    return {"rule": "always the mean", "r2": 0.0, "rmse": rmse, "mae": mae}
+    return {"rule": "mean baseline", "r2": 0.0, "rmse": rmse, "mae": mae}
 
 
 def _of_numbers(predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:

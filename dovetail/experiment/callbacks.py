@@ -18,7 +18,7 @@ import msgspec
 
 from dovetail import _validate
 from dovetail.experiment.folder import BANNER
-from dovetail.experiment.plan import Plan
+from dovetail.experiment.preparation import Plan
 from dovetail.experiment.result import Progress, Result, describe_protocol
 
 __all__ = ["OVERHEARD", "STOPPED", "Callback", "Callbacks", "Diagnosis", "EarlyStopping", "RunStart"]
@@ -47,9 +47,9 @@ class RunStart:
         """The start of a run of this plan."""
         return cls(
             config=msgspec.to_builtins(plan.config),
-            protocol=describe_protocol(plan.protocol),
+            protocol=describe_protocol(plan.sampler.protocol),
             round=round,
-            rounds=len(plan.rounds),
+            rounds=plan.num_rounds,
             eps=plan.config.privacy.eps,
             delta=plan.config.privacy.delta,
             folder=folder,
@@ -97,34 +97,47 @@ class Callback:
 class EarlyStopping(Callback):
     """Ends a training when a score on the test records has not improved for a while.
 
-    The test records must be public, which `public_test=True` declares. `patience` counts evaluations without a better
-    score; a run has about twenty. All planned rounds are charged: stopping saves time, not privacy.
+    All planned rounds are charged: stopping saves time, not privacy.
+
+    Arguments:
+        metric: the score, by its name in `Progress.metrics`.
+        public_test: declares that the test records are public; it must be True.
+        patience: evaluations without a better score before it stops; a run has about twenty.
+        lower_is_better: whether small scores are good; by default they are of "loss", "rmse" and "mae".
     """
 
     def __init__(
         self, metric: str = "loss", *, public_test: bool, patience: int = 3, lower_is_better: bool | None = None
     ) -> None:
         if not public_test:
-            raise ValueError("expected public_test=True, for whoever sees when it stops learns of the test records")
+            raise ValueError("EarlyStopping needs public_test=True: when it stops tells about the test records")
         _validate.positive(patience=patience)
-        self.metric, self.patience = metric, patience
-        self._sign = -1 if (metric in ("loss", "rmse", "mae") if lower_is_better is None else lower_is_better) else 1
-        self._best, self._since = float("-inf"), 0
+        self.metric = metric
+        self.patience = patience
+        if lower_is_better is None:
+            lower_is_better = metric in ("loss", "rmse", "mae")
+        self._sign = -1 if lower_is_better else 1
+        self._best = float("-inf")
+        self._since = 0
 
     def on_start(self, start: RunStart) -> None:
         """Forget what an earlier training scored."""
-        self._best, self._since = float("-inf"), 0
+        self._best = float("-inf")
+        self._since = 0
 
     def on_round(self, progress: Progress) -> bool | None:
         """True where the last `patience` evaluations brought nothing better."""
         if not progress.fresh or progress.metrics is None:
             return None
         if self.metric not in progress.metrics:
-            known = ", ".join(sorted(progress.metrics))
-            raise ValueError(f"expected a metric of this training ({known}), got metric={self.metric!r}")
+            names = ", ".join(sorted(progress.metrics))
+            raise ValueError(f"this training has no metric {self.metric!r}: choose one of {names}")
         score = progress.metrics[self.metric]
-        better = isinstance(score, int | float) and self._sign * score > self._best
-        self._best, self._since = (self._sign * score, 0) if better else (self._best, self._since + 1)
+        if isinstance(score, int | float) and self._sign * score > self._best:
+            self._best = self._sign * score
+            self._since = 0
+        else:
+            self._since += 1
         return self._since >= self.patience
 
 
@@ -132,43 +145,43 @@ class Callbacks(Callback):
     """Several callbacks as one, called in their order."""
 
     def __init__(self, members: Sequence[Callback]) -> None:
-        for one in members:
-            if not isinstance(one, Callback):
-                raise ValueError(f"expected callbacks that are dovetail.Callback objects, got {type(one).__name__}")
+        for member in members:
+            if not isinstance(member, Callback):
+                raise ValueError(f"expected callbacks that are dovetail.Callback objects, got {type(member).__name__}")
         self._members = tuple(members)
 
     def on_start(self, start: RunStart) -> None:
         """Tell all."""
-        for one in self._members:
-            one.on_start(start)
+        for member in self._members:
+            member.on_start(start)
 
     def on_round(self, progress: Progress) -> bool:
         """Tell all; True if one of them says so."""
-        asked = [one.on_round(progress) for one in self._members]
-        return any(asked) and jax.process_count() == 1
+        requests = [member.on_round(progress) for member in self._members]
+        return any(requests) and jax.process_count() == 1
 
     @property
-    def hears_diagnostics(self) -> bool:
+    def reads_diagnostics(self) -> bool:
         """Whether one of them does anything with diagnostics."""
-        return any(type(one).on_diagnostics is not Callback.on_diagnostics for one in self._members)
+        return any(type(member).on_diagnostics is not Callback.on_diagnostics for member in self._members)
 
     def on_diagnostics(self, diagnosis: Diagnosis) -> None:
         """Tell all."""
-        for one in self._members:
-            one.on_diagnostics(diagnosis)
+        for member in self._members:
+            member.on_diagnostics(diagnosis)
 
     def on_end(self, result: Result) -> None:
         """Tell all."""
-        for one in self._members:
-            one.on_end(result)
+        for member in self._members:
+            member.on_end(result)
 
     @contextlib.contextmanager
-    def told_of_failure(self) -> Iterator[None]:
+    def notify_failure(self) -> Iterator[None]:
         """Tell all if the block fails; what goes wrong in one of them hides neither the others nor the error."""
         try:
             yield
         except BaseException as error:
-            for one in self._members:
+            for member in self._members:
                 with contextlib.suppress(Exception):
-                    one.on_failure(error)
+                    member.on_failure(error)
             raise

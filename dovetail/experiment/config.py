@@ -22,14 +22,14 @@ from typing import Any, Literal
 import msgspec
 import tomli_w
 
-from dovetail import _imports, _validate, protocols
+from dovetail import _fields, _imports, _validate, protocols
+from dovetail.engine.devices import Performance
 from dovetail.features import Features, Whitening
+from dovetail.learners.client import ClientUpdate
 
 __all__ = [
-    "ClientConfig",
     "CohortConfig",
     "Config",
-    "PerformanceConfig",
     "PrivacyConfig",
     "ServerConfig",
     "TaskConfig",
@@ -43,11 +43,8 @@ __all__ = [
 ]
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True):
-    pass
-
-
-class TaskConfig(_Section, frozen=True, kw_only=True):
+@_fields.with_fields_in_help
+class TaskConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The data, features of it, the model, and who holds which records.
 
     `users`, `records`, `subjects` and `spread` are public numbers: they are declared, never counted in data that are
@@ -55,19 +52,38 @@ class TaskConfig(_Section, frozen=True, kw_only=True):
     """
 
     name: str
+    """A task (`dovetail data` lists them), or `module:object` for one of your own."""
     model: str = "logistic"
+    """`logistic`, `mlp`, `cnn`, `transformer`, or `scatter` (short for `logistic` on the features `scatter`)."""
     features: str = "none"
+    """Fixed functions of a record: `none`, `scatter`, `patches`, `scatter+patches`, or `module:object` for your own."""
     symmetric: bool = False
+    """Whether the features of a record and of its mirror image are added."""
     patches: tuple[tuple[int, int], ...] | None = None
+    """With `patches`: pairs of the side of a patch and the number of filters."""
     whiten: Whitening | None = None
+    """Whitening of the features: a table with `on` (`synthetic`, `strokes`, `leaves`, `strokes+leaves`, or the name of
+    a task that is thereby declared public), `rank`, `ridge` and `images`."""
     partition: str | None = None
+    """Who holds which records: `by-user` (as the data say; `writers` is an older name), `one-record`, `iid`, `shards`,
+    `dirichlet` or `silos`. Default: `by-user` if the data name their users, otherwise `one-record`. The last four deal
+    everybody's records at once: of data that are not published, `iid` and `silos` under replace-one alone."""
     users: int | None = None
+    """Number of users. `one-record` and `by-user` take it from the data, unless it is given: then it is a declared,
+    public number, and users beyond those with records hold nothing (add-remove needs that, or a roster)."""
     silos: int | None = None
+    """With `silos`: number of silos."""
     records: int | None = None
+    """Declared, public number of records, for protocols that sample records; counted only in published data sets."""
     subjects: int | None = None
+    """Declared, public number of subjects, to compare delta with; counted only in published data sets."""
     spread: int | None = None
+    """With `silos`: number of silos that hold a subject's records. Otherwise: declared maximum number of users that
+    hold records of one subject."""
     concentration: float = 0.5
+    """With `dirichlet`: the smaller, the more users differ."""
     folder: str | None = None
+    """Folder with the task's files, if they are not in the cache."""
 
     @property
     def all_features(self) -> Features:
@@ -78,7 +94,8 @@ class TaskConfig(_Section, frozen=True, kw_only=True):
         return Features(kind=kind, symmetric=self.symmetric, patches=self.patches, whiten=self.whiten)
 
 
-class CohortConfig(_Section, frozen=True, kw_only=True):
+@_fields.with_fields_in_help
+class CohortConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Who takes part in which round; give `epochs` or `rounds`.
 
     `size` is one number, or a list with one per round; with `size_end` it changes linearly from round to round. Rounds
@@ -88,50 +105,45 @@ class CohortConfig(_Section, frozen=True, kw_only=True):
     """
 
     kind: Literal["disjoint", "fixed", "poisson", "everyone", "secret"] = "disjoint"
+    """`disjoint` batches of an epoch, secret `fixed` or `poisson` samples, `everyone`, or `secret`: everyone uploads,
+    and users decide by coins of their own whether their data enter (`split_and_mix` and `secagg` only)."""
     size: int | list[int] | None = None
+    """Number of users per round; a list gives one size per round. With `secret`: of how many users the data enter, on
+    average."""
     size_end: int | None = None
+    """Size of the last round; the sizes in between are interpolated linearly."""
     epochs: int | None = None
+    """With `disjoint`: how many times every user takes part."""
     rounds: int | None = None
+    """Number of rounds."""
     min_size: int | None = None
+    """Minimum number of users per round; a round with fewer releases nothing. Shuffled protocols are accounted for with
+    this number. With `secret` it counts uploads, and is everyone unless given."""
     colluders: int = 0
+    """Number of users per round that the adversary may control."""
     dropout: float = 0.0
+    """Probability that a selected user does not report (simulated)."""
 
 
-class ClientConfig(_Section, frozen=True, kw_only=True):
-    """What a client does with its records.
-
-    It averages over `views` of each beside the record itself (see `dovetail.data.views`): "shift:1", "rotate:8",
-    "flip", "zoom:1.1" or "module:name". `project` and `weight` are of "moments" (see `dovetail.learners.moments`).
-    """
-
-    update: Literal["fedsgd", "fedavg", "fedprox", "moments"] = "fedsgd"
-    learning_rate: float = 0.1
-    epochs: int = 1
-    batch: int = 10
-    mu: float = 0.0
-    project: int | None = None
-    weight: float = 1.0
-    views: list[str] = []
-
-    @property
-    def steps(self) -> dict[str, Any]:
-        """How its update is computed from what it trains on."""
-        return {name: getattr(self, name) for name in self.__struct_fields__ if name != "views"}
-
-
-class ServerConfig(_Section, frozen=True, kw_only=True):
+@_fields.with_fields_in_help
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The server's optimiser: an optax name, its learning rate and other options; or "ridge", for moments.
 
     With `average`, the mean of the models of the last part of the rounds is published: 0.5 for the last half.
     """
 
     optimizer: str = "sgd"
+    """Name of an optax optimizer: `sgd`, `adam`, ...; `ridge` with `client.update = "moments"`."""
     learning_rate: float = 1.0
+    """Learning rate of the server."""
     options: dict[str, float | bool] = {}
+    """Further arguments of the optimizer, such as `momentum`."""
     average: float = 0.0
+    """Publish the mean of the models after this last part of the rounds, for example 0.5; 0: the last model."""
 
 
-class PrivacyConfig(_Section, frozen=True, kw_only=True):
+@_fields.with_fields_in_help
+class PrivacyConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The privacy target: noise is calibrated to it unless given, and training never spends more.
 
     It is for one `unit` (by default the one that the protocol protects). With `stop = "delta"` the statement is at the
@@ -139,22 +151,20 @@ class PrivacyConfig(_Section, frozen=True, kw_only=True):
     """
 
     eps: float | None = None
+    """The target eps. Noise that is not given is calibrated to it, and a round that would exceed it does not start."""
     delta: float = 1e-5
+    """The delta of the target and of the statement."""
     neighbors: Literal["replace-one", "add-remove"] = "replace-one"
+    """`replace-one` or `add-remove`."""
     unit: Literal["item", "user", "subject"] | None = None
+    """Whom the target protects: `item`, `user` or `subject`."""
     stop: Literal["eps", "delta"] = "eps"
+    """`eps`: the statement is at the target's delta. `delta`: it is at the target's eps and reports the delta that was
+    spent."""
 
 
-class PerformanceConfig(_Section, frozen=True, kw_only=True):
-    """Settings that affect speed but never a statement."""
-
-    devices: int | None = None
-    chunk: int | None = None
-    fast: bool = True
-    size_classes: int | None = None
-
-
-class Config(_Section, frozen=True, kw_only=True):
+@_fields.with_fields_in_help
+class Config(msgspec.Struct, frozen=True, kw_only=True):
     """One training.
 
     `seed` determines everything public: how records are distributed, the initial model, the order of records. `noise`
@@ -163,15 +173,20 @@ class Config(_Section, frozen=True, kw_only=True):
     """
 
     seed: int = 0
+    """Determines everything public: how records are distributed, the initial model, the order of records, disjoint
+    batches."""
     noise: Literal["os", "seeded"] = "os"
+    """`os`: noise and secret samples come from the operating system. `seeded`: they are derived from `seed`, for
+    papers, tests and comparisons, and give no privacy."""
     diagnostics: bool = False
+    """Whether to log statistics of raw updates. Only a simulation can, and no statement covers them."""
     task: TaskConfig
     cohort: CohortConfig = CohortConfig()
-    client: ClientConfig = ClientConfig()
+    client: ClientUpdate = ClientUpdate()
     server: ServerConfig = ServerConfig()
     protocol: dict[str, Any]
     privacy: PrivacyConfig = PrivacyConfig()
-    performance: PerformanceConfig = PerformanceConfig()
+    performance: Performance = Performance()
 
     @property
     def protocol_settings(self) -> dict[str, Any]:
@@ -242,21 +257,25 @@ def to_toml(config: Config) -> str:
 
 
 def _check_keys(tree: Mapping[str, Any]) -> None:
-    sections = {field.name: field for field in msgspec.structs.fields(Config)}
+    kinds = {field.name: field.type for field in _fields.fields(Config)}
     for name, value in tree.items():
-        _validate.known_name("config key", name, sections)
-        kind = sections[name].type
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            if not isinstance(value, Mapping):
-                raise ValueError(f"expected a section [{name}], got {name}={value!r}")
-            for key in value:
-                _validate.known_name(f"key of [{name}]", key, kind.__struct_fields__)
-            if name == "task" and isinstance(whiten := value.get("whiten"), Mapping):
-                for key in whiten:
-                    _validate.known_name("key of task.whiten", key, Whitening.__dataclass_fields__)
+        _validate.known_name("config key", name, kinds, meanings=_fields.meanings(Config))
+        if not _fields.is_settings(kinds[name]):
+            continue
+        if not isinstance(value, Mapping):
+            raise ValueError(f"expected a section [{name}], got {name}={value!r}")
+        _check_names(f"key of [{name}]", value, kinds[name])
+        if name == "task" and isinstance(whiten := value.get("whiten"), Mapping):
+            _check_names("key of task.whiten", whiten, Whitening)
 
 
-_KINDS = {
+def _check_names(what: str, keys: Iterable[str], kind: type) -> None:
+    names = [field.name for field in _fields.fields(kind)]
+    for key in keys:
+        _validate.known_name(what, key, names, meanings=_fields.meanings(kind))
+
+
+_TYPES = {
     "float": "a number",
     "int": "a whole number",
     "str": "text",
@@ -267,23 +286,38 @@ _KINDS = {
 
 
 def _sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
-    """What a key must be, and what it is."""
+    """What a key must be, what it is, and what it means."""
     text, _, where = str(error).partition(" - at `$")
-    where = where.strip("`.")
-    value, kind = tree, Config
-    for name in re.sub(r"\[.*", "", where).split(".") if where else ():
-        value = value.get(name) if isinstance(value, Mapping) else None  # type: ignore[assignment]
-        kind = typing.get_type_hints(kind).get(name, Any) if isinstance(kind, type) else Any
-    parts = (kind, *typing.get_args(kind))
-    options = [one for part in parts if typing.get_origin(part) is Literal for one in typing.get_args(part)]
-    kinds = re.match(r"Expected `([a-z]+(?: \| [a-z]+)*)`", text)
-    if options:
-        return f"{where} must be one of {', '.join(map(str, options))}, got {value!r}"
-    if not where or kinds is None:
-        message = text[:1].lower() + text[1:]
-        return f"{message} in {where}" if where else message
-    wanted = " or ".join(_KINDS.get(kind, kind) for kind in kinds[1].split(" | ") if kind != "null")
-    return f"{where} must be {wanted}, got {value!r}"
+    where = re.sub(r"\[.*", "", where.strip("`."))
+    kind, value, meaning = _found_at(where, tree)
+    names = [
+        name
+        for part in (kind, *typing.get_args(kind))
+        if typing.get_origin(part) is Literal
+        for name in typing.get_args(part)
+    ]
+    if names:
+        return f"{where} must be one of {', '.join(map(str, names))}, got {value!r}{_validate.quoted(meaning)}"
+    types = re.match(r"Expected `([a-z]+(?: \| [a-z]+)*)`", text)
+    if where and types is not None:
+        wanted = " or ".join(_TYPES.get(name, name) for name in types[1].split(" | ") if name != "null")
+        return f"{where} must be {wanted}, got {value!r}{_validate.quoted(meaning)}"
+    message = text[:1].lower() + text[1:]
+    return f"{message} in {where}" if where else message
+
+
+def _found_at(where: str, tree: Mapping[str, Any]) -> tuple[Any, Any, str]:
+    """The type of the key at a dotted path, its value, and what it means."""
+    kind: Any = Config
+    value: Any = tree
+    meaning = ""
+    for name in where.split(".") if where else ():
+        value = value.get(name) if isinstance(value, Mapping) else None
+        if not _fields.is_settings(kind):
+            return Any, value, ""
+        meaning = _fields.meanings(kind).get(name, "")
+        kind = typing.get_type_hints(kind).get(name, Any)
+    return kind, value, meaning
 
 
 def _without_none(value: Any) -> Any:

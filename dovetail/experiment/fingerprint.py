@@ -1,10 +1,23 @@
-"""What two runs must have in common for one to go on where the other stopped."""
+"""What a run is made of: to tell whether another one may go on from it, and to say on its signed page where it is from.
+
+A bare hash of the data would let whoever knows all other records confirm the last one. So the data's fingerprint on the
+page is an HMAC-SHA-256 under a key that stays with their owner: the file $DOVETAIL_DATA_KEY, or dovetail/data.key in
+the user's configuration folder. It is made on first use, its owner alone can read it, and it is never inside a run's
+folder. What resuming compares stays in the checkpoint, which is deleted at the end.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import hmac
 import inspect
+import os
+import secrets
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,14 +26,31 @@ import jax
 import msgspec
 import numpy as np
 
-from dovetail import protocols
+from dovetail import _imports, protocols
 from dovetail._version import __version__
-from dovetail.data import Clients, Dataset, Task, views
-from dovetail.experiment.config import Config
+from dovetail.data import Clients, Dataset, Task, resolve, views
+from dovetail.experiment.config import Config, read
+from dovetail.experiment.folder import RunFolder
+from dovetail.experiment.population import load_data
+from dovetail.guarantee import Spread
+from dovetail.protocols import Protocol
 
-__all__ = ["difference", "fingerprint", "own_code"]
+__all__ = [
+    "VARIABLE",
+    "check_key",
+    "data_key",
+    "difference",
+    "different_data",
+    "fingerprint",
+    "key_path",
+    "origin_of",
+    "own_code",
+]
 
-_BLOCK = 1 << 26
+VARIABLE = "DOVETAIL_DATA_KEY"
+_PACKAGE = Path(__file__).resolve().parents[1]
+_BLOCK = 1 << 26  # bytes of an array that are hashed at a time
+_KEY_BYTES = 32
 _HINTS = {"first model": " (a module of your own must start from the same weights: set a seed before it is made)"}
 
 
@@ -32,20 +62,27 @@ def fingerprint(
     clients: Clients,
     parameters: np.ndarray,
 ) -> dict[str, Any]:
-    """Config (but for what may change speed alone), protocol, data, roster, first model and code, as plain data.
+    """What a run is made of, as plain data: two runs with equal fingerprints may go on from each other's checkpoints.
 
-    Of code from outside the package, that of the task, its model, views and the protocol, the files it is in count.
+    Of code from outside the package, the files count that task, model, views and protocol are written in.
+
+    Arguments:
+        config: all of it counts, but for [performance], which may change speed alone.
+        protocol: the settled protocol; what it read off the data does not count.
+        dataset: by its records, test records and subjects.
+        clients: who holds which records.
+        parameters: the first model, flat.
     """
-    asked = msgspec.to_builtins(config)
-    del asked["performance"]
-    settled = {
+    settings = msgspec.to_builtins(config)
+    del settings["performance"]
+    protocol_settings = {
         name: value for name, value in msgspec.to_builtins(protocol).items() if name not in protocol.read_off_data
     }
     data = (dataset.inputs, dataset.labels, dataset.test_inputs, dataset.test_labels)
     subjects = () if dataset.subjects is None else (dataset.subjects,)
     return {
-        "config": asked,
-        "protocol": {"class": f"{type(protocol).__module__}:{type(protocol).__qualname__}", **settled},
+        "config": settings,
+        "protocol": {"class": f"{type(protocol).__module__}:{type(protocol).__qualname__}", **protocol_settings},
         "data": _digest(*data, *subjects),
         "roster": _digest(clients.records, clients.counts),
         "first model": _digest(parameters),
@@ -60,9 +97,9 @@ def own_code(config: Config, task: Task, protocol: protocols.Protocol) -> dict[s
     if task.model is not None:
         own += [task.model.init, task.model.apply, task.model.loss]
         own += task.model.learner.code if task.model.learner is not None else ()
-    own = [one for one in own if one is not None and not isinstance(one, str)]
-    found = _code(type(protocol), task.load, *own, *views.parse(config.client.views))
-    return found | _code_at(config.task.features)
+    own = [item for item in own if item is not None and not isinstance(item, str)]
+    files = _files_of_code(type(protocol), task.load, *own, *views.parse(config.client.views))
+    return files | _files_of_features(config.task.features)
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
@@ -88,29 +125,187 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:40]}..."
 
 
-def _code_at(name: str) -> dict[str, str]:
+def _files_of_features(name: str) -> dict[str, str]:
     """The file of features that are named "module:object"."""
-    return _code(sys.modules.get(name.partition(":")[0])) if ":" in name else {}
+    return _files_of_code(sys.modules.get(name.partition(":")[0])) if ":" in name else {}
 
 
-def _code(*objects: Any) -> dict[str, str]:
+def _files_of_code(*objects: Any) -> dict[str, str]:
     """The files outside the package that these are written in, by module."""
-    found = {}
-    for one in objects:
-        module = inspect.getmodule(one)
+    files = {}
+    for item in objects:
+        module = inspect.getmodule(item)
         if module is None or module.__name__.split(".")[0] == "dovetail":
             continue
         file = getattr(module, "__file__", None)
         content = Path(file).read_bytes() if file and Path(file).is_file() else b""
-        found[module.__name__] = hashlib.blake2b(content, digest_size=16).hexdigest()
-    return found
+        files[module.__name__] = hashlib.blake2b(content, digest_size=16).hexdigest()
+    return files
 
 
 def _digest(*arrays: np.ndarray) -> str:
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
-        found.update(f"{array.dtype.str}{array.shape}".encode())
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        for low in range(0, len(flat), _BLOCK):
-            found.update(flat[low : low + _BLOCK].data)
-    return found.hexdigest()
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        _update(digest, array)
+    return digest.hexdigest()
+
+
+def _update(digest: Any, array: np.ndarray) -> None:
+    """Hash the bytes of an array, block by block."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for low in range(0, len(flat), _BLOCK):
+        digest.update(flat[low : low + _BLOCK].data)
+
+
+def origin_of(
+    config: Config, task: Task, protocol: Protocol, dataset: Dataset, spread: Spread, out: Path
+) -> dict[str, Any]:
+    """What a simulated run says of where it comes from, as plain data; makes the data's key if there is none."""
+    return {
+        "setting": "simulation",
+        "users": spread.users,
+        "records": spread.items,
+        "library": {"version": __version__, "commit": _commit(), "code": _package_code()},
+        "own_code": own_code(config, task, protocol),
+        "data": _fingerprint_of_data(dataset, out),
+    }
+
+
+def check_key(out: Path) -> None:
+    """Make the data's key if there is none, before a run starts; refuses one that cannot be used at its end."""
+    _fingerprint_of_data(None, out)
+
+
+def key_path() -> Path:
+    """Where the data's key is, or will be."""
+    if chosen := os.environ.get(VARIABLE):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "dovetail" / "data.key"
+
+
+def data_key(path: Path, *, out: Path | None = None) -> bytes:
+    """The key in this file, made there if there is none; refuses one that others can read, or inside the run's folder.
+
+    Guarantees:
+        Two processes that make it at the same time get the same key.
+    """
+    if out is not None and path.resolve().is_relative_to(out.resolve()):
+        raise ValueError(f"{VARIABLE} names {str(path)!r}, inside the run's folder: keep the data's key elsewhere")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_key(path)
+    return _read_key(path)
+
+
+def _make_key(path: Path) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # its owner alone can read it
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_hex(_KEY_BYTES) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)
+    except FileExistsError:
+        pass  # another process was first, and its key counts
+    finally:
+        Path(temporary).unlink()
+
+
+def _read_key(path: Path) -> bytes:
+    if path.stat().st_mode & 0o077:
+        raise ValueError(f"others can read the data's key in {str(path)!r}: chmod 600 it, or make a new one")
+    try:
+        key = bytes.fromhex(path.read_text().strip())
+    except ValueError:
+        key = b""
+    if len(key) != _KEY_BYTES:
+        raise ValueError(f"{str(path)!r} holds no key, which has {2 * _KEY_BYTES} hexadecimal digits")
+    return key
+
+
+def different_data(run: Path, key: Path, *, task: Task | None = None, trust_code: bool = False) -> str | None:
+    """Why the data that the run's config names, or `task`, are not shown to be the run's; None if they are the same.
+
+    Guarantees:
+        Data are the same only if every array the model reads is, bit by bit: inputs, labels, test records, subjects,
+        users. Features that are computed in floating point may differ in their last bits on another machine.
+    """
+    folder = RunFolder(run)
+    stated = folder.privacy().get("origin", {}).get("data", {})
+    if "hmac_sha256" not in stated:
+        return f"the run has no fingerprint of its data: {stated.get('missing', 'it does not say why')}"
+    if not key.is_file():
+        raise ValueError(
+            f"there is no file {str(key)!r}: give the file of the key that the run's data were fingerprinted with"
+        )
+    secret = _read_key(key)
+    if _key_id(secret) != stated["key_id"]:
+        return f"the fingerprint was made with another key, key_id {stated['key_id']}"
+    config = read(str(folder.config), code_beside=trust_code)
+    with _imports.reading(f"the run in {str(run)!r}", trust_code=trust_code):
+        dataset, _, _ = load_data(config, task or resolve(config.task.name))
+    same = hmac.compare_digest(_mac(secret, dataset), stated["hmac_sha256"])
+    return None if same else "the data are not those of the run"
+
+
+def _fingerprint_of_data(dataset: Dataset | None, out: Path | None) -> dict[str, str]:
+    """The data's fingerprint and whose key it is, or why there is none."""
+    path = key_path()
+    try:
+        key = data_key(path, out=out)
+    except OSError as error:
+        if VARIABLE in os.environ:
+            raise
+        return {"missing": f"no key could be made ({error.strerror}); {VARIABLE} names a file for it"}
+    if dataset is None:
+        return {}
+    return {"hmac_sha256": _mac(key, dataset), "key_id": _key_id(key), "key_file": _below_home(path)}
+
+
+def _below_home(path: Path) -> str:
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+def _key_id(key: bytes) -> str:
+    return hmac.digest(key, b"dovetail data key", "sha256").hex()[:16]
+
+
+def _mac(key: bytes, dataset: Dataset) -> str:
+    mac = hmac.new(key, b"dovetail data 1", hashlib.sha256)
+    for name in ("inputs", "labels", "test_inputs", "test_labels", "subjects", "users"):
+        array = getattr(dataset, name)
+        if array is None:
+            continue
+        mac.update(f"|{name} {array.dtype.str} {array.shape}|".encode())
+        _update(mac, array)
+    return mac.hexdigest()
+
+
+@functools.cache
+def _package_code() -> str:
+    """SHA-256 of the package's files: of one line per file, its own SHA-256 and its path, sorted by path."""
+    files = sorted(
+        file.relative_to(_PACKAGE).as_posix()
+        for file in _PACKAGE.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    )
+    lines = [f"{hashlib.sha256((_PACKAGE / name).read_bytes()).hexdigest()}  {name}\n" for name in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@functools.cache
+def _commit() -> str | None:
+    """The commit of the checkout that the package is in, and whether its files were changed; None if it is in none."""
+    git = shutil.which("git")
+    if git is None or not (_PACKAGE.parent / ".git").exists():
+        return None
+
+    def run_git(*words: str) -> str | None:
+        result = subprocess.run([git, "-C", str(_PACKAGE.parent), *words], capture_output=True, text=True, check=False)
+        return result.stdout.strip() if result.returncode == 0 else None
+
+    commit = run_git("rev-parse", "HEAD")
+    changed = run_git("status", "--porcelain", "--", _PACKAGE.name)
+    return f"{commit}, with changes" if commit and changed else commit or None

@@ -87,15 +87,13 @@ class RunFolder:
     def refuse_taken(path: Path) -> None:
         """Refuse a folder that holds a run."""
         if (path / _CONFIG).exists():
-            raise ValueError(
-                f"expected a folder without a run, or --resume, got {str(path)!r}, which already holds a run"
-            )
+            raise ValueError(f"{str(path)!r} already holds a run: choose another folder, or --resume it")
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
         """An earlier run's folder; nothing is written."""
         if not (path / _CONFIG).is_file():
-            raise ValueError(f"expected a run to resume in {str(path)!r}, got none")
+            raise ValueError(f"there is no run to resume in {str(path)!r}")
         return cls(path)
 
     @property
@@ -111,9 +109,9 @@ class RunFolder:
     def drop_after(self, last: int) -> None:
         """Leave out the lines of later rounds: diagnostics, and what an older copy of the checkpoint does not know."""
         for name in (_METRICS, _DIAGNOSTICS):
-            kept = [line for line in self._lines(name) if line.get("round", 0) <= last]
-            if kept or name == _METRICS:
-                text = "".join(json.dumps(line) + "\n" for line in kept)
+            lines = [line for line in self._lines(name) if line.get("round", 0) <= last]
+            if lines or name == _METRICS:
+                text = "".join(json.dumps(line) + "\n" for line in lines)
                 write_atomically(self.path / name, text.encode())
 
     def log(self, line: Mapping[str, Any]) -> None:
@@ -148,19 +146,19 @@ class RunFolder:
                     break
         return lines
 
-    def save(self, saved: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint, which its owner alone can read; refuses to bring one back after the end."""
         if self.is_finished:
-            raise ValueError(f"expected a run that goes on, got {str(self.path)!r}, which has ended")
+            raise ValueError(f"the run in {str(self.path)!r} has ended: no checkpoint is written any more")
         meta = {
-            "round": saved.round,
-            "released": saved.released,
-            "resumed": saved.resumed,
-            "record": saved.record.to_json(),
-            "fingerprint": saved.fingerprint,
-            "leaves": len(saved.leaves),
+            "round": checkpoint.round,
+            "released": checkpoint.released,
+            "resumed": checkpoint.resumed,
+            "record": checkpoint.record.to_json(),
+            "fingerprint": checkpoint.fingerprint,
+            "leaves": len(checkpoint.leaves),
         }
-        arrays = {f"leaf{i}": leaf for i, leaf in enumerate(saved.leaves)}
+        arrays = {f"leaf{i}": leaf for i, leaf in enumerate(checkpoint.leaves)}
         content = _npz({"meta": np.array(json.dumps(meta)), **arrays})
         write_atomically(self.path / _CHECKPOINT, content, mode=0o600)
 
@@ -168,7 +166,7 @@ class RunFolder:
         """The last checkpoint; a run has one from its start to its end."""
         path = self.path / _CHECKPOINT
         if not path.exists():
-            raise ValueError(f"expected a checkpoint in {str(self.path)!r}, got none: the run cannot go on")
+            raise ValueError(f"there is no checkpoint in {str(self.path)!r}: the run cannot go on")
         try:
             with np.load(path) as data:
                 meta = json.loads(str(data["meta"]))
@@ -183,7 +181,7 @@ class RunFolder:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"expected a checkpoint of this version of the library in {str(path)!r}, got one of another version"
+                f"the checkpoint in {str(path)!r} is of another version of the library: finish the run with that one"
             ) from error
 
     def finish(
@@ -199,7 +197,7 @@ class RunFolder:
         released = {**record.to_json(), **{name: privacy[name] for name in SETTINGS if name in privacy}}
         write_atomically(self.path / _MODEL, _npz(parameters))
         write_json(self.path / _RECIPE, recipe.to_json())
-        chain = self._chained(privacy.get("origin"), released)
+        chain = self._make_chain(privacy.get("origin"), released)
         write_json(self.path / _LEDGER, {**released, "chain": chain})
         stated = {**privacy, "ledger": chain[-1]["hash"]}
         write_atomically(self.path / _PRIVACY, (json.dumps(stated, indent=2) + "\n").encode())
@@ -210,7 +208,7 @@ class RunFolder:
         """Files of a finished run that the ledger's chain ties to it, and that are not in the folder."""
         return tuple(name for name in (_CONFIG, _RECIPE, _MODEL) if not (self.path / name).is_file())
 
-    def _chained(self, origin: Any, released: Mapping[str, Any]) -> list[dict[str, str]]:
+    def _make_chain(self, origin: Any, released: Mapping[str, Any]) -> list[dict[str, str]]:
         """The chain of the origin that is stated, the rounds that were released, and the files that are there."""
         contents = {"origin": _canonical(origin), "released": _canonical(released)}
         files = {
@@ -225,17 +223,17 @@ class RunFolder:
         if not isinstance(stated, list) or not all(isinstance(entry, dict) and "entry" in entry for entry in stated):
             return [f"{_LEDGER} has no chain of hashes, so nothing ties model and config to it"]
         hashes = {entry["entry"]: entry.get("sha256") for entry in stated}
-        there = {entry["entry"]: entry["sha256"] for entry in self._chained(privacy.get("origin"), ledger)}
-        found = [
+        there = {entry["entry"]: entry["sha256"] for entry in self._make_chain(privacy.get("origin"), ledger)}
+        changes = [
             f"{name} is not what the run wrote: its SHA-256 is {there[name]}, and {hashes.get(name)} in {_LEDGER}"
             for name in there
             if there[name] != hashes.get(name)
         ]
-        if not found and stated != _chain(hashes):
-            found.append(f"the chain of hashes in {_LEDGER} does not add up")
+        if not changes and stated != _chain(hashes):
+            changes.append(f"the chain of hashes in {_LEDGER} does not add up")
         if not stated or privacy.get("ledger") != stated[-1].get("hash"):
-            found.append(f"the ledger's last hash in {_PRIVACY} is not that of {_LEDGER}")
-        return found
+            changes.append(f"the ledger's last hash in {_PRIVACY} is not that of {_LEDGER}")
+        return changes
 
     def forget(self) -> None:
         """Delete the checkpoint, and whatever a kill left of one that was being written."""
@@ -249,7 +247,7 @@ class RunFolder:
             try:
                 fcntl.flock(config, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise ValueError(f"expected a run that no other process is using, got {str(self.path)!r}") from error
+                raise ValueError(f"another process is using the run in {str(self.path)!r}") from error
             yield
 
     def ledger(self, *, trust_code: bool = False) -> Record:
@@ -285,28 +283,28 @@ class RunFolder:
         """The arrays of the model by name."""
         path = self.path / _MODEL
         if not path.is_file():
-            raise ValueError(f"expected a finished run with {_MODEL}, got {str(self.path)!r}, which has none")
-        with np.load(path) as found:
-            return dict(found)
+            raise ValueError(f"{str(self.path)!r} has no {_MODEL}: the run has not finished")
+        with np.load(path) as arrays:
+            return dict(arrays)
 
     @property
     def config(self) -> Path:
         """The file of its config."""
         if not (self.path / _CONFIG).is_file():
-            raise ValueError(f"expected the folder of a run, got {str(self.path)!r}, which has no {_CONFIG}")
+            raise ValueError(f"{str(self.path)!r} is not the folder of a run: it has no {_CONFIG}")
         return self.path / _CONFIG
 
     def _read(self, name: str) -> dict[str, Any]:
         if not self.path.is_dir():
-            raise ValueError(f"expected the folder of a run, got {str(self.path)!r}")
+            raise ValueError(f"{str(self.path)!r} is not a folder")
         try:
             data = json.loads((self.path / name).read_text(), object_pairs_hook=_once)
         except FileNotFoundError as error:
-            raise ValueError(f"expected a finished run with {name}, got {str(self.path)!r}, which has none") from error
+            raise ValueError(f"{str(self.path)!r} has no {name}: the run has not finished") from error
         except json.JSONDecodeError as error:
-            raise ValueError(f"expected JSON in {str(self.path / name)!r}, got an error: {error}") from error
+            raise ValueError(f"{str(self.path / name)!r} is not valid JSON: {error}") from error
         if not isinstance(data, dict):
-            raise ValueError(f"expected a JSON object in {str(self.path / name)!r}, got something else")
+            raise ValueError(f"{str(self.path / name)!r} holds no JSON object")
         return data
 
 
@@ -316,7 +314,7 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"expected every name once in an object of JSON, got {twice!r} twice")
+        raise ValueError(f"the name {twice!r} occurs twice in one JSON object, and readers disagree about which counts")
     return data
 
 

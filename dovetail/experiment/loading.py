@@ -68,15 +68,15 @@ def load(folder: str | Path, *, model: Model | None = None, trust_code: bool = F
     config, privacy, recipe = read(run.config, code_beside=trust_code), run.privacy(), run.recipe()
     features = config.task.all_features
     with _imports.reading(f"the run in {str(folder)!r}", trust_code=trust_code):
-        found = model or _model_of(config) or model_from_recipe(config.task.model, recipe, features)
+        own_model = model or _model_of(config) or model_from_recipe(config.task.model, recipe, features)
         if ":" in features.kind:
             _imports.refuse_untrusted(features.kind, what="features")  # which are imported when rows are predicted
-    if model is None and found.name != recipe.model:
+    if model is None and own_model.name != recipe.model:
         raise ValueError(
-            f"expected the model {recipe.model!r} of {str(folder)!r}, got {found.name!r}: pass your own as model="
+            f"the run in {str(folder)!r} is of model {recipe.model!r}, not {own_model.name!r}: pass your own as model="
         )
     predictor = Predictor(
-        model=found,
+        model=own_model,
         parameters=run.parameters(),
         recipe=recipe,
         features=features,
@@ -84,7 +84,7 @@ def load(folder: str | Path, *, model: Model | None = None, trust_code: bool = F
     try:
         predictor.check()
     except ValueError as error:
-        raise ValueError(f"expected the model of {str(folder)!r}, got one that does not fit: {error}") from error
+        raise ValueError(f"the model does not fit the parameters in {str(folder)!r}: {error}") from error
     return LoadedRun(
         folder=run.path,
         config=config,

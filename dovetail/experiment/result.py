@@ -45,7 +45,7 @@ class Provenance:
     record: Record
     origin: Callable[[Path], Mapping[str, Any]]
 
-    def told(self, folder: Path) -> dict[str, Any]:
+    def facts(self, folder: Path) -> dict[str, Any]:
         """What `privacy.json` says besides the result."""
         return {"protocol": self.protocol, "origin": self.origin(folder)}
 
@@ -95,23 +95,23 @@ class Result:
     @property
     def _predictor(self) -> Predictor:
         if self.predictor is None:
-            raise ValueError("expected a result with its model, got one without")
+            raise ValueError("this result has no model")
         return self.predictor
 
     def save(self, folder: str | Path) -> Path:
         """Write config, model, statement, ledger and recipe into a new folder, for `dovetail.load` and `verify`."""
         path = Path(folder)
-        told = self.comes_from.told(path)
+        provenance = self.comes_from.facts(path)
         saved = RunFolder.create(path, to_toml(self.comes_from.config))
-        dataclasses.replace(self, out=path)._write(saved, told)
+        dataclasses.replace(self, out=path)._write(saved, provenance)
         return path
 
     def write(self, folder: RunFolder) -> None:
         """End a run in its folder; a claim that was computed from raw data is written under the diagnostics' banner."""
-        self._write(folder, self.comes_from.told(folder.path))
+        self._write(folder, self.comes_from.facts(folder.path))
 
-    def _write(self, folder: RunFolder, told: Mapping[str, Any]) -> None:
-        stated = {**self.to_json(), **told}
+    def _write(self, folder: RunFolder, provenance: Mapping[str, Any]) -> None:
+        stated = {**self.to_json(), **provenance}
         if self.quote.claimed is not None and FROM_DATA in self.quote.claimed.assumptions:
             folder.diagnose({"claimed": stated["claimed"]})
             stated["claimed"] = None
@@ -121,7 +121,7 @@ class Result:
     def comes_from(self) -> Provenance:
         """What it comes from; refused of tuning."""
         if self.provenance is None:
-            raise ValueError("expected the result of one run, got one of tuning, which is written where out= says")
+            raise ValueError("the result of tuning cannot be saved afterwards: it is written where out= says")
         return self.provenance
 
     def __repr__(self) -> str:
@@ -216,15 +216,15 @@ def beats_baseline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> b
 def headline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
     """The scores that a report begins with, each with that of the best constant guess beside it."""
     shown = {"accuracy": "accuracy", "r2": "R2", "rmse": "RMSE"} if baseline else {}
-    told = []
+    parts = []
     for name, title in shown.items():
         if metrics.get(name) is not None:
             ours, guess = (
                 f"{value:.2%}" if name == "accuracy" else f"{value:.4g}" for value in (metrics[name], baseline[name])
             )
-            told.append(f"{title} {ours} ({baseline['rule']}: {guess})")
-    told += [f"AUC {metrics['auc']:.4f}"] if metrics.get("auc") is not None else []
-    return ", ".join(told) or f"loss {metrics['loss']:.4g}"
+            parts.append(f"{title} {ours} ({baseline['rule']}: {guess})")
+    parts += [f"AUC {metrics['auc']:.4f}"] if metrics.get("auc") is not None else []
+    return ", ".join(parts) or f"loss {metrics['loss']:.4g}"
 
 
 def facts_of(summary: Mapping[str, Any], statement: Statement, *, out: Path | None) -> dict[str, str]:
@@ -232,11 +232,11 @@ def facts_of(summary: Mapping[str, Any], statement: Statement, *, out: Path | No
     planned = "" if summary["rounds"] == summary["planned_rounds"] else f" of {summary['planned_rounds']}"
     scores = summary.get("metrics") or {"accuracy": summary["accuracy"]}
     best = next((name for name in ("accuracy", "r2", "loss") if scores.get(name) is not None), None)
-    found = {} if best is None else {best: f"{scores[best]:.2%}" if best == "accuracy" else f"{scores[best]:.4g}"}
+    facts = {} if best is None else {best: f"{scores[best]:.2%}" if best == "accuracy" else f"{scores[best]:.4g}"}
     if best is not None and beats_baseline(scores, summary.get("baseline") or {}) is False:
-        found[best] += f", no better than a constant guess ({summary['baseline']['rule']})"
-    found |= {"privacy": _numbers(statement), "rounds": f"{summary['rounds']}{planned}"}
-    return found if out is None else {**found, "folder": str(out)}
+        facts[best] += f", no better than a constant guess ({summary['baseline']['rule']})"
+    facts |= {"privacy": _numbers(statement), "rounds": f"{summary['rounds']}{planned}"}
+    return facts if out is None else {**facts, "folder": str(out)}
 
 
 def in_short(title: str, facts: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,21 +26,18 @@ import jax
 import msgspec
 import numpy as np
 
-from dovetail import protocols
-from dovetail.data import Dataset, Loss, Metric, Task
-from dovetail.engine import Diagnostics, Training
+from dovetail import _validate, protocols
+from dovetail.data import TASKS, Dataset, Loss, Metric, Task, resolve
+from dovetail.engine import Diagnostics, Training, devices
 from dovetail.engine.devices import to_host
 from dovetail.engine.scoring import baseline
-from dovetail.experiment._origin import check_key, origin_of
-from dovetail.experiment._own import default_cohort, default_server, task_of
 from dovetail.experiment.callbacks import OVERHEARD, STOPPED, Callback, Callbacks, Diagnosis, RunStart
 from dovetail.experiment.config import parse, presets, read, to_toml
-from dovetail.experiment.fingerprint import difference, fingerprint
+from dovetail.experiment.fingerprint import check_key, difference, fingerprint, origin_of
 from dovetail.experiment.folder import Checkpoint, RunFolder
-from dovetail.experiment.plan import rounds_due
-from dovetail.experiment.preparation import Plan, prepare
+from dovetail.experiment.preparation import Plan, prepare, rounds_due
 from dovetail.experiment.result import Progress, Provenance, Result, describe_protocol
-from dovetail.guarantee import Record
+from dovetail.guarantee import Guarantee, Quote, Record
 
 __all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
 
@@ -64,37 +62,114 @@ def train(
 ) -> Result:
     """Train a model with differential privacy: the simplest entry point.
 
-    `task` is a registered name, ``"module:name"``, a `Task` or a `Dataset`. `model` is a bundled model by name, a
-    `Model`, a module of PyTorch, Flax or Equinox, or a function from a `RecordSpec` to one of these; `loss` is a name
-    of `learners.losses.LOSSES` or a function ``(outputs, labels) -> one loss per record``; `metrics` are functions
-    ``(outputs, labels) -> number`` of the test records, by name. `settings` overrides config keys by dotted path, for
-    example ``{"cohort.rounds": 50}``. Without `out` nothing is written; with `resume`, the run that was interrupted
-    there goes on, given the same arguments. `callbacks` watch (see `Callback`).
+    Arguments:
+        task: a registered name, ``"module:name"``, a `Task` or a `Dataset`.
+        model: a bundled model by name, a `Model`, a module of PyTorch, Flax or Equinox, or a function from a
+            `RecordSpec` to one of these.
+        loss: a name of `learners.losses.LOSSES`, or a function ``(outputs, labels) -> one loss per record``.
+        metrics: functions ``(outputs, labels) -> number`` of the test records, by name.
+        protocol: the protocol's name; every protocol has defaults for all its settings but the noise.
+        eps: the target; without one, `settings` must give the noise.
+        delta: the delta of the target and of the statement.
+        settings: config keys by dotted path, for example ``{"cohort.rounds": 50}``; they override everything else.
+        out: the folder to write to; without one nothing is written.
+        resume: go on with the run that was interrupted in `out`, given the same arguments.
+        callbacks: objects that watch the training (see `Callback`).
 
     If a preset has the name of the task, training starts from it: model, cohort, server, the protocol's settings if
     it is the same protocol, and the privacy target if `eps` or `delta` is not given, which is (2, 1e-05) for "digits"
-    and (1, 5e-06) for "mnist". Other tasks have a `delta` of 1e-05 and no `eps`; without `eps`, `settings` must give
-    the noise. Every protocol has defaults for all other settings, including its clip norm. On a `Dataset`, all users
-    take part in each of 30 rounds, unless `settings` say otherwise; where labels are numbers, and loss and
-    model are not your own, the server's step is 1 / (2 + number of inputs), which is safe on inputs in [-1, 1].
+    and (1, 5e-06) for "mnist". Other tasks have a `delta` of 1e-05 and no `eps`. On a `Dataset`, all users take part in
+    each of 30 rounds, unless `settings` say otherwise; where labels are numbers, and loss and model are not your own,
+    the server's step is 1 / (2 + number of inputs), which is safe on inputs in [-1, 1].
     """
-    named = {"task.model": model} if isinstance(model, str) else {}
-    chosen_task = task_of(task, model=None if named else model, loss=loss, metrics=metrics)
-    name = task if isinstance(task, str) else chosen_task.name
+    is_named = isinstance(model, str)
+    own_task = task_of(task, model=None if is_named else model, loss=loss, metrics=metrics)
+    name = task if isinstance(task, str) else own_task.name
     data: dict[str, Any] = {"task": {"name": name}, "protocol": {"name": protocol}}
     if isinstance(task, Dataset):
         data["cohort"] = default_cohort(settings or {})
-        data["server"] = default_server(task, settings or {}, own=loss is not None or bool(model and not named))
+        brings_own = loss is not None or (model is not None and not is_named)
+        data["server"] = default_server(task, settings or {}, own=brings_own)
         data["privacy"] = {"neighbors": protocols.find(protocol).relation.value}
     elif name in presets():
         data = msgspec.to_builtins(read(name))
         if data["protocol"]["name"] != protocol:
             data["protocol"] = {"name": protocol}
             data["privacy"]["neighbors"] = protocols.find(protocol).relation.value
-    overrides = {**named, "privacy.eps": eps, "privacy.delta": delta}
-    chosen = [(key, value) for key, value in overrides.items() if value is not None] + list((settings or {}).items())
-    plan = prepare(parse(data, chosen), task=chosen_task)
+    arguments = {"task.model": model if is_named else None, "privacy.eps": eps, "privacy.delta": delta}
+    overrides = [*_validate.not_none(**arguments).items(), *(settings or {}).items()]
+    plan = prepare(parse(data, overrides), task=own_task)
     return run(plan, out=None if out is None else Path(out), resume=resume, callbacks=callbacks)
+
+
+_DATASET_TASK = "dataset"  # the name of a task that is made of a dataset
+_ROUNDS = 30
+_FILES = {".csv": "from_csv", ".gz": "from_csv", ".parquet": "from_parquet", ".pq": "from_parquet", ".tsv": "from_csv"}
+
+
+def task_of(
+    offered: object,
+    *,
+    model: Any = None,
+    loss: str | Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Task:
+    """The task, with this model, loss and metrics in place of its own.
+
+    Refuses tables and files, which do not say whose rows are whose.
+    """
+    return dataclasses.replace(_resolve_task(offered), **_validate.not_none(model=model, loss=loss, metrics=metrics))
+
+
+def _resolve_task(offered: object) -> Task:
+    if isinstance(offered, Dataset):
+        return Task(name=_DATASET_TASK, load=lambda *, folder: offered)
+    if isinstance(offered, Task):
+        return offered
+    if isinstance(offered, str | Path):
+        reader = _FILES.get(Path(offered).suffix.lower())
+        if reader is None and isinstance(offered, str):
+            return resolve(offered)
+        reader = reader or "from_folder"
+        raise ValueError(_needs_dataset(f"Dataset.{reader}({str(offered)!r}, ...)", f"the path {str(offered)!r}"))
+    if hasattr(offered, "columns"):
+        raise ValueError(_needs_dataset("Dataset.from_pandas(frame, ...)", f"a {type(offered).__name__}"))
+    raise ValueError(f"expected a Dataset, a Task or the name of a task, got {type(offered).__name__}")
+
+
+def refuse_unnamed(task: str) -> None:
+    """Refuse to load by its name what a program gave to `train`: only the program has it."""
+    if ":" not in task and task not in TASKS:
+        raise ValueError(
+            f"the data of task.name = {task!r} were given by a Python program, which the command line does not have: "
+            "to resume, call dovetail.train again with the same arguments, the same out= and resume=True"
+        )
+
+
+def default_cohort(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Everyone in each of 30 rounds, as far as these settings leave it open."""
+    cohort: dict[str, Any] = {}
+    if not {"cohort", "cohort.kind", "cohort.size", "cohort.epochs"} & settings.keys():
+        cohort["kind"] = "everyone"
+    if not {"cohort", "cohort.rounds", "cohort.epochs"} & settings.keys():
+        cohort["rounds"] = _ROUNDS
+    return cohort
+
+
+def default_server(dataset: Dataset, settings: Mapping[str, Any], *, own: bool) -> dict[str, Any]:
+    """A step at which squared loss does not diverge on inputs in [-1, 1], where labels are numbers and nothing is set.
+
+    There is no such step for a model or a loss of one's `own`. With d inputs, a linear model's loss has a second
+    derivative of at most 2 (1 + d): steps below 1 / (1 + d) converge.
+    """
+    if own or dataset.target != "number" or any(key.partition(".")[0] in ("server", "client") for key in settings):
+        return {}
+    return {"learning_rate": 1 / (2 + math.prod(dataset.inputs.shape[1:]))}
+
+
+def _needs_dataset(call: str, offered: str) -> str:
+    arguments = "target=, what to predict, user=, whose a row is, and test_share= or test="
+    return f"expected a Dataset, made by {call} with {arguments}, got {offered}"
 
 
 def run(
@@ -106,7 +181,15 @@ def run(
     evaluate_every: int | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Train a plan; writes into `out` if given, and continues from its last checkpoint if `resume`.
+    """Train a plan.
+
+    Arguments:
+        plan: what `prepare` made of a config.
+        out: the folder to write to; without one nothing is written.
+        resume: go on from the last checkpoint in `out`.
+        checkpoint_every: rounds between checkpoints.
+        evaluate_every: rounds between scores on the test records; by default a twentieth of all rounds.
+        callbacks: objects that watch the training (see `Callback`).
 
     Guarantees:
         No round starts that would overspend the budget; no round below the minimum size is released.
@@ -122,8 +205,10 @@ def run(
         training, the statement is that of all rounds that were planned and could be paid for.
     """
     watching = Callbacks(callbacks if jax.process_index() == 0 else ())
-    with contextlib.ExitStack() as held, watching.told_of_failure():
-        run = _begin(plan, *_open(plan, out, resume, held))
+    with contextlib.ExitStack() as locks, watching.notify_failure():
+        if plan.config.noise == "os":
+            plan = plan.with_randomness(devices.shared_randomness(plan.config.seed))
+        run = _begin(plan, *_open(plan, out, resume, locks))
         watching.on_start(RunStart.of(plan, round=run.progress.round, folder=out))
         run.train(checkpoint_every=checkpoint_every, evaluate_every=evaluate_every, watching=watching)
         watching.on_end(result := run.finish(out))
@@ -138,9 +223,9 @@ class _Run:
     folder: RunFolder | None
     identity: Mapping[str, Any]
     training: Training
-    record: Record
     released: list[int]
     progress: Progress
+    earlier: Record | None = None  # of the rounds before it was resumed
     resumed: tuple[int, ...] = ()  # the rounds after which it was resumed
     seconds: list[float] = dataclasses.field(default_factory=list)
     forgone: list[int] = dataclasses.field(default_factory=list)  # charged, and not run
@@ -149,12 +234,13 @@ class _Run:
 
     def train(self, *, checkpoint_every: int, evaluate_every: int | None, watching: Callbacks) -> None:
         """Run the rounds that are left and fit the budget, until a callback has seen enough."""
-        plan, every = self.plan, evaluate_every or max(1, len(self.plan.rounds) // 20)
+        plan = self.plan
+        every = evaluate_every or max(1, plan.num_rounds // 20)
         self.save()
         if self.progress.round % every == 0 and self._lacks_scores():
             self.score()
         for index, users in rounds_due(plan, self.released, start=self.progress.round):
-            if len(users) >= plan.schedule.min_size:
+            if len(users) >= plan.sampler.schedule.min_size:
                 self.step(index, users, watching)
             self.progress = dataclasses.replace(self.progress, round=index + 1, fresh=False)
             is_scored = self.progress.round % every == 0
@@ -164,7 +250,7 @@ class _Run:
                 self.score()
             if watching.on_round(self.progress):
                 self.forgo()
-                self.overheard = plan.config.diagnostics and watching.hears_diagnostics
+                self.overheard = plan.config.diagnostics and watching.reads_diagnostics
                 break
         self.save()
 
@@ -181,7 +267,7 @@ class _Run:
             self.progress,
             accuracy=scores.get("accuracy"),
             metrics=scores,
-            spent=self.plan.spent_bound(self.released),
+            spent=self.plan.bound(self.released),
             fresh=True,
         )
         if self.folder:
@@ -191,7 +277,8 @@ class _Run:
         """Charge the rounds that are left, for the models decided that they are not run."""
         charged = list(self.released)
         for index, users in rounds_due(self.plan, charged, start=self.progress.round):
-            charged += [index] if len(users) >= self.plan.schedule.min_size else []
+            if len(users) >= self.plan.sampler.schedule.min_size:
+                charged.append(index)
         self.forgone = charged[len(self.released) :]
 
     def step(self, index: int, users: np.ndarray, watching: Callbacks) -> None:
@@ -201,12 +288,16 @@ class _Run:
         jax.block_until_ready(self.training)
         self.seconds.append(time.perf_counter() - began)
         self.released.append(index)
-        self.record = self.record.followed_by(self.plan.record_of(self.plan.engine.round_logs[-1:]))
         if isinstance(self.training.diagnostics, Diagnostics):
-            values = _diagnosed(self.training.diagnostics)
+            values = _diagnostics_by_name(self.training.diagnostics)
             if self.folder:
                 self.folder.diagnose({"round": index + 1, **values})
             watching.on_diagnostics(Diagnosis(round=index + 1, values=values))
+
+    def record(self) -> Record:
+        """What the engine did in all rounds, in privacy terms: by its own notes and not by the plan."""
+        record = self.plan.guarantee.record([log.cohort for log in self.plan.engine.round_logs])
+        return record if self.earlier is None else self.earlier.followed_by(record)
 
     def save(self) -> None:
         """Replace the checkpoint, where there is a folder and this process has not written this one yet."""
@@ -216,7 +307,7 @@ class _Run:
             round=self.progress.round,
             released=tuple(self.released),
             resumed=self.resumed,
-            record=self.record,
+            record=self.record(),
             fingerprint=self.identity,
             leaves=tuple(to_host(leaf) for leaf in jax.tree.leaves(self.training)),
         )
@@ -225,88 +316,105 @@ class _Run:
 
     def finish(self, out: Path | None) -> Result:
         """The result, written if there is a folder; refuses to state what the engine did not do."""
-        plan = self.plan
-        if self.record != plan.record(self.released):
+        planned = self.plan.record(self.released)
+        if self.record() != planned:
             raise RuntimeError(
                 "the engine did not run what the plan states, so nothing is certified and nothing was written"
             )
-        result = self.result(out)
+        result = self.result(planned, out)
         if self.folder:
             result.write(self.folder)
         return result
 
-    def result(self, out: Path | None) -> Result:
-        """What it ended with, and what is stated of the rounds that are charged."""
-        plan, released, charged = self.plan, self.released, [*self.released, *self.forgone]
-        if self.resumed:
-            plan = plan.with_assumption(_resumed_after(self.resumed))
-        if self.forgone:
-            plan = plan.with_assumption(STOPPED)
-            plan = plan.with_declaration(OVERHEARD) if self.overheard else plan
-        predictor, scores = plan.predictor(self.training), plan.engine.metrics(self.training)
+    def result(self, planned: Record, out: Path | None) -> Result:
+        """What it ended with, and what is stated of the rounds that are charged.
+
+        Arguments:
+            planned: what the plan states of the rounds that were run.
+            out: the folder that it is written to, if any.
+        """
+        plan = self.plan
+        released = self.released
+        charged = [*released, *self.forgone]
+        guarantee = self._guarantee_of_result()
+        cohorts = plan.cohorts(charged)
+        record = planned if guarantee is plan.guarantee else guarantee.record(cohorts)
+        predictor = plan.predictor(self.training)
+        scores = plan.engine.metrics(self.training)
         return Result(
             accuracy=scores.get("accuracy"),
             auc=scores.get("auc"),
             metrics=scores,
             baseline=baseline(plan.dataset),
             rounds=len(released),
-            planned_rounds=len(plan.rounds),
+            planned_rounds=plan.num_rounds,
             charged_rounds=len(charged),
             seconds_per_round=float(np.median(self.seconds[1:] or self.seconds or [0.0])),  # the first one compiles
-            uploads=sum(plan.schedule.uploads_of(index) for index in released),
-            quote=plan.quote(charged),
-            units=plan.statements_by_unit(charged),
+            uploads=sum(plan.sampler.schedule.uploads_of(index) for index in released),
+            quote=Quote.of(guarantee.protocol.name, record, guarantee.claim(cohorts)),
+            units=record.statements_by_unit(),
             parameters=predictor.parameters,
             noise=plan.config.noise,
             out=out,
             predictor=predictor,
             provenance=Provenance(
                 config=plan.config,
-                protocol=describe_protocol(plan.protocol),
-                record=plan.record(charged),
+                protocol=describe_protocol(plan.sampler.protocol),
+                record=record,
                 origin=functools.partial(
-                    origin_of, plan.config, plan.task, plan.protocol, plan.dataset, plan.guarantee.spread
+                    origin_of, plan.config, plan.task, plan.sampler.protocol, plan.dataset, guarantee.spread
                 ),
             ),
         )
 
+    def _guarantee_of_result(self) -> Guarantee:
+        """That of the plan, with what a resumed run, or one that a callback ended, rests on besides."""
+        guarantee = self.plan.guarantee
+        if self.resumed:
+            guarantee = guarantee.with_assumption(_resumed_note(self.resumed))
+        if self.forgone:
+            guarantee = guarantee.with_assumption(STOPPED)
+            if self.overheard:
+                guarantee = guarantee.with_declaration(OVERHEARD)
+        return guarantee
+
 
 def _open(
-    plan: Plan, out: Path | None, resume: bool, held: contextlib.ExitStack
+    plan: Plan, out: Path | None, resume: bool, locks: contextlib.ExitStack
 ) -> tuple[RunFolder | None, Checkpoint | None, Mapping[str, Any]]:
     """The run's folder (the first process alone writes to it), the checkpoint to go on from, and what the run is."""
     if out is None and resume:
-        raise ValueError("expected out=, the folder of the run to resume, got resume=True without it")
+        raise ValueError("resume=True needs out=, the folder of the run to go on with")
     if out is None:
         return None, None, {}
     first = jax.process_index() == 0
     folder = RunFolder.reopen(out) if resume else None
     if folder is not None and first:
-        held.enter_context(folder.lock())
+        locks.enter_context(folder.lock())
     if folder is not None and folder.is_finished:
         folder.forget()  # a kill may have come between the statement and this
         raise Finished(f"the run in {str(out)!r} is finished: nothing to resume, and nothing was changed")
-    identity = fingerprint(plan.config, plan.task, plan.protocol, plan.dataset, plan.clients, plan.engine.first)
+    sampler = plan.sampler
+    identity = fingerprint(plan.config, plan.task, sampler.protocol, plan.dataset, sampler.clients, plan.engine.first)
     if folder is None:
         if not first:
             return None, None, identity
         check_key(out)
         folder = RunFolder.create(out, to_toml(plan.config))
-        held.enter_context(folder.lock())
+        locks.enter_context(folder.lock())
         return folder, None, identity
     saved = folder.read_checkpoint()
     if changed := difference(saved.fingerprint, identity):
-        raise ValueError(f"expected the run that was started in {str(out)!r}, got a different one: {changed}")
+        raise ValueError(f"the run in {str(out)!r} was started differently and cannot go on from here: {changed}")
     if saved.record != plan.record(list(saved.released)):
-        raise ValueError(f"expected the rounds that were released in {str(out)!r}, got a plan with different rounds")
+        raise ValueError(f"the checkpoint in {str(out)!r} lists rounds that were not planned: it was changed")
     if first:
         folder.drop_after(saved.round)
     return folder if first else None, saved, identity
 
 
 def _begin(plan: Plan, folder: RunFolder | None, saved: Checkpoint | None, identity: Mapping[str, Any]) -> _Run:
-    """A new run, or an earlier one where it stopped: either has noise and samples of its own from here on."""
-    plan = plan.renewed()
+    """A new run, or an earlier one where it stopped."""
     training = plan.engine.start()
     if saved is None:
         return _Run(
@@ -314,26 +422,27 @@ def _begin(plan: Plan, folder: RunFolder | None, saved: Checkpoint | None, ident
             folder=folder,
             identity=identity,
             training=training,
-            record=plan.record_of([]),
             released=[],
-            progress=Progress(round=0, rounds=len(plan.rounds), accuracy=None, spent=None),
+            progress=Progress(round=0, rounds=plan.num_rounds, accuracy=None, spent=None),
         )
     leaves, structure = jax.tree.flatten(training)
     if len(leaves) != len(saved.leaves):
-        raise ValueError(f"expected a checkpoint of {len(leaves)} arrays, got {len(saved.leaves)}")
+        raise ValueError(
+            f"the checkpoint has {len(saved.leaves)} arrays, this training {len(leaves)}: it is not of this run"
+        )
     return _Run(
         plan=plan,
         folder=folder,
         identity=identity,
         training=plan.engine.place(jax.tree.unflatten(structure, saved.leaves)),
-        record=saved.record,
+        earlier=saved.record,
         released=list(saved.released),
-        progress=Progress(round=saved.round, rounds=len(plan.rounds), accuracy=None, spent=None),
+        progress=Progress(round=saved.round, rounds=plan.num_rounds, accuracy=None, spent=None),
         resumed=saved.resumed if saved.round == 0 else (*saved.resumed, saved.round),
     )
 
 
-def _resumed_after(rounds: Sequence[int]) -> str:
+def _resumed_note(rounds: Sequence[int]) -> str:
     """What the statement of a resumed run rests on besides."""
     listed = ", ".join(str(number) for number in dict.fromkeys(rounds))
     return (
@@ -342,5 +451,5 @@ def _resumed_after(rounds: Sequence[int]) -> str:
     )
 
 
-def _diagnosed(diagnostics: Diagnostics) -> dict[str, float]:
+def _diagnostics_by_name(diagnostics: Diagnostics) -> dict[str, float]:
     return {name: float(to_host(value)) for name, value in diagnostics._asdict().items()}

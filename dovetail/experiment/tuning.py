@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -31,14 +33,59 @@ from dovetail.experiment.config import Config, parse, to_toml
 from dovetail.experiment.folder import RunFolder
 from dovetail.experiment.preparation import Plan, prepare, protocol_of
 from dovetail.experiment.result import Result
-from dovetail.experiment.space import Space
 from dovetail.experiment.training import run
 from dovetail.guarantee import Guarantee, Quote, Record, trials
 from dovetail.statements import NotApplicable, Trust
 
-__all__ = ["TuningResult", "tune"]
+__all__ = ["Space", "TuningResult", "parse_space", "tune"]
 
-_BITS, _CLOSE = 256, 1e-4  # of a uniform number; how close the noise comes to the smallest
+_BITS = 256  # of a uniform number
+_TOLERANCE = 1e-4  # how close the noise comes to the smallest
+
+
+_TUNABLE = ("client", "cohort", "protocol", "server", "task.features", "task.model", "task.symmetric", "task.whiten")
+_FIXED = ("protocol.name", "cohort.kind", "cohort.colluders")
+_MOST_SETTINGS = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Space:
+    """The settings to choose from: all combinations of the values of some config keys.
+
+    Guarantees:
+        Refuses keys that say whose data are protected, or how well, rather than how to train.
+    """
+
+    axes: Mapping[str, tuple[Any, ...]]
+
+    def __post_init__(self) -> None:
+        if not self.axes or not all(self.axes.values()):
+            raise ValueError(f"expected a space with keys and values, got axes={dict(self.axes)!r}")
+        for key in self.axes:
+            if key in _FIXED or not any(key == name or key.startswith(f"{name}.") for name in _TUNABLE):
+                raise ValueError(f"expected a key that says how to train (of {', '.join(_TUNABLE)}), got {key!r}")
+        if (count := math.prod(len(values) for values in self.axes.values())) > _MOST_SETTINGS:
+            raise ValueError(f"expected a space of at most {_MOST_SETTINGS} settings, got {count}")
+
+    @property
+    def settings(self) -> tuple[Mapping[str, Any], ...]:
+        """All combinations."""
+        return tuple(dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values()))
+
+
+def parse_space(texts: Iterable[str]) -> Space:
+    """The space of ``key.path=value,value,...``, one text for each key; values are read as TOML, or else as text."""
+    axes: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        key, separator, values = text.partition("=")
+        key = key.strip()
+        if not separator or not key or not values.strip() or key in axes:
+            raise ValueError(f"expected --space key.path=value,value,... once for each key, got {text!r}")
+        try:
+            axes[key] = tuple(tomllib.loads(f"values = [{values}]")["values"])
+        except tomllib.TOMLDecodeError:
+            axes[key] = tuple(value.strip() for value in values.split(","))
+    return Space(axes=axes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,8 +107,8 @@ class TuningResult:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Tried:
-    """A trial that has ended."""
+class _Trial:
+    """A trial that has ended: its plan, result and score, and the record of its rounds by the engine's own notes."""
 
     plan: Plan
     setting: Mapping[str, Any]
@@ -81,26 +128,29 @@ class _Composition:
             raise ValueError(
                 f"expected 1 to {len(space.settings)} trials, for each of the space's settings at most one, got {count}"
             )
-        drawn = np.random.default_rng(config.seed).permutation(len(space.settings))[: int(count)]
-        self.settings = tuple(space.settings[index] for index in sorted(drawn.tolist()))
-        self.tuning = f"{_said(config, space)}; all {len(self.settings)} trials are counted"
+        sample = np.random.default_rng(config.seed).permutation(len(space.settings))[: int(count)]
+        self.settings = tuple(space.settings[index] for index in sorted(sample.tolist()))
+        self.tuning = f"{_assumption(config, space)}; all {len(self.settings)} trials are counted"
 
-    def combined(self, records: Sequence[Record]) -> Record:
+    def combine(self, records: Sequence[Record]) -> Record:
         """What a record of every setting says of all trials."""
         return trials.compose(records, tuning=self.tuning)
 
-    def drawn(self) -> tuple[int, ...]:
+    def draw_settings(self) -> tuple[int, ...]:
         """The settings to train with, by number."""
         return tuple(range(len(self.settings)))
 
-    def stated(self, records: Sequence[Record], tried: Sequence[_Tried]) -> Record:
+    def record(self, records: Sequence[Record], trials: Sequence[_Trial]) -> Record:
         """The rounds that the engine noted, of every trial."""
-        return self.combined([one.record for one in tried])
+        return self.combine([trial.record for trial in trials])
 
-    def facts(self, tried: Sequence[_Tried]) -> dict[str, Any]:
+    def facts(self, trials: Sequence[_Trial]) -> dict[str, Any]:
         """Everything was counted, so all of it may be told."""
-        told = [{"setting": dict(one.setting), "accuracy": one.result.accuracy, "auc": one.result.auc} for one in tried]
-        return {"trials": told, "mean_trials": None, "uploads": sum(one.result.uploads for one in tried)}
+        listed = [
+            {"setting": dict(trial.setting), "accuracy": trial.result.accuracy, "auc": trial.result.auc}
+            for trial in trials
+        ]
+        return {"trials": listed, "mean_trials": None, "uploads": sum(trial.result.uploads for trial in trials)}
 
 
 class _Selection:
@@ -113,23 +163,24 @@ class _Selection:
         self.eta = eta
         self.gamma = selection.gamma_for(float(len(self.settings) if number is None else number), eta=eta)
         self.tuning = (
-            f"{_said(config, space)}; each trial draws its setting at random, and the choice among them is counted"
+            f"{_assumption(config, space)}; each trial draws its setting at random, and the choice among them is "
+            "counted"
         )
 
-    def combined(self, records: Sequence[Record]) -> Record:
+    def combine(self, records: Sequence[Record]) -> Record:
         """What a record of every setting says of the best of them."""
         return trials.best_of(records, eta=self.eta, gamma=self.gamma, tuning=self.tuning)
 
-    def drawn(self) -> tuple[int, ...]:
+    def draw_settings(self) -> tuple[int, ...]:
         """The settings to train with, by number: as many and as secret as the theorem asks for."""
         count = selection.number_of_trials(Fraction(secrets.randbits(_BITS), 2**_BITS), eta=self.eta, gamma=self.gamma)
         return tuple(secrets.randbelow(len(self.settings)) for _ in range(count))
 
-    def stated(self, records: Sequence[Record], tried: Sequence[_Tried]) -> Record:
+    def record(self, records: Sequence[Record], trials: Sequence[_Trial]) -> Record:
         """All settings that might have been tried: which ones were is secret."""
-        return self.combined(records)
+        return self.combine(records)
 
-    def facts(self, tried: Sequence[_Tried]) -> dict[str, Any]:
+    def facts(self, trials: Sequence[_Trial]) -> dict[str, Any]:
         """Nothing of the trials but how many there are on average; a time would tell which of them compiled."""
         mean = selection.expected_trials(eta=self.eta, gamma=self.gamma)
         return {"trials": None, "mean_trials": mean, "eta": self.eta, "gamma": self.gamma, "seconds_per_round": 0.0}
@@ -150,8 +201,18 @@ def tune(
 ) -> TuningResult:
     """Train with settings of a space, choose the best by its score on public records, and state what all of it costs.
 
-    `number` is how many settings are tried: exactly, by composition (drawn by the config's seed; all unless given), and
-    on average, by selection (as many as there are unless given), where `eta` shapes the law of that number.
+    Arguments:
+        config: what all trials have in common; its noise is left open.
+        space: the settings to choose from.
+        eps: the target for all trials together, at the config's delta.
+        public_test: declares that the test records, on which trials are scored, are public.
+        number: how many settings are tried: by composition exactly so many (drawn by the config's seed; all unless
+            given), by selection so many on average (as many as there are unless given).
+        by: "composition", "selection", or "auto": selection where a trusted curator alone sees the trials.
+        eta: by selection, the shape of the law of the number of trials.
+        score: what trials are compared by; "auc" of two classes.
+        task: the task, where it is not found by the config's name of it.
+        out: the folder to write the chosen run to, if any.
 
     Guarantees:
         The statement is at most `eps`, and covers every trial; trials without a guarantee are refused before any runs.
@@ -165,33 +226,37 @@ def tune(
     config = _with(config, {"privacy.eps": eps})
     first = prepare(_with(config, space.settings[0]), task=task)
     if first.dataset.target != "classes" or (score == "auc" and first.dataset.num_classes != 2):
-        raise ValueError(f"expected score='accuracy' of more than two classes, and classes, got score={score!r}")
-    selects = by == "selection" or (by == "auto" and first.scope.trust is Trust.CURATOR)
-    way = _Selection(config, space, number, eta) if selects else _Composition(config, space, number)
-    configs = _calibrated([_with(config, one) for one in way.settings], way, eps=eps, task=task)
+        raise ValueError(
+            f"trials are scored by accuracy of classes, or by auc of two classes; got score={score!r} and data with "
+            f"target={first.dataset.target!r} and {first.dataset.num_classes} classes"
+        )
+    selects = by == "selection" or (by == "auto" and first.guarantee.scope.trust is Trust.CURATOR)
+    strategy = _Selection(config, space, number, eta) if selects else _Composition(config, space, number)
+    settings = [_with(config, setting) for setting in strategy.settings]
+    configs = _calibrate(settings, strategy, eps=eps, task=task)
     prepared = functools.cache(lambda index: prepare(configs[index], task=task))
-    planned = [plan.record(range(len(plan.rounds))) for plan in map(prepared, range(len(configs)))]
-    tried = [_trained(prepared(index), way.settings[index], score) for index in way.drawn()]
-    record = way.stated(planned, tried)
-    return _concluded(record, tried, way, space, score=score, eps=eps, out=out)
+    planned = [plan.record(range(plan.num_rounds)) for plan in map(prepared, range(len(configs)))]
+    finished = [_train(prepared(index), strategy.settings[index], score) for index in strategy.draw_settings()]
+    record = strategy.record(planned, finished)
+    return _conclude(record, finished, strategy, space, score=score, eps=eps, out=out)
 
 
-def _trained(plan: Plan, setting: Mapping[str, Any], score: str) -> _Tried:
+def _train(plan: Plan, setting: Mapping[str, Any], score: str) -> _Trial:
     result = run(plan)
-    noted = plan.record_of(plan.engine.round_logs)
-    return _Tried(plan=plan, setting=setting, result=result, score=_score(result, score), record=noted)
+    record = plan.guarantee.record([log.cohort for log in plan.engine.round_logs])
+    return _Trial(plan=plan, setting=setting, result=result, score=_score(result, score), record=record)
 
 
 def _score(result: Result, name: str) -> float:
     """A number that orders all trials; what is not a number is the worst."""
-    found = float(getattr(result, name))
-    return -math.inf if math.isnan(found) else found
+    score = float(getattr(result, name))
+    return -math.inf if math.isnan(score) else score
 
 
-def _concluded(
+def _conclude(
     record: Record,
-    tried: Sequence[_Tried],
-    way: _Composition | _Selection,
+    trials: Sequence[_Trial],
+    strategy: _Composition | _Selection,
     space: Space,
     *,
     score: str,
@@ -199,78 +264,83 @@ def _concluded(
     out: Path | None,
 ) -> TuningResult:
     """The best trial under the statement of all, written if there is a folder."""
-    best = max(tried, key=lambda one: one.score)  # the first of equals, as if at random: settings are, too
-    quote = Quote.of(best.plan.protocol.name, record, None)
+    best = max(trials, key=lambda trial: trial.score)  # the first of equals, as if at random: settings are, too
+    quote = Quote.of(best.plan.sampler.protocol.name, record, None)
     if not quote.certified.eps <= eps:
         raise RuntimeError(f"the trials together are not within eps={eps}, so nothing is certified and nothing written")
-    told = way.facts(tried)
+    facts = strategy.facts(trials)
     result = dataclasses.replace(
         best.result,
         quote=quote,
         units=record.statements_by_unit(),
-        uploads=told.pop("uploads", best.result.uploads),
-        seconds_per_round=told.pop("seconds_per_round", best.result.seconds_per_round),
+        uploads=facts.pop("uploads", best.result.uploads),
+        seconds_per_round=facts.pop("seconds_per_round", best.result.seconds_per_round),
         out=out,
         provenance=None,  # its ledger is that of all trials
     )
     facts = {
-        "by": way.name,
+        "by": strategy.name,
         "space": {key: list(values) for key, values in space.axes.items()},
         "chosen": dict(best.setting),
         "score": score,
         "public": f"the test records of {best.plan.config.task.name}",
         "rounds": result.rounds,
-        **told,
+        **facts,
     }
-    tuned = TuningResult(result=result, record=record, facts=facts)
+    tuning = TuningResult(result=result, record=record, facts=facts)
     if out is not None:
-        stated = {**tuned.to_json(), **best.result.comes_from.told(out)}
-        if way.name == "selection":
+        stated = {**tuning.to_json(), **best.result.comes_from.facts(out)}
+        if strategy.name == "selection":
             del stated["seconds_per_round"]  # nothing is told of time
         RunFolder.create(out, to_toml(best.plan.config)).finish(stated, record, result.parameters, result.recipe)
-    return tuned
+    return tuning
 
 
-def _calibrated(
-    configs: Sequence[Config], way: _Composition | _Selection, *, eps: float, task: Task | None
+def _calibrate(
+    configs: Sequence[Config], strategy: _Composition | _Selection, *, eps: float, task: Task | None
 ) -> tuple[Config, ...]:
     """The same configs, each with its own noise times one factor, at which all trials together meet eps."""
-    known = [_uncalibrated(one, task) for one in configs]
+    before = [_before_calibration(config, task) for config in configs]
     refusals: list[NotApplicable] = []
 
     def noisy(factor: float) -> list[Guarantee]:
-        return [dataclasses.replace(one, protocol=one.protocol.with_noise(noise * factor)) for one, noise in known]
+        return [
+            dataclasses.replace(guarantee, protocol=guarantee.protocol.with_noise(noise * factor))
+            for guarantee, noise in before
+        ]
 
     def eps_at(factor: float) -> float:
         try:
-            return trials.bound(way.combined([one.record() for one in noisy(factor)])).eps
+            return trials.bound(strategy.combine([guarantee.record() for guarantee in noisy(factor)])).eps
         except NotApplicable as refusal:
             refusals.append(refusal)
             return math.inf
 
     try:
-        factor = accounting.smallest_noise(eps_at, eps=eps, tolerance=_CLOSE)
+        factor = accounting.smallest_noise(eps_at, eps=eps, tolerance=_TOLERANCE)
     except ValueError as error:
         if not refusals:
             raise
-        hint = "; by composition, all trials are counted instead" if way.name == "selection" else ""
+        hint = "; by composition, all trials are counted instead" if strategy.name == "selection" else ""
         raise NotApplicable(f"{refusals[-1]}{hint}") from error
     fixed = []
-    for config, one in zip(configs, noisy(factor), strict=True):
-        field = str(one.protocol.noise_field)
-        noise = {f"protocol.{field}": getattr(one.protocol, field)}
+    for config, guarantee in zip(configs, noisy(factor), strict=True):
+        field = str(guarantee.protocol.noise_field)
+        noise = {f"protocol.{field}": getattr(guarantee.protocol, field)}
         fixed.append(_with(config, {**noise, "privacy.eps": None}))
     return tuple(fixed)
 
 
-def _uncalibrated(config: Config, task: Task | None) -> tuple[Guarantee, float]:
+def _before_calibration(config: Config, task: Task | None) -> tuple[Guarantee, float]:
     """A setting's training before its noise is set, and the noise at which one trial alone would meet the target."""
-    plan, protocol = prepare(config, task=task), protocol_of(config)
+    plan = prepare(config, task=task)
+    protocol = protocol_of(config)
     if protocol.is_calibrated or plan.sampler.by_recipe:
         raise ValueError(
-            f"expected a protocol whose noise can be calibrated and is not given, got protocol.name={protocol.name!r}"
+            f"tuning sets the noise of every trial itself: leave out the noise of {protocol.name!r}, or choose a "
+            "protocol that has noise to calibrate"
         )
-    value = float(getattr(plan.protocol, str(protocol.noise_field)))
+    value = float(getattr(plan.sampler.protocol, str(protocol.noise_field)))
     noise = value if protocol.noise_field == "noise_multiplier" else 1 / value
     return dataclasses.replace(plan.guarantee, protocol=protocol), noise
 
@@ -281,20 +351,22 @@ def _check(config: Config, *, eps: float, public_test: bool, by: str, score: str
     _validate.one_of(("accuracy", "auc"), score=score)
     if not public_test:
         raise ValueError(
-            "expected the test records, on which trials are scored, to be declared public (--public-test), got no "
-            "declaration: a choice by private records that nobody accounts for gets no statement"
+            "trials are scored on the test records, which must be declared public (--public-test): a choice by private "
+            "records that nobody accounts for gets no statement"
         )
     if config.noise != "os":
-        raise ValueError(f"expected noise = 'os', for trials of one seed would share their noise, got {config.noise!r}")
-    if config.privacy.stop != "eps" or config.diagnostics:
-        raise ValueError("expected privacy.stop = 'eps' and no diagnostics of trials, got one of them")
+        raise ValueError(f"tuning needs noise = 'os', got {config.noise!r}: trials of one seed would share their noise")
+    if config.privacy.stop != "eps":
+        raise ValueError(f"tuning needs privacy.stop = 'eps', got {config.privacy.stop!r}")
+    if config.diagnostics:
+        raise ValueError("tuning needs diagnostics = false: nothing may be seen of trials but what is accounted for")
 
 
 def _with(config: Config, changes: Mapping[str, Any]) -> Config:
     return parse(msgspec.to_builtins(config), changes.items())
 
 
-def _said(config: Config, space: Space) -> str:
+def _assumption(config: Config, space: Space) -> str:
     """What is left to assume of how settings were chosen."""
     return (
         f"everything but the choice among {len(space.settings)} settings of {', '.join(space.axes)} was fixed without "

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.data import Task
-from dovetail.experiment._origin import different_data
+from dovetail.experiment.fingerprint import different_data
 from dovetail.experiment.folder import RunFolder
 from dovetail.statements import Statement
 
@@ -94,14 +94,14 @@ def _differences(where: str, computed: Any, stated: Any) -> Iterator[str]:
     if isinstance(computed, Mapping) and isinstance(stated, Mapping):
         for name in dict.fromkeys((*computed, *stated)):
             yield from _differences(f"{where}.{name}" if where else name, computed.get(name), stated.get(name))
-    elif _listed(computed) and _listed(stated) and len(computed) == len(stated):
+    elif _is_list(computed) and _is_list(stated) and len(computed) == len(stated):
         for number, pair in enumerate(zip(computed, stated, strict=True)):
             yield from _differences(f"{where}[{number}]", *pair)
     elif not _equal(computed, stated):
         yield f"{where} is {stated!r} in privacy.json, and {computed!r} by the ledger"
 
 
-def _listed(value: Any) -> bool:
+def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 

@@ -50,17 +50,17 @@ KINDS = ("none", "scatter", "patches", "scatter+patches")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)  # slots: or msgspec leaves out the defaults
 class Whitening:
-    """Whitening on public images: `rank` directions, variances raised by `ridge` times the largest.
-
-    `on` says which images: "synthetic" (strokes; with patches strokes and leaves; in colour leaves), one of "strokes",
-    "leaves" and "strokes+leaves", or the name of a task whose training images are thereby declared public. The first
-    `images` of them are used.
-    """
+    """Whitening of features by directions and variances that are found on public images."""
 
     on: str = "synthetic"
+    """Which images: `synthetic` (strokes; with patches strokes and leaves; in colour leaves), `strokes`, `leaves`,
+    `strokes+leaves`, or the name of a task whose training images are thereby declared public."""
     rank: int = 600
+    """Number of directions."""
     ridge: float = 0.01
+    """Variances are raised by this times the largest."""
     images: int = 24_000
+    """How many of the images are used, from the first."""
 
     def __post_init__(self) -> None:
         _validate.integer(rank=self.rank, images=self.images)

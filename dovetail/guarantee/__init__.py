@@ -18,7 +18,7 @@ from dovetail.guarantee import units
 from dovetail.guarantee.record import Quote, Record
 from dovetail.guarantee.units import ScopedRounds, Spread
 from dovetail.protocols import Cohort, Protocol
-from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Trust, Unit, Verdict
+from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement, Trust, Unit, Verdict
 
 __all__ = ["Guarantee", "Quote", "Record", "ScopedRounds", "Spread", "verdict"]
 
@@ -99,13 +99,24 @@ class Guarantee:
             declared=self.declared,
         )
 
+    def claim(self, cohorts: Sequence[Cohort] | None = None) -> Statement | None:
+        """What the protocol's paper says of these rounds, or of all; None if it says nothing."""
+        cohorts = self.cohorts if cohorts is None else cohorts
+        if not isinstance(self.settled_protocol, protocols.Claimed):
+            return None
+        return self.settled_protocol.claim_statement(cohorts, self.dim, self.scope, delta=self.delta)
+
     def quote(self, cohorts: Sequence[Cohort] | None = None) -> Quote:
         """What is certified, beside what the paper claims, what the shuffler learns, and what remains without trust."""
-        cohorts = self.cohorts if cohorts is None else cohorts
-        settled, claim = self.settled_protocol, None
-        if isinstance(settled, protocols.Claimed):
-            claim = settled.claim_statement(cohorts, self.dim, self.scope, delta=self.delta)
-        return Quote.of(self.protocol.name, self.record(cohorts), claim)
+        return Quote.of(self.protocol.name, self.record(cohorts), self.claim(cohorts))
+
+    def with_assumption(self, assumption: str) -> Guarantee:
+        """The same training, whose statements rest on this too."""
+        return dataclasses.replace(self, assumptions=(*self.assumptions, assumption))
+
+    def with_declaration(self, declaration: str) -> Guarantee:
+        """The same training, whose statements are *as declared*, and this is what is declared."""
+        return dataclasses.replace(self, declared=(*self.declared, declaration))
 
     def bound(self, cohorts: Sequence[Cohort] | None = None) -> Bound:
         """The statement's number without the rest of it; `NotApplicable` where nothing is certified."""
@@ -127,24 +138,27 @@ class Guarantee:
     def calibrate(self, eps: float, *, tolerance: float = 1e-5) -> Guarantee:
         """The same training with the least noise that keeps to eps; a budget per report is at most 50.
 
-        The accountant is asked, not a formula inverted: what is calibrated is what will be certified. The noise is at
-        most a relative `tolerance` above the least.
+        The accountant is asked, not a formula inverted: what is calibrated is what will be certified.
+
+        Arguments:
+            eps: the target at this guarantee's delta.
+            tolerance: the noise is at most this much above the least, relatively.
         """
         refusals: list[NotApplicable] = []
-        met: dict[float, Guarantee] = {}
+        within: dict[float, Guarantee] = {}
         at_delta = dataclasses.replace(self, eps=None)
 
         def eps_at(noise: float) -> float:
             training = at_delta._with_noise(noise)
             try:
-                found = training.bound().eps
+                spent = training.bound().eps
             except NotApplicable as refusal:
                 refusals.append(refusal)
                 return math.inf
-            if found <= eps:
-                met.clear()
-                met[noise] = training  # with what is known of it already
-            return found
+            if spent <= eps:
+                within.clear()
+                within[noise] = training  # whose rounds are cached
+            return spent
 
         ruler = functools.partial(gaussian.mu_of, delta=self.delta) if self.delta > 0 else float
         lowest = {} if self.protocol.noise_field == "noise_multiplier" else {"lowest": 1 / _TRUTH}
@@ -152,8 +166,8 @@ class Guarantee:
             noise = accounting.smallest_noise(eps_at, eps=eps, tolerance=tolerance, ruler=ruler, **lowest)
         except ValueError as error:
             raise refusals[-1] if refusals else error from error
-        found = met.get(noise) or self._with_noise(noise)
-        return found if self.eps is None else dataclasses.replace(found, eps=self.eps)
+        calibrated = within.get(noise) or self._with_noise(noise)
+        return calibrated if self.eps is None else dataclasses.replace(calibrated, eps=self.eps)
 
     def _with_noise(self, noise: float) -> Guarantee:
         return dataclasses.replace(self, protocol=self.protocol.with_noise(noise))
@@ -161,10 +175,10 @@ class Guarantee:
     def _scope(self, relation: Neighbors) -> Scope:
         """The scope of all rounds, as the first cohort's view has it."""
         scope = self.settled_protocol.view(self.cohorts[0], self.dim, neighbors=relation).scope
-        said = (*scope.assumptions, *self.assumptions, *self.declared)
+        assumptions = (*scope.assumptions, *self.assumptions, *self.declared)
         if scope.unit is Unit.SUBJECT and self.spread.describes_data and not self.spread.known:
-            said = (*said, self.spread.assumption)
-        return dataclasses.replace(scope, assumptions=said, population=self.spread.count_of(scope.unit))
+            assumptions = (*assumptions, self.spread.assumption)
+        return dataclasses.replace(scope, assumptions=assumptions, population=self.spread.count_of(scope.unit))
 
     def _rounds(self, relation: Neighbors, cohorts: Sequence[Cohort]) -> tuple[Round, ...]:
         settled = self.settled_protocol
@@ -179,8 +193,8 @@ class Guarantee:
         """What the shuffler sees, with what the protocol's paper says of it, where slots tell."""
         settled = self.settled_protocol
         seen = settled.slots_seen(self.dim)
-        said = settled.claim_about_slots(cohort, self.dim) if isinstance(settled, protocols.Claimed) else None
-        return seen if said is None else dataclasses.replace(seen, reason=f"{seen.reason}; {said}")
+        claim = settled.claim_about_slots(cohort, self.dim) if isinstance(settled, protocols.Claimed) else None
+        return seen if claim is None else dataclasses.replace(seen, reason=f"{seen.reason}; {claim}")
 
 
 def verdict(protocol: Protocol, *, declared: Sequence[str] = (), reproducible: bool = False) -> Verdict:
@@ -193,9 +207,9 @@ def verdict(protocol: Protocol, *, declared: Sequence[str] = (), reproducible: b
     return Verdict.REPRODUCIBLE if reproducible else Verdict.CERTIFIED
 
 
-def _each(cohorts: Sequence[Cohort], seen: Callable[[Cohort], Round]) -> tuple[Round, ...]:
-    """What is seen of every cohort, asked once for equal ones; those that are one object are not even compared."""
+def _each(cohorts: Sequence[Cohort], view: Callable[[Cohort], Round]) -> tuple[Round, ...]:
+    """The view of every cohort, computed once for equal ones; those that are one object are not even compared."""
     distinct = {id(cohort): cohort for cohort in cohorts}
-    rounds = {cohort: seen(cohort) for cohort in dict.fromkeys(distinct.values())}
+    rounds = {cohort: view(cohort) for cohort in dict.fromkeys(distinct.values())}
     by_object = {key: rounds[cohort] for key, cohort in distinct.items()}
     return tuple(by_object[id(cohort)] for cohort in cohorts)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail import _validate, accounting, protocols
-from dovetail.events import Everyone, FixedSize, Participation, Poisson
+from dovetail.events import Disjoint, Everyone, FixedSize, Participation, Poisson
 from dovetail.guarantee import Guarantee, Quote, Spread
 from dovetail.statements import Neighbors, NotApplicable
 
@@ -43,18 +43,6 @@ class Terms:
         _validate.at_least(2, num_users=self.num_users)
         _validate.at_least(1, dim=self.dim, rounds=self.rounds)
         _validate.in_open_interval(0, 1, delta=self.delta)
-
-    @property
-    def population(self) -> int:
-        """The users of the federation."""
-        if self.uploads is not None:
-            return self.uploads
-        match self.participation:
-            case FixedSize(population=population):
-                return population
-            case Poisson(prob=prob) if prob > 0:
-                return round(self.num_users / prob)
-        return self.num_users
 
     def relation(self, protocol: protocols.Protocol) -> Neighbors:
         """Which inputs are neighbours in what is stated of this protocol."""
@@ -95,8 +83,14 @@ def guarantee(name: str, terms: Terms) -> Guarantee:
         dim=terms.dim,
         relation=terms.relation(protocol),
         delta=terms.delta,
-        spread=Spread(users=terms.population),
+        spread=Spread(users=terms.num_users if _draws_nobody(cohort) else cohort.population),
     )
+
+
+def _draws_nobody(cohort: protocols.Cohort) -> bool:
+    """Whether the way that users take part does not say how many there are."""
+    way = cohort.participation
+    return isinstance(way, Disjoint) or (isinstance(way, Poisson) and way.prob == 0)
 
 
 def quote(name: str, terms: Terms) -> Quote:
@@ -113,10 +107,17 @@ def settle_protocol(name: str, terms: Terms) -> tuple[protocols.Protocol, protoc
 def calibrate(
     name: str, terms: Terms, *, eps: float, parameter: str | None = None, tolerance: float = 1e-4
 ) -> tuple[str, float | int, Quote]:
-    """The parameter that meets a central eps, and the quote at it; always rounded conservatively.
+    """Find the parameter that meets a central eps; it is always rounded conservatively.
 
-    `parameter` is the protocol's own noise (eps_local, noise_multiplier, budget_scale) unless beta or pad_to is asked
-    for; noise is at most a relative `tolerance` above the least.
+    Arguments:
+        name: the protocol.
+        terms: users, dimension, rounds and the protocol's other settings.
+        eps: the central target, at the terms' delta.
+        parameter: what is searched for: "beta", "pad_to", or by default the protocol's own noise (eps_local,
+            noise_multiplier or budget_scale).
+        tolerance: noise is at most this much above the least, relatively.
+
+    Returns: the parameter's name, its value, and the quote at it.
     """
     own = protocols.build(name, terms.settings).noise_field
     if own is None:
@@ -124,8 +125,8 @@ def calibrate(
     parameter = parameter or own
     _validate.one_of(tuple(dict.fromkeys((own, "beta", "pad_to"))), parameter=parameter)
     if parameter == own:
-        found = guarantee(name, terms).calibrate(eps, tolerance=tolerance)
-        return own, getattr(found.protocol, own), found.quote()
+        calibrated = guarantee(name, terms).calibrate(eps, tolerance=tolerance)
+        return own, getattr(calibrated.protocol, own), calibrated.quote()
 
     def eps_at(value: float | int) -> float:
         try:

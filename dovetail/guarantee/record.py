@@ -71,12 +71,12 @@ class Record:
         """What is promised to the unit that is asked about."""
         if self.unit is not self.own.scope.unit:
             return self.statements_by_unit()[self.unit]
-        return self._certified(self.own.rounds, self.own.scope, eps=self.eps).with_verdict(self.verdict)
+        return self._certify(self.own.rounds, self.own.scope, eps=self.eps).with_verdict(self.verdict)
 
     def statements_by_unit(self) -> Mapping[Unit, Statement]:
         """What is promised to an item, a user and a subject."""
-        found = units.table(self.own, self.replaced, self.spread, delta=self.delta)
-        return {unit: statement.with_verdict(self.verdict) for unit, statement in found.items()}
+        statements = units.table(self.own, self.replaced, self.spread, delta=self.delta)
+        return {unit: statement.with_verdict(self.verdict) for unit, statement in statements.items()}
 
     def local_statement(self) -> Statement:
         """What is left when all who receive anything collude."""
@@ -88,7 +88,7 @@ class Record:
             )
         return self._local(scope).with_verdict(self.verdict)
 
-    def _certified(self, rounds: Sequence[Round], scope: Scope, *, eps: float | None = None) -> Statement:
+    def _certify(self, rounds: Sequence[Round], scope: Scope, *, eps: float | None = None) -> Statement:
         """A number, or that there is none, and why."""
         try:
             if eps is not None:
@@ -102,7 +102,7 @@ class Record:
         if why is not None:
             return no_guarantee(scope, reason=why)
         if self.own.scope.trust is Trust.LOCAL:
-            return self._certified(self.reports, scope)
+            return self._certify(self.reports, scope)
         try:
             bound = accounting.local_bound(self.reports, delta=self.delta)
         except NotApplicable as refusal:
@@ -135,10 +135,11 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: every round that differs from others once, and how often which of them follow each other."""
-        told: dict[Round, int] = {}
+        numbers: dict[Round, int] = {}
 
-        def numbered(rounds: Sequence[Round]) -> list[tuple[int, int]]:
-            return [(told.setdefault(item, len(told)), len(list(alike))) for item, alike in itertools.groupby(rounds)]
+        def run_lengths(rounds: Sequence[Round]) -> list[tuple[int, int]]:
+            groups = itertools.groupby(rounds)
+            return [(numbers.setdefault(item, len(numbers)), len(list(alike))) for item, alike in groups]
 
         body = {
             "format": _FORMAT,
@@ -149,14 +150,14 @@ class Record:
             "declared": list(self.declared),
             "spread": dataclasses.asdict(self.spread),
             "slots": None if self.slots is None else to_plain(self.slots),
-            "own": {"scope": msgspec.to_builtins(self.own.scope), "rounds": numbered(self.own.rounds)},
+            "own": {"scope": msgspec.to_builtins(self.own.scope), "rounds": run_lengths(self.own.rounds)},
             "replaced": None
             if self.replaced is None
-            else {"scope": msgspec.to_builtins(self.replaced.scope), "rounds": numbered(self.replaced.rounds)},
-            "reports": numbered(self.reports),
+            else {"scope": msgspec.to_builtins(self.replaced.scope), "rounds": run_lengths(self.replaced.rounds)},
+            "reports": run_lengths(self.reports),
         }
         events = [
-            {"mechanism": to_plain(item.mechanism), "participation": to_plain(item.participation)} for item in told
+            {"mechanism": to_plain(item.mechanism), "participation": to_plain(item.participation)} for item in numbers
         ]
         return {**body, "rounds": events}
 
@@ -170,11 +171,11 @@ class Record:
                 Round(mechanism=from_plain(item["mechanism"]), participation=from_plain(item["participation"]))
                 for item in data["rounds"]
             ]
-            viewed = functools.partial(_viewed, events)
+            read_rounds = functools.partial(_rounds_from_json, events)
             record = cls(
-                own=viewed(data["own"]),
-                replaced=None if data["replaced"] is None else viewed(data["replaced"]),
-                reports=_unrolled(events, data["reports"]),
+                own=read_rounds(data["own"]),
+                replaced=None if data["replaced"] is None else read_rounds(data["replaced"]),
+                reports=_expand(events, data["reports"]),
                 slots=None if data["slots"] is None else from_plain(data["slots"]),
                 spread=Spread(**data["spread"]),
                 unit=Unit(data["unit"]),
@@ -197,11 +198,11 @@ class Record:
             raise ValueError(f"expected every view of the same rounds, got views of {[len(item) for item in seen]}")
 
 
-def _viewed(events: Sequence[Round], data: Mapping[str, Any]) -> ScopedRounds:
-    return ScopedRounds(rounds=_unrolled(events, data["rounds"]), scope=msgspec.convert(data["scope"], ready(Scope)))
+def _rounds_from_json(events: Sequence[Round], data: Mapping[str, Any]) -> ScopedRounds:
+    return ScopedRounds(rounds=_expand(events, data["rounds"]), scope=msgspec.convert(data["scope"], ready(Scope)))
 
 
-def _unrolled(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple[Round, ...]:
+def _expand(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple[Round, ...]:
     for number, times in runs:
         _validate.integer(number=number, times=times)
         if not 0 <= number < len(events) or times < 1:

@@ -28,33 +28,44 @@ _SEEN = NonPrivate(reason="the curator sees every update of every trial")
 
 
 def compose(records: Sequence[Record], *, tuning: str) -> Record:
-    """All rounds of all trials, one after the other; `tuning` is what is assumed of what was tried.
+    """All rounds of all trials, one after the other: what is stated where somebody sees every trial.
+
+    Arguments:
+        records: one of every trial.
+        tuning: the assumption about what was tried, which the statement makes in place of "hyper-parameters were chosen
+            without the private data".
 
     Guarantees:
         Disjoint batches of different trials are not taken for disjoint: every trial has epochs of its own.
         Refuses trials that are stated for different units or relations, or against different adversaries.
     """
     scope = _common(records, tuning)
-    viewed = [record.replaced for record in records]
-    replaced = [one for one in viewed if one is not None]
+    replaced = [record.replaced for record in records if record.replaced is not None]
     slots = [record.slots for record in records if record.slots is not None]
-    telling = [seen for seen in slots if release_of(seen).refusal is not None]
+    revealing = [slot for slot in slots if release_of(slot).refusal is not None]
     return dataclasses.replace(
         records[0],
-        own=ScopedRounds(rounds=_joined([record.own.rounds for record in records]), scope=scope),
+        own=ScopedRounds(rounds=_concatenate([record.own.rounds for record in records]), scope=scope),
         replaced=ScopedRounds(
-            rounds=_joined([one.rounds for one in replaced]), scope=_said(replaced[0].scope, replaced, tuning)
+            rounds=_concatenate([trial.rounds for trial in replaced]),
+            scope=_with_assumptions(replaced[0].scope, replaced, tuning),
         )
         if len(replaced) == len(records)
         else None,
-        reports=_joined([record.reports for record in records]),
-        slots=next(iter((*telling, *slots)), None),
-        declared=_declared(records),
+        reports=_concatenate([record.reports for record in records]),
+        slots=next(iter((*revealing, *slots)), None),
+        declared=_declarations(records),
     )
 
 
 def best_of(records: Sequence[Record], *, eta: float, gamma: float, tuning: str) -> Record:
     """The best of a random number of trials, each with one of the settings that these records are of.
+
+    Arguments:
+        records: one of every setting that a trial may draw.
+        eta: shape of the law of the number of trials (a truncated negative binomial; 0: logarithmic, 1: geometric).
+        gamma: success probability of that law.
+        tuning: the assumption about what was tried, as in `compose`.
 
     Guarantees:
         Refuses trials that anybody but a trusted curator sees.
@@ -66,21 +77,21 @@ def best_of(records: Sequence[Record], *, eta: float, gamma: float, tuning: str)
             "every one of them: count them all instead (composition)"
         )
 
-    def chosen(views: Sequence[ScopedRounds]) -> ScopedRounds:
-        settings = tuple(dict.fromkeys(_repeated(one.rounds) for one in views))
+    def view_best(views: Sequence[ScopedRounds]) -> ScopedRounds:
+        settings = tuple(dict.fromkeys(_exposure_to_trial(view.rounds) for view in views))
         event = BestTrial(settings=settings, eta=eta, gamma=gamma)
-        said = _said(views[0].scope, views, tuning)
-        kept = dataclasses.replace(said, adversary=_OBSERVER, assumptions=(*said.assumptions, _KEPT))
-        return ScopedRounds(rounds=(Round(mechanism=event, participation=Everyone()),), scope=kept)
+        scope = _with_assumptions(views[0].scope, views, tuning)
+        scope = dataclasses.replace(scope, adversary=_OBSERVER, assumptions=(*scope.assumptions, _KEPT))
+        return ScopedRounds(rounds=(Round(mechanism=event, participation=Everyone()),), scope=scope)
 
     replaced = [record.replaced for record in records if record.replaced is not None]
     return dataclasses.replace(
         records[0],
-        own=chosen([record.own for record in records]),
-        replaced=chosen(replaced) if len(replaced) == len(records) else None,
+        own=view_best([record.own for record in records]),
+        replaced=view_best(replaced) if len(replaced) == len(records) else None,
         reports=(Round(mechanism=_SEEN, participation=Everyone()),),
         slots=None,
-        declared=_declared(records),
+        declared=_declarations(records),
     )
 
 
@@ -95,51 +106,52 @@ def _common(records: Sequence[Record], tuning: str) -> Scope:
         raise ValueError("expected at least one trial, got none")
     first = records[0]
 
-    def asked(record: Record) -> tuple[object, ...]:
+    def question(record: Record) -> tuple[object, ...]:
         scope = record.own.scope
-        said = (scope.trust, scope.adversary, scope.neighbors, scope.unit, scope.population)
-        return (*said, record.spread, record.unit, record.delta, record.eps, record.verdict)
+        adversary = (scope.trust, scope.adversary, scope.neighbors, scope.unit, scope.population)
+        return (*adversary, record.spread, record.unit, record.delta, record.eps, record.verdict)
 
-    if any(asked(record) != asked(first) for record in records):
+    if any(question(record) != question(first) for record in records):
         raise ValueError("expected trials with one adversary, unit, relation, delta and verdict, got different ones")
-    return _said(first.own.scope, [record.own for record in records], tuning)
+    return _with_assumptions(first.own.scope, [record.own for record in records], tuning)
 
 
-def _declared(records: Sequence[Record]) -> tuple[str, ...]:
+def _declarations(records: Sequence[Record]) -> tuple[str, ...]:
     """What is declared of the code of any trial."""
-    return tuple(dict.fromkeys(said for record in records for said in record.declared))
+    return tuple(dict.fromkeys(declaration for record in records for declaration in record.declared))
 
 
-def _said(scope: Scope, views: Sequence[ScopedRounds], tuning: str) -> Scope:
-    assumptions = dict.fromkeys(said for one in views for said in one.scope.assumptions)
+def _with_assumptions(scope: Scope, views: Sequence[ScopedRounds], tuning: str) -> Scope:
+    """The scope with the assumptions of all trials."""
+    assumptions = dict.fromkeys(assumption for view in views for assumption in view.scope.assumptions)
     return dataclasses.replace(scope, assumptions=tuple(assumptions), tuning=tuning)
 
 
-def _joined(trials: Sequence[Sequence[Round]]) -> tuple[Round, ...]:
+def _concatenate(trials: Sequence[Sequence[Round]]) -> tuple[Round, ...]:
     """The rounds of all trials; equal ones become one object, which the accountant counts fast."""
     rounds: list[Round] = []
     same: dict[Round, Round] = {}
     before = 0
     for trial in trials:
-        moved = {id(item): _moved(item, before) for item in trial}
-        rounds += [same.setdefault(moved[id(item)], moved[id(item)]) for item in trial]
+        later = {id(item): _in_later_epoch(item, before) for item in trial}
+        rounds += [same.setdefault(later[id(item)], later[id(item)]) for item in trial]
         epochs = [item.participation.epoch for item in same if isinstance(item.participation, Disjoint)]
         before = 1 + max(epochs, default=-1)
     return tuple(rounds)
 
 
-def _moved(item: Round, by: int) -> Round:
-    """The same round in a later epoch."""
+def _in_later_epoch(item: Round, by: int) -> Round:
     if not isinstance(item.participation, Disjoint):
         return item
     return dataclasses.replace(item, participation=Disjoint(epoch=item.participation.epoch + by))
 
 
-def _repeated(rounds: Sequence[Round]) -> tuple[Repeated, ...]:
+def _exposure_to_trial(rounds: Sequence[Round]) -> tuple[Repeated, ...]:
     """What one user is exposed to in a trial; a trial with a release that promises nothing is that release."""
     refused = next((item for item in rounds if release_of(item.mechanism).refusal is not None), None)
     if refused is not None:
         return (Repeated(mechanism=refused.mechanism, sampling=Everyone(), times=1),)
     return tuple(
-        Repeated(mechanism=one.mechanism, sampling=one.sampling, times=one.times) for one in exposures_of(rounds)
+        Repeated(mechanism=exposure.mechanism, sampling=exposure.sampling, times=exposure.times)
+        for exposure in exposures_of(rounds)
     )

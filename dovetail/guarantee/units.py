@@ -78,10 +78,10 @@ class Spread:
             limits.append(f"more than {self.items_per_user} at one user")
         if not limits:
             return "nothing is declared of how a subject's records lie"
-        said = f"no subject has {', or '.join(limits)}"
+        limit = f"no subject has {', or '.join(limits)}"
         if self.measured:
-            return f"{said} (these limits were computed from the data, and the statement does not cover that)"
-        return f"{said} (as declared before the training)"
+            return f"{limit} (these limits were computed from the data, and the statement does not cover that)"
+        return f"{limit} (as declared before the training)"
 
 
 def bound(
@@ -135,26 +135,28 @@ def table(
 def _statement(unit: Unit, own: ScopedRounds, replaced: ScopedRounds | None, spread: Spread, delta: float) -> Statement:
     native, scope, rounds = own.scope.unit, own.scope, own.rounds
     one_to_one = _one_to_one(unit, native, spread)
-    said: list[str] = []
+    assumptions: list[str] = []
     if unit is not native and (one_to_one or unit is Unit.SUBJECT):
-        said.append(spread.assumption)
+        assumptions.append(spread.assumption)
     elif (native, unit) == (Unit.SUBJECT, Unit.ITEM):
         scope = dataclasses.replace(scope, neighbors=Neighbors.REPLACE_ONE)
-        said.append(_SAME)
+        assumptions.append(_SAME)
     elif (native, unit) == (Unit.USER, Unit.ITEM):
-        said.append(f"no record is held by more than {spread.users_per_item} user{'s' * (spread.users_per_item > 1)}")
+        assumptions.append(
+            f"no record is held by more than {spread.users_per_item} user{'s' * (spread.users_per_item > 1)}"
+        )
     if native is Unit.USER and unit is not native and not one_to_one and replaced is not None:
         scope, rounds = replaced.scope, replaced.rounds
     scope = dataclasses.replace(
-        scope, unit=unit, population=spread.count_of(unit), assumptions=(*scope.assumptions, *said)
+        scope, unit=unit, population=spread.count_of(unit), assumptions=(*scope.assumptions, *assumptions)
     )
-    why = accounting.refusal(own.rounds)
-    if why is not None:
-        return no_guarantee(scope, reason=why, delta=delta)
+    refusal = accounting.refusal(own.rounds)
+    if refusal is not None:
+        return no_guarantee(scope, reason=refusal, delta=delta)
     try:
         return accounting.certify(rounds, scope, bound=bound(unit, own, replaced, spread, delta=delta))
-    except NotApplicable as refusal:
-        return no_guarantee(scope, reason=str(refusal), delta=delta)
+    except NotApplicable as error:
+        return no_guarantee(scope, reason=str(error), delta=delta)
 
 
 def _one_to_one(unit: Unit, native: Unit, spread: Spread) -> bool:

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail import _validate
+from dovetail._fields import with_fields_in_help
 from dovetail.data._base import Loss
 from dovetail.learners.losses import cross_entropy
 from dovetail.mechanisms.gaussian import normal
@@ -40,17 +41,30 @@ _AT_ONCE = 512  # records whose gradient is computed at once: that of more needs
 Logits = Callable[[Any, jax.Array], jax.Array]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@with_fields_in_help
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)  # slots: or msgspec leaves out the defaults
 class ClientUpdate:
-    """How a client turns the model and its records into an update."""
+    """How a client turns the model and its records into an update: the section [client] of a config."""
 
     update: Literal["fedsgd", "fedavg", "fedprox", "moments"] = "fedsgd"
+    """`fedsgd` (one gradient), `fedavg` (local epochs), `fedprox` (local epochs with a proximal term) or `moments`
+    (statistics for ridge regression, uploaded once)."""
     learning_rate: float = 0.1
+    """Learning rate of local steps."""
     epochs: int = 1
+    """Local epochs of `fedavg` and `fedprox`."""
     batch: int = 10
+    """Number of records per local step."""
     mu: float = 0.0
+    """Weight of the proximal term of `fedprox`."""
     project: int | None = None
+    """With `update = "moments"`: features are projected to so many dimensions by a fixed public random matrix; not at
+    all by default."""
     weight: float = 1.0
+    """With `update = "moments"`: the weight of the moments with the labels beside those of the features."""
+    views: tuple[str, ...] = ()
+    """Views of each image to average over beside the image itself, before clipping: `shift:1` (four shifts), `rotate:8`
+    (two turns), `flip`, `zoom:1.1`, or `module:name`."""
 
     def __post_init__(self) -> None:
         _validate.one_of(("fedsgd", "fedavg", "fedprox", "moments"), update=self.update)

@@ -124,7 +124,9 @@ class Runner:
                 lines = RunFolder(Path(folder) / "run")
                 accuracies.append([(line["round"], line["accuracy"]) for line in lines.metrics()])
                 diagnoses.append(lines.diagnostics())
-        as_certified = plan.unit is plan.scope.unit and not attacks.shows_less(plan.protocol)
+        as_certified = plan.guarantee.target_unit is plan.guarantee.scope.unit and not attacks.shows_less(
+            plan.sampler.protocol
+        )
         names = diagnoses[0][0].keys() - {"round"} if diagnoses[0] else ()
         return Trained(
             results=tuple(results),
@@ -134,7 +136,7 @@ class Runner:
                 for name in names
             },
             config=self._keep(text, label),
-            rounds=plan.rounds[: results[-1].rounds] if as_certified else (),
+            rounds=plan.guarantee.rounds()[: results[-1].rounds] if as_certified else (),
             seconds=time.perf_counter() - begun,
         )
 

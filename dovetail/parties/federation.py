@@ -22,9 +22,9 @@ from dovetail.data import Clients, Dataset, Model
 from dovetail.engine.chunks import as_float
 from dovetail.engine.rounds import first_parameters
 from dovetail.experiment.config import Config
-from dovetail.experiment.preparation import load_data_for_parties
+from dovetail.experiment.population import load_data_for_parties
 from dovetail.learners import trees
-from dovetail.learners.client import ClientUpdate, cross_entropy, local_update, visiting_order
+from dovetail.learners.client import cross_entropy, local_update, visiting_order
 from dovetail.learners.moments import Moments, moments_of
 from dovetail.learners.server import Server
 from dovetail.parties.analyzer.learning import Learning
@@ -52,7 +52,7 @@ class Federation:
     @functools.cached_property
     def moments(self) -> Moments | None:
         """What users send in place of a move of the model, if they do."""
-        return moments_of(ClientUpdate(**self.config.client.steps), self.model)
+        return moments_of(self.config.client, self.model)
 
     @property
     def dim(self) -> int:
@@ -113,9 +113,8 @@ class Federation:
     @functools.cached_property
     def _step(self) -> Callable[..., jax.Array]:
         """One user's training, compiled once for all users of this process."""
-        settings = ClientUpdate(**self.config.client.steps)
         _, unravel = first_parameters(self.model, self.config.seed)
-        update = local_update(settings, lambda params, batch: self.model.apply(unravel(params), batch))
+        update = local_update(self.config.client, lambda params, batch: self.model.apply(unravel(params), batch))
         if (moments := self.moments) is not None:
             return jax.jit(lambda model, inputs, labels, count, key: moments(inputs, labels, count))
 

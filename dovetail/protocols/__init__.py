@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from dovetail import _imports, _validate
+from dovetail._fields import meanings, with_fields_in_help
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._claimed import Claimed
 from dovetail.protocols._contributions import Contribution
@@ -68,6 +69,8 @@ _SUMS = (BinarySum, RealSum)
 PROTOCOLS: dict[str, type[Protocol]] = {
     cls.name: cls for cls in (*_CURATOR_AND_LOCAL, *_ITEMS, *_SHUFFLED, *_SHARED, *_PERSONAL, *_SUMS)
 }
+for _kind in PROTOCOLS.values():
+    with_fields_in_help(_kind)
 _ENTRY_POINTS = "dovetail.protocols"
 BUNDLED = frozenset(PROTOCOLS.values())  # those that we vouch for, whatever is registered later
 
@@ -107,7 +110,7 @@ def build(name: str, parameters: Mapping[str, Any]) -> Protocol:
     """The protocol of this name with these parameters."""
     known = fields(name)
     for key in parameters:
-        _validate.known_name(f"key of protocol {name!r}", key, known)
+        _validate.known_name(f"key of protocol {name!r}", key, known, meanings=meanings(find(name)))
     for key, field in known.items():
         if key not in parameters and field.default is dataclasses.MISSING:
             raise ValueError(f"expected protocol.{key} for {name!r}, got none")

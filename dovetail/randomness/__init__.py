@@ -39,7 +39,7 @@ class Randomness:
     def __post_init__(self) -> None:
         _validate.integer(seed=self.seed)
         _validate.non_negative(seed=self.seed)
-        if self.root is not None and len(self.root) != ROOT_BYTES:
+        if self.root and len(self.root) != ROOT_BYTES:
             raise ValueError(f"expected a root of {ROOT_BYTES} bytes, got {len(self.root)}")
 
     @classmethod
@@ -51,6 +51,16 @@ class Randomness:
     def from_seed(cls, seed: int) -> Randomness:
         """Noise that anybody can draw again who knows the seed."""
         return cls(seed, None)
+
+    @classmethod
+    def without_secrets(cls, seed: int) -> Randomness:
+        """What is public alone, for a plan before it is run: no noise can be drawn from it."""
+        return cls(seed, b"")
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether noise and secret samples can be drawn."""
+        return self.root != b""
 
     @property
     def reproducible(self) -> bool:
@@ -65,6 +75,7 @@ class Randomness:
         """The stream of the root for what this path names."""
         if self.root is None:
             return self.public(*path)
+        self._require_secrets()
         name = b"".join(part.to_bytes(8, "little") for part in path)
         digest = hashlib.blake2b(name, key=self.root, person=b"dovetail draws", digest_size=16).digest()
         return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
@@ -74,7 +85,12 @@ class Randomness:
         """The noise key as plain words: an argument of compiled programs, never a constant in them."""
         if self.root is None:
             return np.asarray(jax.random.key_data(jax.random.key(self.seed)))
+        self._require_secrets()
         return np.frombuffer(self.root, "<u4").astype(np.uint32)
+
+    def _require_secrets(self) -> None:
+        if not self.has_secrets:
+            raise ValueError("a plan draws no noise before it is run: give it randomness by Plan.with_randomness")
 
     @staticmethod
     def key(data: jax.Array) -> jax.Array:

@@ -81,7 +81,7 @@ class RunFacts:
 def find_runs(folder: Path) -> list[RunFacts]:
     """The runs in a folder and below it, the latest first."""
     if not folder.is_dir():
-        raise ValueError(f"expected a folder of runs, got {str(folder)!r}, which is no folder")
+        raise ValueError(f"{str(folder)!r} is not a folder")
     runs = [read(path, name=str(path.relative_to(folder)) if path != folder else path.name) for path in _runs(folder)]
     return sorted(runs, key=lambda run: run.when, reverse=True)
 
@@ -104,7 +104,7 @@ def _holds_run(folder: Path) -> bool:
 def read(folder: Path, *, name: str | None = None) -> RunFacts:
     """One run; refuses a folder that holds none."""
     if not _holds_run(folder):
-        raise ValueError(f"expected the folder of a run, got {str(folder)!r}, which holds none")
+        raise ValueError(f"{str(folder)!r} is not the folder of a run")
     run = RunFolder(folder)
     try:
         config = tomllib.loads(run.config.read_text())

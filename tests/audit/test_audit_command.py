@@ -113,7 +113,7 @@ def test_a_whole_training_is_attacked(command):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "expected one of NAME, --all and --training, got none of them"),
+        ((), "give one of NAME, --all and --training, got none of them"),
         (("ss_simple", "--all"), "got NAME and --all"),
         (("ss_simpel",), "ss_simple"),
         (("ss_simple", "--view", "nobody"), "expected view to be one of"),

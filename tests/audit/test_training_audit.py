@@ -163,8 +163,8 @@ def tossed(coins, unit=Unit.USER, *, swapped=False, items=1):
 
 def holdings(prepared):
     """Who holds which records, and who has none."""
-    owners, records = prepared.clients.entries()
-    return {user: sorted(records[owners == user].tolist()) for user in range(prepared.clients.num_clients)}
+    owners, records = prepared.sampler.clients.entries()
+    return {user: sorted(records[owners == user].tolist()) for user in range(prepared.sampler.clients.num_clients)}
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,12 @@ def test_a_coin_changes_one_canary_and_nothing_that_is_public(unit, swapped, ite
     flipped = coins.copy()
     flipped[7] = ~flipped[7]
     one, other = (ready(tossed(c, unit, swapped=swapped, items=items), *overrides, task=task) for c in (coins, flipped))
-    everything = list(range(len(one.rounds)))
-    assert one.certify(everything) == other.certify(everything)
-    assert dataclasses.replace(one.protocol, **without_z(one)) == dataclasses.replace(other.protocol, **without_z(one))
-    assert one.schedule == other.schedule
+    everything = list(range(one.num_rounds))
+    assert one.record(everything).certified_statement() == other.record(everything).certified_statement()
+    assert dataclasses.replace(one.sampler.protocol, **without_z(one)) == dataclasses.replace(
+        other.sampler.protocol, **without_z(one)
+    )
+    assert one.sampler.schedule == other.sampler.schedule
     np.testing.assert_array_equal(one.dataset.inputs, other.dataset.inputs)
     mine, theirs = holdings(one), holdings(other)
     changed = {record for user in mine for record in set(mine[user]) ^ set(theirs[user])}
@@ -201,7 +203,7 @@ def test_a_coin_changes_one_canary_and_nothing_that_is_public(unit, swapped, ite
 
 def without_z(prepared):
     """What the data says of the paper's Z, which is for its claim alone."""
-    return {"group_in_batch": None} if hasattr(prepared.protocol, "group_in_batch") else {}
+    return {"group_in_batch": None} if hasattr(prepared.sampler.protocol, "group_in_batch") else {}
 
 
 def test_who_was_removed_contributes_nothing_and_who_was_replaced_something_else():
@@ -266,7 +268,7 @@ def test_the_attacker_explains_a_released_sum_up_to_its_noise(overrides):
         middle, half = attacker.worlds(seen)
         explained = attacker.others(seen) + weights @ middle + (weights * signs) @ half
         scale = np.abs(explained).max()
-        few_records = prepared.clients.max_records == 1
+        few_records = prepared.sampler.clients.max_records == 1
         np.testing.assert_allclose(attacker.released_sum(seen), explained, atol=(1e-4 if few_records else 0.05) * scale)
 
 

@@ -34,7 +34,7 @@ def test_without_a_terminal_what_is_missing_is_one_sentence(command, monkeypatch
     monkeypatch.setattr(sys, "stdin", io.StringIO("nobody\n"))
     status, out, err = command("choose", "--users", "400")
     assert (status, out) == (2, "")
-    assert err.strip() == "dovetail: expected --trust, --rounds, --dim (asked for only on a terminal), got none"
+    assert err.strip() == "dovetail: give --trust, --rounds, --dim: questions are asked on a terminal only"
 
 
 def test_on_a_terminal_it_asks(command, monkeypatch):

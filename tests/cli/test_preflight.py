@@ -62,7 +62,10 @@ def test_calibrate_needs_less_noise_for_a_sample(command):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["dp_fl", "--participation", "poisson"], "expected --population with --participation poisson, got none"),
+        (
+            ["dp_fl", "--participation", "poisson"],
+            "--participation poisson needs --population, from which users are sampled",
+        ),
         (["dp_fl", "--participation", "often"], "expected participation to be one of everyone, fixed, poisson, secret"),
         (["dp_fl", "--population", "50"], "expected population >= 100"),
         (["dp_fl", "--population", "1000", "--participation", "everyone"], "expected population=100 if everyone"),

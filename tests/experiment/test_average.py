@@ -40,7 +40,7 @@ def test_the_released_model_is_the_mean_of_the_last_half(whole):
     ready, models = prepared(average=0.0), []
     training = ready.engine.start()
     for index in range(6):
-        training = ready.step(training, index, ready.schedule.draw(index))
+        training = ready.step(training, index, ready.sampler.schedule.draw(index))
         models.append(np.array(training.params))
     mean = np.mean(models[3:], axis=0)
     assert np.abs(mean - models[-1]).max() > 1e-3
@@ -56,7 +56,7 @@ def test_the_released_model_is_the_mean_of_the_last_half(whole):
 
 
 def test_the_statement_says_so_costs_nothing_and_verifies(whole):
-    plain = prepared(average=0.0).certify(range(6))
+    plain = prepared(average=0.0).record(range(6)).certified_statement()
     (said,) = set(whole.statement.assumptions) - set(plain.assumptions)
     assert "mean of the models after the last 3 of 6 rounds" in said
     assert "post-processing" in str(whole.statement)

@@ -12,7 +12,7 @@ from dovetail import Dataset
 from dovetail.data import Clients, Task
 from dovetail.experiment.config import TaskConfig
 from dovetail.experiment.folder import TIMING_BANNER
-from dovetail.experiment.preparation import DEALT_NOTES, PLACES_NOTE, ROWS_NOTE, assign_records, spread_of
+from dovetail.experiment.population import DEALT_NOTES, PLACES_NOTE, ROWS_NOTE, assign_records, spread_of
 from dovetail.protocols.curator.dp_fl import DpFl
 
 PEOPLE, ROWS = 12, 5

@@ -39,7 +39,7 @@ def plan(*overrides):
 
 @functools.cache
 def noise():
-    return plan().protocol.noise_multiplier
+    return plan().sampler.protocol.noise_multiplier
 
 
 def known(*overrides):
@@ -82,7 +82,7 @@ def test_training_stops_before_it_would_overspend():
     result = experiment.run(ready)
     assert 0 < result.rounds < 400
     assert result.statement.eps <= 3.0
-    one_more = ready.certify(list(range(result.rounds + 1)))
+    one_more = ready.record(list(range(result.rounds + 1))).certified_statement()
     assert one_more.eps > 3.0
 
 
@@ -90,10 +90,10 @@ def test_a_round_below_the_minimum_releases_nothing_and_costs_nothing():
     settings = [("cohort.kind", "everyone"), ("cohort.size", 300), ("cohort.dropout", 0.5)]
     ready = plan(*settings, ("cohort.min_size", 150))
     result = experiment.run(ready)
-    large = [i for i in range(12) if len(ready.schedule.draw(i)) >= 150]
+    large = [i for i in range(12) if len(ready.sampler.schedule.draw(i)) >= 150]
     assert 0 < len(large) < 12
     assert result.rounds == len(large)
-    assert result.statement == ready.certify(large)
+    assert result.statement == ready.record(large).certified_statement()
     nothing = experiment.run(plan(*settings, ("cohort.min_size", 300)))
     assert nothing.rounds == 0
     assert nothing.statement.eps == 0
@@ -112,7 +112,7 @@ def test_folder_holds_config_metrics_statement_model(tmp_path):
     assert spent == sorted(spent)
     written = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert Statement.from_json(written["certified"]) == result.statement
-    assert written["protocol"]["noise_multiplier"] == ready.protocol.noise_multiplier
+    assert written["protocol"]["noise_multiplier"] == ready.sampler.protocol.noise_multiplier
     np.testing.assert_array_equal(np.load(tmp_path / "run" / "model.npz")["params"], result.parameters["params"])
     assert [p.round for p in seen] == list(range(1, 13))
 
@@ -121,13 +121,13 @@ def test_a_folder_is_never_overwritten(tmp_path):
     ready = known()
     experiment.run(ready, out=tmp_path / "run")
     before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
-    with pytest.raises(ValueError, match="which already holds a run"):
+    with pytest.raises(ValueError, match="already holds a run"):
         experiment.run(ready, out=tmp_path / "run")
     assert before == {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
 
 
 def test_resuming_needs_a_run(tmp_path):
-    with pytest.raises(ValueError, match="expected a run to resume"):
+    with pytest.raises(ValueError, match="there is no run to resume"):
         experiment.run(known(), out=tmp_path / "nowhere", resume=True)
 
 
@@ -206,8 +206,11 @@ def test_fits_and_certify_agree_on_the_budget():
     ready = known()
     everything = list(range(12))
     assert ready.fits(everything)
-    assert accounting.certify([ready.rounds[i] for i in everything], ready.scope, delta=1e-5).eps <= 3.0
-    assert math.isfinite(ready.certify(everything).eps)
+    assert (
+        accounting.certify([ready.guarantee.rounds()[i] for i in everything], ready.guarantee.scope, delta=1e-5).eps
+        <= 3.0
+    )
+    assert math.isfinite(ready.record(everything).certified_statement().eps)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +280,7 @@ SHUFFLE = (
 
 def test_a_shuffled_run_is_calibrated_to_its_crowd_and_stated_beside_the_claim(tmp_path):
     ready = plan(*SHUFFLE)
-    assert ready.schedule.min_size == 300, "reports hide in a crowd, which must not be smaller than planned"
+    assert ready.sampler.schedule.min_size == 300, "reports hide in a crowd, which must not be smaller than planned"
     result = experiment.run(ready, out=tmp_path / "run")
     assert 3.0 * 0.999 < result.statement.eps <= 3.0
     assert result.statement.trust is Trust.SHUFFLE
@@ -290,14 +293,14 @@ def test_a_shuffled_run_is_calibrated_to_its_crowd_and_stated_beside_the_claim(t
 
 
 def test_colluders_cost_noise_and_dropout_needs_a_minimum():
-    alone, watched = (plan(*SHUFFLE, ("cohort.colluders", t)).protocol.eps_local for t in (0, 100))
+    alone, watched = (plan(*SHUFFLE, ("cohort.colluders", t)).sampler.protocol.eps_local for t in (0, 100))
     assert watched < alone
     with pytest.raises(ValueError, match=r"expected cohort\.min_size with dropout=0\.1"):
         plan(*SHUFFLE, ("cohort.dropout", 0.1))
     fewer = plan(*SHUFFLE, ("cohort.dropout", 0.1), ("cohort.min_size", 200))
-    assert fewer.protocol.eps_local == pytest.approx(watched)
+    assert fewer.sampler.protocol.eps_local == pytest.approx(watched)
     assert experiment.run(fewer).rounds == 4
-    chosen = ("protocol.eps_local", fewer.protocol.eps_local)
+    chosen = ("protocol.eps_local", fewer.sampler.protocol.eps_local)
     nobody = experiment.run(plan(*SHUFFLE, chosen, ("cohort.dropout", 0.5), ("cohort.min_size", 290)))
     assert nobody.rounds == 0, "rounds below the minimum release nothing"
     assert nobody.statement.eps == 0
@@ -359,13 +362,13 @@ def test_a_run_spends_what_it_may_and_one_round_more_would_overspend(sampling, s
     count = ready.affordable()
     fitting = [ready.fits(list(range(rounds))) for rounds in range(len(sizes) + 1)]
     assert fitting == [rounds <= count for rounds in range(len(sizes) + 1)]
-    spent = ready.certify(list(range(count)))
+    spent = ready.record(list(range(count))).certified_statement()
     assert spent.eps <= eps
     assert spent.delta <= delta
     if stop == "delta":
         assert spent.eps == eps
     if count < len(sizes):
-        more = ready.certify(list(range(count + 1)))
+        more = ready.record(list(range(count + 1))).certified_statement()
         assert more.delta > delta if stop == "delta" else more.eps > eps
 
 
@@ -384,11 +387,11 @@ def test_uploads_are_the_planned_sizes_of_the_rounds_that_ran():
     whole = experiment.run(ready)
     assert (whole.rounds, whole.uploads) == (4, 380)
     assert whole.to_json()["uploads"] == 380
-    budget = ready.certify([0, 1, 2]).eps
+    budget = ready.record([0, 1, 2]).certified_statement().eps
     part = experiment.run(prepared(chosen, ("privacy.eps", budget)))
     assert (part.rounds, part.uploads) == (3, 230)
-    assert part.statement.eps <= budget < ready.certify([0, 1, 2, 3]).eps
-    growing = prepared(chosen, ("cohort", {"kind": "fixed", "size": 40, "size_end": 150, "rounds": 5})).schedule
+    assert part.statement.eps <= budget < ready.record([0, 1, 2, 3]).certified_statement().eps
+    growing = prepared(chosen, ("cohort", {"kind": "fixed", "size": 40, "size_end": 150, "rounds": 5})).sampler.schedule
     assert [growing.cohort(index).size for index in range(5)] == [40, 68, 95, 122, 150]
 
 
@@ -400,7 +403,7 @@ def test_stopping_by_delta_states_the_targets_eps_and_logs_the_delta_spent(tmp_p
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {line["eps"] for line in lines} == {3.0}
     spent = [line["delta"] for line in lines]
-    assert spent == [ready.certify(list(range(rounds))).delta for rounds in range(1, 4)]
+    assert spent == [ready.record(list(range(rounds))).certified_statement().delta for rounds in range(1, 4)]
     assert spent == sorted(set(spent))
     assert spent[-1] == result.statement.delta
     written = json.loads((tmp_path / "run" / "privacy.json").read_text())["certified"]
@@ -443,17 +446,17 @@ def test_the_schedule_reaches_the_noise_of_each_round():
         training, places = ready.engine.start(), []
         for index in range(3):
             places.append(np.array(training.params))
-            training = ready.step(training, index, ready.schedule.draw(index))
+            training = ready.step(training, index, ready.sampler.schedule.draw(index))
         moves.append(np.diff([*places, np.array(training.params)], axis=0))
     assert np.abs(moves[0]).max() > 1e-4
     np.testing.assert_allclose(moves[1], np.array([[1.0], [4.0], [0.5]]) * moves[0], rtol=1e-3, atol=1e-6)
-    assert [event.mechanism.std for event in two.rounds] == [1.0, 4.0, 0.5], "and what is accounted"
+    assert [event.mechanism.std for event in two.guarantee.rounds()] == [1.0, 4.0, 0.5], "and what is accounted"
 
 
 def test_a_small_cohort_with_an_adaptive_clip_norm_meets_its_target():
     small = {"task": {"name": "tiny", "users": 10}, "cohort": {"kind": "everyone", "rounds": 2}}
     ready = prepared({**small, "protocol": {"name": "dp_fl", "clip": "adaptive"}, "privacy": {"eps": 0.5}})
-    assert 0.5 * 0.999 < ready.certify([0, 1]).eps <= 0.5
+    assert 0.5 * 0.999 < ready.record([0, 1]).certified_statement().eps <= 0.5
 
 
 def raw_updates(ready, params, users):
@@ -497,7 +500,7 @@ def test_diagnostics_are_those_of_the_raw_updates(tmp_path, overrides):
     assert [line["round"] for line in lines] == [1, 2, 3]
     training = ready.engine.start()
     for index, line in enumerate(lines):
-        users = ready.schedule.draw(index)
+        users = ready.sampler.schedule.draw(index)
         updates = raw_updates(ready, np.array(training.params), users)
         assert line["variance"] == pytest.approx(updates.var(axis=0).mean(), rel=1e-4)
         assert line["scale"] == pytest.approx((updates.mean(axis=0) ** 2).mean(), rel=1e-4)
@@ -552,7 +555,7 @@ def test_the_table_of_units_says_what_each_is_promised(neighbors):
     protocol = {**SILOS["protocol"], "noise_multiplier": 20.0}
     privacy = {"delta": 1e-5, "neighbors": neighbors.value}
     ready = prepared({**SILOS, "protocol": protocol, "privacy": privacy}, task=TASK_WITH_SUBJECTS)
-    rows = ready.statements_by_unit([0, 1, 2, 3])
+    rows = ready.record([0, 1, 2, 3]).statements_by_unit()
     mu = 2 / 20.0
     own = mu if neighbors is Neighbors.ADD_REMOVE else 2 * mu
     for unit, shift in ((Unit.USER, own), (Unit.ITEM, 2 * mu), (Unit.SUBJECT, 4 * mu)):
@@ -571,7 +574,7 @@ def test_the_table_of_units_says_what_each_is_promised(neighbors):
 def test_the_target_may_be_another_units(unit):
     privacy = {"eps": 3.0, "delta": 1e-5, "unit": unit, "neighbors": "add-remove"}
     ready = prepared({**SILOS, "privacy": privacy}, task=TASK_WITH_SUBJECTS)
-    shift = {"user": 1, "item": 2, "subject": 4}[unit] * 2 / ready.protocol.noise_multiplier
+    shift = {"user": 1, "item": 2, "subject": 4}[unit] * 2 / ready.sampler.protocol.noise_multiplier
     assert 3.0 * 0.999 < gaussian.eps_of(shift, delta=1e-5) <= 3.0
     result = experiment.run(ready)
     assert result.rounds == 4
@@ -579,32 +582,38 @@ def test_the_target_may_be_another_units(unit):
     assert 3.0 * 0.999 < result.statement.eps <= 3.0
     assert result.statement.eps == result.units[Unit(unit)].eps
     assert result.units[Unit.USER].eps <= result.units[Unit.ITEM].eps <= result.units[Unit.SUBJECT].eps
-    noisier = {**SILOS["protocol"], "noise_multiplier": 0.7 * ready.protocol.noise_multiplier}
+    noisier = {**SILOS["protocol"], "noise_multiplier": 0.7 * ready.sampler.protocol.noise_multiplier}
     less = prepared({**SILOS, "protocol": noisier, "privacy": privacy}, task=TASK_WITH_SUBJECTS)
     assert 0 < less.affordable() < 4, "the stop rule is about that unit too"
-    assert less.certify(list(range(less.affordable()))).eps <= 3.0
-    assert less.certify(list(range(less.affordable() + 1))).eps > 3.0
+    assert less.record(list(range(less.affordable()))).certified_statement().eps <= 3.0
+    assert less.record(list(range(less.affordable() + 1))).certified_statement().eps > 3.0
 
 
 def test_units_without_a_promise_say_why():
     median = {**SILOS["protocol"], "clip": "median", "noise_multiplier": 5.0}
-    rows = prepared({**SILOS, "protocol": median, "privacy": {}}, task=TASK_WITH_SUBJECTS).statements_by_unit([0, 1])
+    rows = (
+        prepared({**SILOS, "protocol": median, "privacy": {}}, task=TASK_WITH_SUBJECTS)
+        .record([0, 1])
+        .statements_by_unit()
+    )
     for unit in Unit:
         assert rows[unit].is_unbounded
         assert "exact median" in str(rows[unit].proof)
     central = {"name": "central_sub", "clip_norm": 0.5, "items_per_subject": 2, "batch": 30.0, "noise_multiplier": 5.0}
     by_record = {**SILOS, "protocol": central, "privacy": {"neighbors": "add-remove"}}
-    rows = prepared(by_record, task=TASK_WITH_SUBJECTS).statements_by_unit([0, 1])
+    rows = prepared(by_record, task=TASK_WITH_SUBJECTS).record([0, 1]).statements_by_unit()
     assert not rows[Unit.SUBJECT].is_unbounded
     assert rows[Unit.USER].is_unbounded
     assert "a user may hold any number of them" in str(rows[Unit.USER].proof)
-    fedavg = prepared(
-        {**SILOS, "protocol": {"name": "fedavg"}, "privacy": {}}, task=TASK_WITH_SUBJECTS
-    ).statements_by_unit([0])
+    fedavg = (
+        prepared({**SILOS, "protocol": {"name": "fedavg"}, "privacy": {}}, task=TASK_WITH_SUBJECTS)
+        .record([0])
+        .statements_by_unit()
+    )
     assert all(row.is_unbounded and "no noise" in str(row.proof) for row in fedavg.values())
 
 
 def test_a_user_is_taken_for_a_subject_where_nobody_knows_better():
-    rows = plan(("protocol.noise_multiplier", 8.0), ("cohort.kind", "poisson")).statements_by_unit([0, 1])
+    rows = plan(("protocol.noise_multiplier", 8.0), ("cohort.kind", "poisson")).record([0, 1]).statements_by_unit()
     assert rows[Unit.SUBJECT].eps == rows[Unit.USER].eps
     assert any("the data do not say whom a record is about" in said for said in rows[Unit.SUBJECT].assumptions)

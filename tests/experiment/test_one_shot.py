@@ -30,7 +30,7 @@ def prepared(task=TASK, **changes):
 
 def estimate(plan):
     """The estimated mean vector of the one round."""
-    training = plan.step(plan.engine.start(), 0, plan.schedule.draw(0))
+    training = plan.step(plan.engine.start(), 0, plan.sampler.schedule.draw(0))
     return np.array(training.params)
 
 
@@ -93,7 +93,7 @@ def test_a_record_that_is_no_number_adds_nothing():
 
     poisoned = estimate(prepared(dataclasses.replace(TASK, load=load)))
     plan = prepared()
-    without = np.flatnonzero(plan.clients.records != 5)
+    without = np.flatnonzero(plan.sampler.clients.records != 5)
     assert len(without) == 299
     kept = plan.engine.step(plan.engine.start(), without, index=0, capacity=300)
     np.testing.assert_allclose(poisoned, np.asarray(kept.params), rtol=1e-4, atol=1e-5)

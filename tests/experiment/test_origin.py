@@ -11,7 +11,7 @@ import pytest
 from tiny import TASK
 
 from dovetail import experiment
-from dovetail.experiment import _origin, config
+from dovetail.experiment import config, fingerprint
 from dovetail.experiment.verify import verify
 
 RUN = {
@@ -29,7 +29,7 @@ def trained(folder, task=TASK):
 @pytest.fixture
 def key(tmp_path, monkeypatch):
     path = tmp_path / "kept" / "data.key"
-    monkeypatch.setenv(_origin.VARIABLE, str(path))
+    monkeypatch.setenv(fingerprint.VARIABLE, str(path))
     return path
 
 
@@ -62,7 +62,7 @@ def test_the_key_is_made_once_outside_the_folder_and_for_its_owner_alone(tmp_pat
 
 def test_the_fingerprint_says_nothing_without_the_key(tmp_path, key, monkeypatch):
     trained(tmp_path / "one")
-    monkeypatch.setenv(_origin.VARIABLE, str(tmp_path / "other.key"))
+    monkeypatch.setenv(fingerprint.VARIABLE, str(tmp_path / "other.key"))
     trained(tmp_path / "two")
     one, two = (origin(tmp_path / name)["data"] for name in ("one", "two"))
     assert one["hmac_sha256"] != two["hmac_sha256"]
@@ -91,24 +91,24 @@ def test_one_changed_record_is_found(tmp_path, key, changes):
 
 def test_another_key_is_told_from_other_data(tmp_path, key):
     trained(tmp_path / "run")
-    _origin.data_key(tmp_path / "other.key")
+    fingerprint.data_key(tmp_path / "other.key")
     assert "another key" in verify(tmp_path / "run", data_key=tmp_path / "other.key", task=TASK).data
-    with pytest.raises(ValueError, match="expected the file of the data's key"):
+    with pytest.raises(ValueError, match="there is no file"):
         verify(tmp_path / "run", data_key=tmp_path / "none.key", task=TASK)
     assert "same_data" not in verify(tmp_path / "run").to_json()
 
 
 def test_a_key_that_others_can_read_is_refused_before_the_run_starts(tmp_path, key):
-    _origin.data_key(key)
+    fingerprint.data_key(key)
     key.chmod(0o644)
-    with pytest.raises(ValueError, match="its owner alone can read"):
+    with pytest.raises(ValueError, match="others can read"):
         trained(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_key_in_the_runs_folder_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv(_origin.VARIABLE, str(tmp_path / "run" / "data.key"))
-    with pytest.raises(ValueError, match="outside the run's folder"):
+    monkeypatch.setenv(fingerprint.VARIABLE, str(tmp_path / "run" / "data.key"))
+    with pytest.raises(ValueError, match="inside the run's folder"):
         trained(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -123,7 +123,7 @@ def test_a_file_that_is_no_key_is_refused(tmp_path, key):
 
 def test_where_no_key_can_be_made_the_run_says_so(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.delenv(_origin.VARIABLE)
+    monkeypatch.delenv(fingerprint.VARIABLE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
     trained(tmp_path / "run")
     assert "no key could be made" in origin(tmp_path / "run")["data"]["missing"]
@@ -131,12 +131,12 @@ def test_where_no_key_can_be_made_the_run_says_so(tmp_path, monkeypatch):
 
 
 def test_the_key_stands_in_the_users_configuration(tmp_path, monkeypatch):
-    monkeypatch.delenv(_origin.VARIABLE)
+    monkeypatch.delenv(fingerprint.VARIABLE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert _origin.key_path() == tmp_path / "dovetail" / "data.key"
+    assert fingerprint.key_path() == tmp_path / "dovetail" / "data.key"
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert _origin.key_path() == tmp_path / ".config" / "dovetail" / "data.key"
+    assert fingerprint.key_path() == tmp_path / ".config" / "dovetail" / "data.key"
 
 
 def test_a_saved_result_comes_from_the_same_data_and_nothing_is_made_without_a_folder(tmp_path, key):
@@ -146,7 +146,7 @@ def test_a_saved_result_comes_from_the_same_data_and_nothing_is_made_without_a_f
     trained(tmp_path / "run")
     assert origin(tmp_path / "saved") == origin(tmp_path / "run")
     key.chmod(0o644)
-    with pytest.raises(ValueError, match="its owner alone can read"):
+    with pytest.raises(ValueError, match="others can read"):
         result.save(tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
@@ -164,11 +164,11 @@ def test_two_that_make_the_key_at_once_get_the_same(tmp_path, monkeypatch):
 
     def late(source, target):
         monkeypatch.setattr(os, "link", link)
-        _origin.data_key(path)
+        fingerprint.data_key(path)
         link(source, target)
 
     monkeypatch.setattr(os, "link", late)
-    assert _origin.data_key(path).hex() == path.read_text().strip()
+    assert fingerprint.data_key(path).hex() == path.read_text().strip()
     assert [file.name for file in tmp_path.iterdir()] == ["data.key"]
 
 

@@ -46,7 +46,7 @@ def test_regression_without_and_with_privacy():
     assert private.statement.eps <= 4
     assert free.accuracy is None is free.auc
     assert free.baseline == {
-        "rule": "always the mean",
+        "rule": "mean baseline",
         "r2": 0.0,
         "rmse": pytest.approx(np.std(data.test_labels), rel=1e-5),
         "mae": pytest.approx(np.mean(np.abs(data.test_labels - data.test_labels.mean())), rel=1e-5),
@@ -200,11 +200,11 @@ def test_chunks_do_not_change_what_a_function_trains():
 
 def test_what_parties_cannot_train_is_refused():
     from dovetail.experiment.config import parse
-    from dovetail.experiment.preparation import load_data_for_parties
+    from dovetail.experiment.population import load_data_for_parties
 
     task = dovetail.Task(name="own", load=lambda *, folder: dataset("number"))
     config = parse({"task": {"name": "own"}, "protocol": {"name": "fedavg"}})
-    with pytest.raises(ValueError, match="expected classes, cross-entropy and a JAX model for training by parties"):
+    with pytest.raises(ValueError, match="parties train JAX models on classes by cross-entropy"):
         load_data_for_parties(config, task=task)
 
 

@@ -18,8 +18,8 @@ from dovetail.data import Dataset, Model, Task
 from dovetail.data.readers.assembly import CLASSES_NOTE, TESTED_NOTE
 from dovetail.experiment import config as configs
 from dovetail.experiment import training
-from dovetail.experiment._own import default_cohort, default_server
 from dovetail.experiment.preparation import prepare
+from dovetail.experiment.training import default_cohort, default_server
 from dovetail.experiment.verify import verify
 from dovetail.learners import functions
 
@@ -150,7 +150,7 @@ def test_what_is_saved_is_loaded_and_verified(data, model, tmp_path):
     assert set(np.load(saved / "model.npz")) == names[model]
     with pytest.raises(ValueError, match="expected a folder without a run"):
         result.save(saved)
-    with pytest.raises(ValueError, match="expected the result of one run, got one of tuning"):
+    with pytest.raises(ValueError, match="result of tuning cannot be saved"):
         dataclasses.replace(result, provenance=None).save(tmp_path / "tuned")
 
 
@@ -170,9 +170,7 @@ def test_a_model_of_ones_own_is_imported_with_its_task_or_given(tmp_path, monkey
     monkeypatch.setattr(tiny, "OWN", task, raising=False)
     np.testing.assert_array_equal(dovetail.load(out, trust_code=True).predict(inputs), result.predict(inputs))
     monkeypatch.setattr(tiny, "OWN", tiny.TASK)
-    with pytest.raises(
-        ValueError, match=r"expected the model 'two layers' of .*, got 'logistic': pass your own as model="
-    ):
+    with pytest.raises(ValueError, match=r"is of model 'two layers', not 'logistic': pass your own as model="):
         dovetail.load(out, trust_code=True)
     other = dataclasses.replace(model, init=lambda key: jnp.zeros((4, 3)))
     with pytest.raises(ValueError, match=r"got one that does not fit: expected the parameters params \(4, 3\), got in"):
@@ -198,7 +196,7 @@ def test_folders_that_hold_no_finished_run_are_refused(result, tmp_path):
     with pytest.raises(ValueError, match=r"which has no config\.toml"):
         dovetail.load(tmp_path)
     (tmp_path / "config.toml").write_bytes((result.out / "config.toml").read_bytes())
-    with pytest.raises(ValueError, match=r"expected a finished run with privacy\.json"):
+    with pytest.raises(ValueError, match=r"has no privacy\.json: the run has not finished"):
         dovetail.load(tmp_path)
 
 
@@ -266,8 +264,8 @@ def test_data_that_name_their_users_are_dealt_to_nobody_else(data):
     for partition in ("by-user", "writers", None):
         chosen = [] if partition is None else [("task.partition", partition)]
         plan = prepare(configs.parse(found, chosen), task=task)
-        assert plan.clients.num_clients == len(set(data.users.tolist()))
-        owners, records = plan.clients.entries()
+        assert plan.sampler.clients.num_clients == len(set(data.users.tolist()))
+        owners, records = plan.sampler.clients.entries()
         np.testing.assert_array_equal(owners, data.users[records])
         assert plan.config.task.partition == (partition or "by-user")
     with pytest.raises(
@@ -416,7 +414,7 @@ def test_a_result_that_did_not_learn_says_so(result, command, tmp_path):
     assert "constant guess" not in repr(result)
     lost = dataclasses.replace(result, metrics={**result.metrics, "accuracy": result.baseline["accuracy"]})
     assert lost.beats_baseline is False
-    assert "no better than a constant guess (always the commonest class)" in repr(lost)
+    assert "no better than a constant guess (majority-class baseline)" in repr(lost)
     settings = ("noise=seeded", "seed=1", "cohort.rounds=1", "protocol.name=ldp_fl", "privacy.eps=0.01")
     drowned = ("--quiet", *(word for text in settings for word in ("--set", text)))
     status, out, _ = command("run", "digits", *drowned, "--out", str(tmp_path / "run"))

@@ -21,7 +21,7 @@ from dovetail import experiment
 from dovetail.experiment import config, folder
 from dovetail.experiment.callbacks import Callback
 from dovetail.experiment.folder import RunFolder
-from dovetail.experiment.plan import Plan
+from dovetail.experiment.preparation import Plan
 from dovetail.experiment.verify import verify
 
 ROUNDS = 4

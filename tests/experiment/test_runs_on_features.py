@@ -10,7 +10,7 @@ from watchers import AfterRound
 
 from dovetail import experiment
 from dovetail.data import Dataset, Task
-from dovetail.experiment import config, preparation
+from dovetail.experiment import config, population
 
 OWN = """
 import numpy as np
@@ -113,8 +113,8 @@ def test_a_task_with_a_model_of_its_own_gets_features_too():
     labels = np.arange(8, dtype=np.int32) % 2
     data = Dataset(inputs=inputs, labels=labels, test_inputs=inputs, test_labels=labels, num_classes=2)
     short = config.parse({**BASE, "task": {"name": "mine", "model": "scatter"}})
-    found, _, model = preparation.load_data_for_parties(short, task=Task(name="mine", load=lambda *, folder: data))
-    own_model, _, same = preparation.load_data_for_parties(
+    found, _, model = population.load_data_for_parties(short, task=Task(name="mine", load=lambda *, folder: data))
+    own_model, _, same = population.load_data_for_parties(
         short, task=Task(name="mine", load=lambda *, folder: data, model=model)
     )
     np.testing.assert_array_equal(own_model.inputs, found.inputs)

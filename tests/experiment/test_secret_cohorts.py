@@ -43,14 +43,14 @@ def plan(*overrides):
 def moved(ready, index, users):
     """By how much a round with these users moves the first model, times the planned size: the sum."""
     after = ready.step(ready.engine.start(), index, users)
-    return (np.asarray(after.params, np.float64) - ready.engine.first) * ready.schedule.size_of(index)
+    return (np.asarray(after.params, np.float64) - ready.engine.first) * ready.sampler.schedule.size_of(index)
 
 
 def only(ready, index, users):
     """The sum of these users alone, with a minimum or without."""
     start, drawn = ready.engine.start(), ready.sampler.sample(index, users)
     after = ready.engine.step(
-        start, users, index=index, capacity=USERS, sample=drawn, randomness=ready.schedule.randomness
+        start, users, index=index, capacity=USERS, sample=drawn, randomness=ready.sampler.schedule.randomness
     )
     return (np.asarray(after.params, np.float64) - ready.engine.first) * drawn.size
 
@@ -59,9 +59,9 @@ def only(ready, index, users):
 def test_the_sum_has_the_data_of_those_whose_coin_says_so_and_of_no_one_else(way):
     quiet = ("protocol.noise_multiplier", 1e-3)
     secret = plan(quiet, *WAYS[way])
-    entering = np.flatnonzero(secret.schedule.entering(2)).astype(np.int32)
+    entering = np.flatnonzero(secret.sampler.schedule.entering(2)).astype(np.int32)
     assert 30 < len(entering) < 90
-    found = moved(secret, 2, secret.schedule.draw(2))
+    found = moved(secret, 2, secret.sampler.schedule.draw(2))
     all_of_them = plan(quiet, *WAYS[way], ("cohort", {"kind": "everyone", "rounds": 4}))
     assert np.abs(found - only(all_of_them, 2, entering)).max() < 0.05, "rounding errors and noise alone"
     others = np.setdiff1d(np.arange(USERS, dtype=np.int32), entering)
@@ -72,7 +72,7 @@ def test_the_sum_has_the_data_of_those_whose_coin_says_so_and_of_no_one_else(way
 def test_the_noise_is_that_of_everyone_whoever_enters(way):
     """Noise of 400 clip norms on the sum, data of two users on average; all coordinates of 60 rounds, 5 deviations."""
     ready = plan(("protocol.noise_multiplier", 400.0), ("cohort.rounds", 60), ("cohort.size", 2), *WAYS[way])
-    sums = np.stack([moved(ready, index, ready.schedule.draw(index)) for index in range(60)])
+    sums = np.stack([moved(ready, index, ready.sampler.schedule.draw(index)) for index in range(60)])
     planned = ready.sampler.noise_std(0, dim=ready.engine.dim)
     assert planned == pytest.approx(400.0, rel=1e-3)
     error = 5 / np.sqrt(2 * sums.size)
@@ -82,7 +82,7 @@ def test_the_noise_is_that_of_everyone_whoever_enters(way):
 
 def test_entering_is_a_coin_of_every_user_and_everyone_uploads():
     ready = plan(("cohort.rounds", 2000))
-    schedule = ready.schedule
+    schedule = ready.sampler.schedule
     coins = np.stack([schedule.entering(index) for index in range(2000)])
     assert np.abs((coins.mean(axis=0) - 0.2) / np.sqrt(0.16 / 2000)).max() < 4.5
     assert 0.85 < coins.sum(axis=1).var() / (USERS * 0.16) < 1.15, "binomial: neither fixed nor twice as much"
@@ -97,7 +97,7 @@ def test_entering_is_a_coin_of_every_user_and_everyone_uploads():
 
 def test_the_estimate_is_unbiased_over_coins():
     ready = plan(("protocol.noise_multiplier", 1e-3), ("cohort.rounds", 150))
-    sums = np.stack([moved(ready, index, ready.schedule.draw(index)) for index in range(150)]) / SIZE
+    sums = np.stack([moved(ready, index, ready.sampler.schedule.draw(index)) for index in range(150)]) / SIZE
     everyone = plan(("protocol.noise_multiplier", 1e-3), ("cohort", {"kind": "everyone", "rounds": 1}))
     mean = moved(everyone, 0, np.arange(USERS, dtype=np.int32)) / USERS
     assert (np.abs(sums.mean(axis=0) - mean) <= 5 * sums.std(axis=0) / np.sqrt(150) + 1e-3).all()
@@ -105,12 +105,12 @@ def test_the_estimate_is_unbiased_over_coins():
 
 def test_the_statement_is_never_above_the_one_with_everyones_data_and_names_only_what_it_uses():
     ready = plan()
-    (one,) = set(ready.rounds)
+    (one,) = set(ready.guarantee.rounds())
     assert one.participation == Poisson(prob=0.2)
     plain = [Round(mechanism=one.mechanism, participation=Everyone())] * 4
-    bound = accounting.bound(ready.rounds, delta=1e-5)
+    bound = accounting.bound(ready.guarantee.rounds(), delta=1e-5)
     assert 0 < bound.eps <= accounting.bound(plain, delta=1e-5).eps
-    said = " ".join(ready.certify(range(4)).assumptions)
+    said = " ".join(ready.record(range(4)).certified_statement().assumptions)
     assert ("decides secretly" in said) != bound.sample_known
     coin = release_of(one.mechanism).sampling_assumption(one.participation)
     assert "decides secretly and independently, with probability 0.2" in coin
@@ -139,7 +139,7 @@ def test_a_run_is_resumed_verified_and_counts_uploads(tmp_path):
 
 def test_dropouts_need_a_minimum_of_uploads_and_void_a_round_below_it(tmp_path):
     lossy = plan(("cohort.dropout", 0.3), ("cohort.min_size", 208), ("cohort.rounds", 12))
-    uploads = [len(lossy.schedule.draw(index)) for index in range(12)]
+    uploads = [len(lossy.sampler.schedule.draw(index)) for index in range(12)]
     result = experiment.run(lossy, out=tmp_path / "run")
     assert 0 < result.rounds == sum(count >= 208 for count in uploads) < 12
 

@@ -29,7 +29,7 @@ def test_five_silos_with_dropouts_and_colluders_void_no_round(tmp_path):
     ready = plan()
     result = experiment.run(ready, out=tmp_path / "run")
     assert len(ready.engine.round_logs) == 6, "every round released something"
-    assert min(len(ready.schedule.draw(index)) for index in range(6)) < 5, "users did drop out"
+    assert min(len(ready.sampler.schedule.draw(index)) for index in range(6)) < 5, "users did drop out"
     assert result.statement.trust is Trust.SHARES
     assert verify(tmp_path / "run").agrees
     nobody_drops = experiment.run(plan(("cohort.dropout", 0.0), ("cohort.colluders", 0)))
@@ -50,7 +50,7 @@ def test_the_noise_of_a_round_is_that_of_all_aggregators(fast):
         np.asarray(ready.engine.step(ready.engine.start(), nobody, index=index, capacity=5).params) - ready.engine.first
         for index in range(200)
     ]
-    expected = ready.protocol.noise_std(5, ready.engine.dim)
+    expected = ready.sampler.protocol.noise_std(5, ready.engine.dim)
     assert expected == pytest.approx(8.0 * np.sqrt(3) / 5)
     assert np.std(moved) == pytest.approx(expected, rel=5 / np.sqrt(2 * np.size(moved)))
 
@@ -62,6 +62,6 @@ def test_rounds_may_differ_in_size_if_the_first_is_the_largest():
     assert [ran.cohort.size for ran in shrinking.engine.round_logs] == [5, 3, 2]
     equal = experiment.run(plan(("cohort", {"kind": "everyone", "rounds": 3})))
     assert result.statement.eps == pytest.approx(equal.statement.eps, rel=1e-9), "who takes part is seen"
-    large = dataclasses.replace(shrinking.schedule.cohort(1), size=500)
+    large = dataclasses.replace(shrinking.sampler.schedule.cohort(1), size=500)
     with pytest.raises(ValueError, match="for the sum of 500 users"):
-        shrinking.protocol.view(large, shrinking.engine.dim, neighbors=result.statement.neighbors)
+        shrinking.sampler.protocol.view(large, shrinking.engine.dim, neighbors=result.statement.neighbors)

@@ -58,18 +58,18 @@ def clipped_gradients(params, rows, clip_norm=0.4):
 
 def test_no_more_of_a_subject_is_used_than_the_statement_says():
     ready = plan()
-    _, records = ready.clients.entries()
+    _, records = ready.sampler.clients.entries()
     subjects = TASK_WITH_SUBJECTS.load(folder=None).subjects
     assert np.bincount(subjects[records]).max() == 3
     assert len(records) == 180
-    assert ready.protocol.rate == pytest.approx(60 / 180)
-    mechanism = ready.rounds[0].mechanism
-    assert (mechanism.items, mechanism.prob_item, mechanism.noise) == (3, ready.protocol.rate, "sum")
+    assert ready.sampler.protocol.rate == pytest.approx(60 / 180)
+    mechanism = ready.guarantee.rounds()[0].mechanism
+    assert (mechanism.items, mechanism.prob_item, mechanism.noise) == (3, ready.sampler.protocol.rate, "sum")
     capped = plan(("protocol", LOCAL))
-    pairs = np.stack([capped.clients.entries()[0], subjects[capped.clients.entries()[1]]])
+    pairs = np.stack([capped.sampler.clients.entries()[0], subjects[capped.sampler.clients.entries()[1]]])
     assert np.unique(pairs, axis=1, return_counts=True)[1].max() == 2
-    assert capped.rounds[0].mechanism.items_per_user == 2
-    assert capped.rounds[0].mechanism.noise == "user"
+    assert capped.guarantee.rounds()[0].mechanism.items_per_user == 2
+    assert capped.guarantee.rounds()[0].mechanism.noise == "user"
 
 
 def test_a_central_round_is_the_clipped_sum_over_the_expected_batch():
@@ -98,7 +98,7 @@ def test_local_noise_is_fresh_for_every_user_and_step_and_of_the_stated_size():
     """200 rounds x 12 coordinates of the mean of 6 users after 2 steps (relative error of a variance: 3 %)."""
     noisy = LOCAL | {"noise_multiplier": 50.0}
     ready = plan(("protocol", noisy), ("privacy", {"neighbors": "add-remove"}), ("cohort.rounds", 1))
-    engine, std, drawn, users = ready.engine, ready.protocol.std, [], np.arange(6)
+    engine, std, drawn, users = ready.engine, ready.sampler.protocol.std, [], np.arange(6)
     items = Items(np.full((6, 2, 4), -1, np.int32), np.ones((6, 2), np.float32))
     for index in range(200):
         training = engine.step(
@@ -108,7 +108,7 @@ def test_local_noise_is_fresh_for_every_user_and_step_and_of_the_stated_size():
     measured = np.var(np.stack(drawn))
     expected = (0.5 / 12 * std) ** 2 * 2 / 6
     assert measured == pytest.approx(expected, rel=0.13)
-    assert ready.rounds[0].mechanism.std == std
+    assert ready.guarantee.rounds()[0].mechanism.std == std
 
 
 @pytest.mark.parametrize("protocol", [BASE["protocol"], LOCAL], ids=["central", "local"])
@@ -149,10 +149,10 @@ def test_users_drawn_first_cost_more():
         ("privacy.eps", 100.0),
         ("cohort", {"kind": "poisson", "size": 3, "rounds": 4}),
     )
-    assert first.rounds[0].mechanism.prob_user == 0.5
-    assert first.protocol.rate == pytest.approx(2 * together.protocol.rate)
+    assert first.guarantee.rounds()[0].mechanism.prob_user == 0.5
+    assert first.sampler.protocol.rate == pytest.approx(2 * together.sampler.protocol.rate)
     everything = list(range(4))
-    assert first.certify(everything).eps > together.certify(everything).eps
+    assert first.record(everything).certified_statement().eps > together.record(everything).certified_statement().eps
     assert experiment.run(first).rounds == 4
     with pytest.raises(ValueError, match="min_size = 0"):
         plan(("cohort", {"kind": "poisson", "size": 3, "rounds": 4, "min_size": 1}))
@@ -180,7 +180,7 @@ def test_central_noise_of_the_published_form_adds_up_over_users():
     for index in range(300):
         scale = ready.sampler.noise_scales(index, np.arange(6))
         moved = np.asarray(ready.step(ready.engine.start(), index, np.arange(6)).params)
-        ratio.append((moved * ready.protocol.batch / ready.protocol.std) ** 2 / (scale**2).sum())
+        ratio.append((moved * ready.sampler.protocol.batch / ready.sampler.protocol.std) ** 2 / (scale**2).sum())
     assert np.mean(ratio) == pytest.approx(1.0, abs=0.1)
 
 
@@ -235,7 +235,7 @@ def test_a_subject_that_a_cap_leaves_at_one_user_is_not_alone():
     """Without that user its records at the other one would come in: removing a user may replace records."""
     ready = plan(("protocol.users_per_subject", 1))
     people = TASK_WITH_SUBJECTS.load(folder=None).subjects
-    assert subject_maxima(ready.clients, people).most_users == 1
+    assert subject_maxima(ready.sampler.clients, people).most_users == 1
     assert not ready.guarantee.spread.alone
     assert experiment.run(ready).units[Unit.USER].is_unbounded
 
@@ -246,16 +246,16 @@ def test_every_row_says_all_that_its_number_rests_on():
         ("privacy", {"delta": 1e-5, "neighbors": "add-remove"}),
         ("cohort", {"kind": "poisson", "size": 3, "rounds": 2}),
     )
-    rows = ready.statements_by_unit([0, 1])
+    rows = ready.record([0, 1]).statements_by_unit()
     for unit in Unit:
         said = " ".join(rows[unit].assumptions)
         assert "each user joins a round independently with probability 0.5" in said
         assert "hyper-parameters were chosen without the private data" in said
     assert "no record is held by more than 1 user" in " ".join(rows[Unit.ITEM].assumptions)
-    capped = plan().statements_by_unit([0])
+    capped = plan().record([0]).statements_by_unit()
     assert "replaced by another record of the same subject" in " ".join(capped[Unit.ITEM].assumptions)
     unknown = plan(("task", {"name": "tiny", "partition": "iid", "users": 30}), task=TASK)
-    assert "each user is one subject" in " ".join(unknown.certify([0]).assumptions)
+    assert "each user is one subject" in " ".join(unknown.record([0]).certified_statement().assumptions)
 
 
 def test_what_is_read_off_the_data_is_not_in_the_privacy_file(tmp_path):

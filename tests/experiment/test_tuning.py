@@ -12,7 +12,7 @@ from tiny import TASK
 from dovetail import pages
 from dovetail.accounting.releases import selection
 from dovetail.experiment import config, tuning
-from dovetail.experiment.space import Space, parse_space
+from dovetail.experiment.tuning import Space, parse_space
 from dovetail.experiment.verify import verify
 from dovetail.statements import TUNING_ASSUMPTION, NotApplicable
 
@@ -103,11 +103,11 @@ def test_a_choice_by_records_that_are_not_public_is_refused_a_statement():
     ("overrides", "more", "message"),
     [
         ([("noise", "seeded")], {}, "would share their noise"),
-        ([("protocol.noise_multiplier", 3.0)], {}, "whose noise can be calibrated and is not given"),
+        ([("protocol.noise_multiplier", 3.0)], {}, "tuning sets the noise of every trial itself"),
         ([("privacy.eps", 1.0), ("privacy.stop", "delta")], {}, "privacy.stop = 'eps'"),
         ([], {"number": 3, "by": "composition"}, "expected 1 to 2 trials"),
         ([], {"number": 1.0}, "mean number of trials > 1"),
-        ([], {"score": "auc"}, "more than two classes"),
+        ([], {"score": "auc"}, "by auc of two classes; got score='auc'"),
         ([], {"by": "chance"}, "by to be one of"),
     ],
 )

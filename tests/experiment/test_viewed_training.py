@@ -42,7 +42,7 @@ def prepared(views=(), **overrides):
 def test_views_change_the_model_and_not_the_statement():
     plain, viewed = prepared(), prepared(["flip", "shift:1"])
     assert viewed.engine._data.products is not None
-    assert viewed.certify(range(4)) == plain.certify(range(4))
+    assert viewed.record(range(4)).certified_statement() == plain.record(range(4)).certified_statement()
     fast, one = run(viewed), run(plain)
     slow = run(prepared(["flip", "shift:1"], performance__fast=False))
     assert np.abs(fast.parameters["params"] - one.parameters["params"]).max() > 1e-3
@@ -63,10 +63,10 @@ def test_shuffled_reports_take_views():
 
 def test_a_deployed_user_computes_what_the_simulated_one_does():
     ready = prepared(["flip"])
-    held = Federation(config=ready.config, dataset=ready.dataset, clients=ready.clients, model=ready.model)
+    held = Federation(config=ready.config, dataset=ready.dataset, clients=ready.sampler.clients, model=ready.model)
     params = np.zeros(held.dim, np.float32)
-    inputs = images().inputs[ready.clients.records[3]]
-    label = images().labels[ready.clients.records[3]]
+    inputs = images().inputs[ready.sampler.clients.records[3]]
+    label = images().labels[ready.sampler.clients.records[3]]
     rows = np.append((inputs.ravel() + inputs[:, ::-1].ravel()) / 2, 1.0)
     expected = np.outer(rows, np.eye(2)[label] - 0.5)
     np.testing.assert_allclose(held.train(3)(params).reshape(-1, 2), expected, atol=1e-6)
@@ -97,9 +97,9 @@ def test_an_attacker_explains_what_is_released_with_views():
     ready = prepare(config, task=IMAGES, guests=hidden)
     attacker, training = Attacker(ready, hidden), ready.engine.start()
     before = np.asarray(training.params).copy()
-    users = ready.schedule.draw(0)
+    users = ready.sampler.schedule.draw(0)
     states = jax.tree.map(np.array, (training.protocol, training.server))  # a step consumes what it starts from
-    after = ready.step(training, 0, hidden.taking_part(users, ready.schedule.population))
+    after = ready.step(training, 0, hidden.taking_part(users, ready.sampler.schedule.population))
     seen = AttackerView(0, users, before, np.asarray(after.params), *states)
     first = 2 * attacker.worlds(seen)[0]
     rest = attacker.released_sum(seen) - attacker.others(seen) - hidden.coins @ first

@@ -28,6 +28,7 @@ from dovetail.guarantee.record import Record
 from dovetail.protocols import PROTOCOLS as BUNDLED
 from dovetail.protocols import Protocol, shuffle_scope
 from dovetail.protocols.curator.dp_fl import DpFl
+from dovetail.randomness import Randomness
 from dovetail.shufflers import Layout, Reports
 from dovetail.statements import Neighbors, Statement, Unit, Verdict
 
@@ -115,7 +116,7 @@ CHANGES = {
 def test_what_changed_since_is_refused_by_name(halted, change):
     overrides, task, said = CHANGES[change]
     before = files(halted)
-    with pytest.raises(ValueError, match="got a different one") as refusal:
+    with pytest.raises(ValueError, match="was started differently") as refusal:
         experiment.run(plan(*overrides, task=task), out=halted, resume=True)
     assert said in str(refusal.value)
     assert files(halted) == before
@@ -132,7 +133,7 @@ def test_a_checkpoint_whose_rounds_are_not_the_plans_is_refused(halted, released
     """Rounds that were run and are not listed would not be charged."""
     saved = RunFolder(halted).read_checkpoint()
     RunFolder(halted).save(dataclasses.replace(saved, released=tuple(released)))
-    with pytest.raises(ValueError, match="expected the rounds that were released"):
+    with pytest.raises(ValueError, match="lists rounds that were not planned"):
         experiment.run(plan(), out=halted, resume=True)
 
 
@@ -174,7 +175,8 @@ def test_a_finished_run_says_so_and_stays_as_it_is(tmp_path, command):
 
 def test_the_engine_refuses_what_its_note_would_not_say():
     ready = plan(("cohort.kind", "disjoint"), ("cohort.size", 50), ("cohort.min_size", 40))
-    users = ready.schedule.draw(0)
+    ready = ready.with_randomness(Randomness.from_os(0))
+    users = ready.sampler.schedule.draw(0)
     with pytest.raises(ValueError, match="expected 40 to 50 users in a round, got 39"):
         ready.step(ready.engine.start(), 0, users[:39])
     with pytest.raises(ValueError, match="expected 40 to 50 users in a round, got 300"):
@@ -188,7 +190,7 @@ def test_the_engine_refuses_what_its_note_would_not_say():
 def test_a_plan_that_the_engine_did_not_follow_is_not_certified(tmp_path):
     """A run whose rounds have other noise than its plan states ends without a statement."""
     ready = plan()
-    quieter = dataclasses.replace(ready.schedule, noise_scales=(0.1,) * 6)
+    quieter = dataclasses.replace(ready.sampler.schedule, noise_scales=(0.1,) * 6)
     mixed = dataclasses.replace(ready, sampler=dataclasses.replace(ready.sampler, schedule=quieter))
     with pytest.raises(RuntimeError, match="did not run what the plan states"):
         experiment.run(mixed, out=tmp_path / "run")
@@ -260,7 +262,7 @@ def statement_of_what_was_noted(data, stop, tmp_path_factory):
     except ValueError:  # refused with a sentence, as every bad combination must be
         return
     out = tmp_path_factory.mktemp("runs") / "run"
-    resumed = 0 < stop < len(ready.rounds)
+    resumed = 0 < stop < ready.num_rounds
     if resumed:
         interrupted(ready, out, after=stop)
     result = experiment.run(ready, out=out, resume=resumed)
@@ -289,7 +291,7 @@ def test_a_run_is_one_processs_and_its_root_ends_with_it(tmp_path):
     out, ready = tmp_path / "run", plan()
     interrupted(ready, out)
     (out / ".checkpoint.npz.left").write_bytes(b"what a kill left of a checkpoint")
-    with RunFolder(out).lock(), pytest.raises(ValueError, match="that no other process is using"):
+    with RunFolder(out).lock(), pytest.raises(ValueError, match="another process is using the run"):
         experiment.run(ready, out=out, resume=True)
     last = RunFolder(out).read_checkpoint()
     experiment.run(ready, out=out, resume=True)
@@ -425,9 +427,9 @@ def test_verify_finds_what_was_changed(finished, tmp_path, command, change, said
 @pytest.mark.parametrize(
     ("ledger", "said"),
     [
-        (None, "expected a finished run with ledger.json"),
-        ("{", "expected JSON in"),
-        ("[]", "expected a JSON object in"),
+        (None, "has no ledger.json"),
+        ("{", "is not valid JSON"),
+        ("[]", "holds no JSON object"),
         ("{}", "expected the ledger of a run"),
         ('{"format": 9}', "expected a ledger of format 1, got 9"),
     ],
@@ -533,7 +535,7 @@ def test_an_audit_is_about_the_rounds_that_ran(tmp_path, overrides):
     ready = plan(*overrides)
     result = experiment.run(ready, out=tmp_path / "run")
     found = json.loads(curves.write(ready, tmp_path / "run").read_text())
-    alone = [accounting.certify([item], ready.scope, delta=1e-5) for item in set(ready.rounds)]
+    alone = [accounting.certify([item], ready.guarantee.scope, delta=1e-5) for item in set(ready.guarantee.rounds())]
     costliest = max(alone, key=lambda one: one.eps)
     assert found["certified"]["eps"] == pytest.approx(costliest.eps, rel=1e-9)
     assert 0 < found["eps_lower"] <= found["certified"]["eps"] <= result.statement.eps * (1 + 1e-9)

@@ -199,7 +199,7 @@ def test_labels_that_are_numbers_have_a_score_and_no_accuracy(runs, tmp_path):
     lines = [json.dumps({"round": index, "accuracy": None, "metrics": {"loss": 2.0}, "eps": 1.0}) for index in (1, 2)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     data = json.loads((folder / "privacy.json").read_text())
-    scores = {"accuracy": None, "metrics": {"r2": 0.51}, "baseline": {"rule": "always the mean", "r2": 0.0}}
+    scores = {"accuracy": None, "metrics": {"r2": 0.51}, "baseline": {"rule": "mean baseline", "r2": 0.0}}
     (tmp_path / "privacy.json").write_text(json.dumps({**data, **scores}))
     page = read(pages.write(tmp_path)).text
     assert "test R2 0.51 always the mean 0" in page

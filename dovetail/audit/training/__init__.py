@@ -30,8 +30,7 @@ from dovetail.audit.training.canaries import Canaries
 from dovetail.data import Task
 from dovetail.engine.devices import to_host
 from dovetail.experiment.config import Config
-from dovetail.experiment.plan import rounds_due
-from dovetail.experiment.preparation import Plan, prepare, protocol_of
+from dovetail.experiment.preparation import Plan, prepare, protocol_of, rounds_due
 from dovetail.protocols.subjects import record_level
 from dovetail.statements import Neighbors, Statement, Unit
 
@@ -110,14 +109,15 @@ def audit(
     config = msgspec.structs.replace(config, seed=seed, noise="seeded", diagnostics=False)
     hidden = _canaries(config, canaries)
     plan = prepare(config, task=task, guests=hidden)
-    if plan.unit is not plan.scope.unit:
+    guarantee = plan.guarantee
+    if guarantee.target_unit is not guarantee.scope.unit:
         raise ValueError(
-            f"expected the unit that {plan.protocol.name!r} protects itself, one {plan.scope.unit.value}, "
-            f"got privacy.unit={plan.unit.value!r}"
+            f"expected the unit that {guarantee.protocol.name!r} protects itself, one {guarantee.scope.unit.value}, "
+            f"got privacy.unit={guarantee.target_unit.value!r}"
         )
     released: list[int] = []
     scores = (_white_box if attack == "white-box" else _black_box)(plan, hidden, released)
-    statement = plan.certify(released)
+    statement = plan.record(released).certified_statement()
     tried = {number: _right(scores, hidden.coins, number) for number in numbers}
     number, bound = one_run.best_of(
         tried,
@@ -174,11 +174,11 @@ def _run(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[Attacker
     """Train as any run does, and show what an observer of every model sees; `released` is filled on the way."""
     training = plan.engine.start()
     for index, users in rounds_due(plan, released):
-        if len(users) < plan.schedule.min_size:
+        if len(users) < plan.sampler.schedule.min_size:
             continue
         before = to_host(training.params).copy()  # a step consumes what it starts from
         state, server = jax.tree.map(lambda leaf: to_host(leaf).copy(), (training.protocol, training.server))
-        there = users if plan.protocol.shuffled else hidden.taking_part(users, plan.schedule.population)
+        there = users if plan.sampler.protocol.shuffled else hidden.taking_part(users, plan.sampler.schedule.population)
         training = plan.step(training, index, there)
         released.append(index)
         yield AttackerView(index, users, before, to_host(training.params).copy(), state, server)
@@ -217,7 +217,7 @@ def _black_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.ndarray:
     """How much lower than expected the last loss is on what a canary has in its first world, less in its second."""
     attacker = Attacker(plan, hidden)
     last = expected = jnp.asarray(to_host(plan.engine.start().params))
-    momentum, state = attacker.server.init(expected), plan.protocol.init(plan.engine.dim)
+    momentum, state = attacker.server.init(expected), plan.sampler.protocol.init(plan.engine.dim)
     for seen in _run(plan, hidden, released):
         last = jnp.asarray(seen.after)
         own = seen._replace(before=expected, state=state)

@@ -18,8 +18,7 @@ from jax.flatten_util import ravel_pytree
 from dovetail.audit.training.canaries import Canaries
 from dovetail.experiment.preparation import Plan
 from dovetail.learners import losses
-from dovetail.learners.client import ClientUpdate, local_update
-from dovetail.learners.moments import moments_of
+from dovetail.learners.client import local_update
 from dovetail.learners.server import Ridge
 from dovetail.statements import Unit
 
@@ -52,12 +51,15 @@ class Attacker:
         self.server = plan.engine.server
         self._first_canary = len(self._labels) - hidden.num_records
         _, self._unravel = ravel_pytree(plan.model.init(jax.random.key(0)))
-        update = ClientUpdate(**plan.config.client.steps)
-        moments = moments_of(update, plan.model)
+        moments = plan.engine.moments
         if plan.model.learner is not None:
             raise ValueError(f"expected a model in JAX to audit a training, got model {plan.model.name!r}")
         self._loss = losses.function(plan.engine.loss)
-        one = local_update(update, self._logits, self._loss) if moments is None else lambda _, *held: moments(*held)
+        one = (
+            local_update(plan.config.client, self._logits, self._loss)
+            if moments is None
+            else lambda _, *held: moments(*held)
+        )
         self._one = jax.vmap(one, (None, 0, 0, 0))
         self._clipped = jax.jit(self._clip)
 
@@ -79,14 +81,14 @@ class Attacker:
 
     def weights(self, seen: AttackerView) -> np.ndarray:
         """How many times each canary's update is in the sum, on average over what the adversary does not see."""
-        hidden, schedule = self._hidden, self._plan.schedule
+        hidden, schedule = self._hidden, self._plan.sampler.schedule
         if hidden.unit is not Unit.USER or schedule.kind in ("fixed", "poisson", "secret"):
             return np.full(hidden.count, self._plan.sampler.times(seen.number, records=hidden.items))
         return np.isin(schedule.population - hidden.count + np.arange(hidden.count), seen.users).astype(float)
 
     def others(self, seen: AttackerView) -> np.ndarray:
         """What the real users or records add; on average where who is drawn would tell of who else is."""
-        schedule, users, weight = self._plan.schedule, seen.users, 1.0
+        schedule, users, weight = self._plan.sampler.schedule, seen.users, 1.0
         if self._hidden.unit is Unit.USER:
             real = schedule.population - self._hidden.count
             users = users[users < real]
@@ -132,7 +134,7 @@ class Attacker:
 
     def _clip(self, params: Any, state: Any, inputs: Any, labels: Any, counts: Any) -> jax.Array:
         """The updates of users with these records, as far as the protocol lets them count."""
-        return self._plan.protocol.clip_update(self._one(params, inputs, labels, counts), state)
+        return self._plan.sampler.protocol.clip_update(self._one(params, inputs, labels, counts), state)
 
     def _logits(self, params: jax.Array, inputs: Any) -> jax.Array:
         return self._plan.model.apply(self._unravel(params), inputs)

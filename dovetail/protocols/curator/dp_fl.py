@@ -68,13 +68,22 @@ class DpFl(Protocol, Fast, Claimed):
     claimed_for: ClassVar[Literal["round", "training"]] = "training"
 
     clip: float | Literal["fixed", "adaptive", "median"] = "fixed"
+    """`fixed`, `adaptive` (a private quantile, accounted for) or `median` (as published by Geyer et al.: no guarantee).
+    """
     clip_norm: float | None = None
+    """Largest L2 norm of an update; larger ones are scaled down."""
     noise_multiplier: float | None = None
+    """Standard deviation of the noise divided by the clip norm; calibrated if not given."""
     quantile: float = 0.5
+    """With `adaptive`: target share of updates below the clip norm."""
     clip_rate: float = 0.2
+    """With `adaptive`: how fast the clip norm adapts."""
     std_count: float | None = None
+    """With `adaptive`: standard deviation of the noise on the count of updates below the clip norm."""
     schedule: Literal["constant", "linear", "held"] | tuple[float, ...] = "constant"
+    """Noise over the rounds: `constant`, `linear`, `held` or a list of factors."""
     schedule_end: float = 1.0
+    """With `linear`: noise of the last round relative to the first."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.clip, str):

@@ -68,11 +68,17 @@ class Flame(Protocol, Fast):
     shuffled: ClassVar[bool] = True
 
     clip_value: float = CLIP_VALUE
+    """Coordinates are clipped to plus or minus this."""
     eps_local: float | None = None
+    """The budget of one report; calibrated if not given."""
     randomizer: Literal["rr2", "rr", "laplace"] = "rr2"
+    """Randomizer of a report."""
     levels: int | None = None
+    """Number of levels of `rr`."""
     linkage: Literal["coordinate", "vector"] | None = None
+    """`coordinate` shuffles every coordinate separately; `vector` shuffles whole messages (as printed in FLAME)."""
     published: bool = False
+    """Run the protocol as its paper prints it; the statement says what is then guaranteed."""
 
     def __post_init__(self) -> None:
         _validate.positive(clip_value=self.clip_value)
@@ -298,7 +304,9 @@ class Padded(Flame):
     """Slots of a public number of messages, `pad_to`, whatever clients send: the cohort's size unless given."""
 
     pad_to: int | None = None
+    """Number of messages per slot after adding dummies; default: the number of users."""
     overflow: Literal["drop", "keep"] | None = None
+    """What to do with reports beyond `pad_to`: `drop` a random surplus, or `keep` it (which reveals counts)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -326,6 +334,7 @@ class SharedLevels(Flame):
     """Reports that can be added up between aggregators; `verified`: each user proves that its reports are in range."""
 
     verified: bool = False
+    """Deployed users prove to the aggregators that what they share is in range, and count only then."""
 
     def messages(self, dim: int) -> Messages:
         """Those of a shuffler, which sees no shares to verify."""

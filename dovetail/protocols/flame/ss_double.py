@@ -47,7 +47,9 @@ class SsDouble(Padded, Claimed):
     unshared: ClassVar[str] = "hides in dummies, which only a shuffler that counts the reports of a slot can add"
 
     beta: float = 0.1
+    """Share of coordinates that a client reports."""
     inclusion: Literal["bernoulli", "fixed-k"] | None = None
+    """`bernoulli` (each coordinate independently) or `fixed-k` (exactly beta d coordinates)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -53,7 +53,9 @@ class SsTopk(SharedLevels, Padded, Claimed):
     formula: ClassVar[Formula] = staticmethod(flame.ss_topk)
 
     k: int = 0  # one in fifty coordinates, unless given
+    """Number of largest coordinates that a client reports."""
     decoys: int | None = None
+    """Number of other coordinates for which a client reports a fair coin; default: all of them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

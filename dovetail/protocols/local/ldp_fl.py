@@ -48,10 +48,15 @@ class LdpFl(Protocol, Fast):
     resizable: ClassVar[bool] = True
 
     randomizer: Literal["gaussian", "laplace"] = "gaussian"
+    """Randomizer of a report."""
     clip_norm: float | None = None
+    """Largest L2 norm of an update; larger ones are scaled down."""
     noise_multiplier: float | None = None
+    """Standard deviation of the noise divided by the clip norm; calibrated if not given."""
     clip_value: float | None = None
+    """Coordinates are clipped to plus or minus this."""
     eps_local: float | None = None
+    """The budget of one report; calibrated if not given."""
 
     def __post_init__(self) -> None:
         _validate.one_of(("gaussian", "laplace"), randomizer=self.randomizer)

@@ -50,7 +50,9 @@ class PrivUnit(Protocol, Fast):
     unshared: ClassVar[str] = "sends a seed of 16 bytes, smaller than any share of the vector it stands for"
 
     clip_norm: float = CLIP_NORM
+    """Largest L2 norm of an update; larger ones are scaled down."""
     eps_local: float | None = None
+    """The budget of one report; calibrated if not given."""
 
     def __post_init__(self) -> None:
         _validate.clip_norm(clip_norm=self.clip_norm)

@@ -74,8 +74,11 @@ class Personal(Protocol):
     undeployed: ClassVar[str] = "has no messages for a shuffler; aggregators can add up its reports on a grid"
 
     budgets: Any = None  # a field, so that it is a config key; it takes the place of the property of `Protocol`
+    """Each user's eps per coordinate: the name of a distribution, `[low, high]` or a file."""
     clip_value: float = CLIP_VALUE
+    """Coordinates are clipped to plus or minus this."""
     budget_scale: float | Literal["fit"] | None = 1.0
+    """Factor on all budgets; `"fit"` calibrates it to the target."""
 
     def __post_init__(self) -> None:
         _validate.positive(clip_value=self.clip_value)

@@ -51,7 +51,9 @@ class Apes(Personal, Claimed):
     formula: ClassVar[Formula] = staticmethod(claims.apes.apes)
 
     bound: float | None = None
+    """Clip-Laplace reports stay within plus or minus this; default: `clip_value`."""
     randomizer: Literal["clip_laplace", "laplace"] = "clip_laplace"
+    """Randomizer of a report."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -64,8 +64,11 @@ class SApes(Apes):
     formula: ClassVar[Formula] = staticmethod(claims.apes.s_apes)
 
     keep: float = 0.2
+    """Share of reports that are kept."""
     sparsify: Literal["threshold", "top", "random"] | None = None
+    """`threshold` (certified like APES), `top` (as published) or `random`."""
     published: bool = False
+    """Run the protocol as its paper prints it; the statement says what is then guaranteed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

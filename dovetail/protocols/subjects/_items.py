@@ -49,16 +49,27 @@ class ItemLevel(Protocol, Claimed):
     samples: ClassVar[Literal["users", "records"]] = "records"
 
     clip_norm: float = CLIP_NORM
+    """Largest L2 norm of a record's gradient; larger ones are scaled down."""
     items_per_subject: int | None = None
+    """Maximum number of records of a subject that are used, over all users."""
     users_per_subject: int | None = None
+    """Maximum number of users at which a subject's records are used."""
     items_per_user: int | None = None
+    """Maximum number of records of a subject that are used at one user."""
     batch: float | None = None
+    """Expected number of records per sum; or give `sampling_rate`."""
     sampling_rate: float | None = None
+    """Probability that a record joins a sum; or give `batch`."""
     noise_multiplier: float | None = None
+    """Standard deviation of the noise divided by the clip norm; calibrated if not given."""
     unit: Literal["subject", "item"] = "subject"
+    """`subject` or `item`; follows `privacy.unit`."""
     adaptive_z: bool = False
+    """Set the noise by the largest group in the batch, as published: no guarantee."""
     group_in_batch: int | None = None  # the paper's Z as the data has it: for its claim, never for what is certified
+    """Filled in: the most records of one subject in a batch, as the data have it; for the paper's claim alone."""
     claimed_eps: float | None = None  # what the paper's recipe was asked for, where it sets the noise (adaptive_z)
+    """Filled in: the eps that the paper's recipe would promise."""
 
     def __post_init__(self) -> None:
         _validate.clip_norm(clip_norm=self.clip_norm)

@@ -40,6 +40,7 @@ class LocalSub(ItemLevel):
     undeployed: ClassVar[str] = "adds its noise within local training, in floating point, and has no shuffler to deploy"
 
     steps: int = 1
+    """Number of noisy steps that a user takes per round."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

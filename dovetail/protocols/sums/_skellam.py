@@ -50,10 +50,15 @@ class NoisySum(Protocol, Fast):
     secret_rounds: ClassVar[bool] = True
 
     clip_norm: float = CLIP_NORM
+    """Largest L2 norm of an update; larger ones are scaled down."""
     noise_multiplier: float | None = None
+    """Standard deviation of the noise divided by the clip norm; calibrated if not given."""
     scale: float | None = None
+    """Number of integers per unit of the clipped update; follows from the noise and the number of users."""
     modulus: int | None = None
+    """Shares are numbers modulo this; follows from the scale and the number of users."""
     honest: int | None = None
+    """Filled in: how many users' noise a round is sure to have."""
 
     def __post_init__(self) -> None:
         _validate.clip_norm(clip_norm=self.clip_norm)

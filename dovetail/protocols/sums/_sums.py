@@ -57,6 +57,7 @@ class ReportedSum(Protocol):
     uncompared: ClassVar[str | None] = "it adds up numbers and trains no model; see `dovetail reproduce survey`"
 
     eps_local: float | None = None
+    """The budget of one report; calibrated if not given."""
 
     def __post_init__(self) -> None:
         _validate.positive(**_validate.not_none(eps_local=self.eps_local))

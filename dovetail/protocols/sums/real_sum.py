@@ -61,9 +61,13 @@ class RealSum(ReportedSum, Fast):
     unshared: ClassVar[str] = "mixes shares in shufflers with method='split'; use 'secagg' or method='unary' instead"
 
     method: Literal["single", "unary", "split"] = "single"
+    """`single` (one report), `unary` (bit by bit) or `split` (shares)."""
     levels: int | None = None
+    """Number of levels that a number is rounded to; it depends on the number of users if not given."""
     noise_multiplier: float | None = None
+    """Standard deviation of the noise divided by the clip norm; calibrated if not given."""
     mix: SplitAndMixProtocol | Mapping[str, Any] | None = None
+    """With `split`: settings of `split_and_mix`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -76,8 +76,12 @@ class SecAgg(NoisySum):
     same_noise_as: ClassVar[str | None] = "split_and_mix"
 
     aggregators: int = 2
+    """Number of aggregators between which sums are shared; all but one may collude with the analyzer."""
     noise: Literal["users", "aggregators"] = "users"
+    """Who adds the noise: `users`, each a part, or `aggregators`, each all of it."""
     verified: bool = False
+    """Deployed users prove to the aggregators that what they share is in range (with `noise = "aggregators"`: no longer
+    than the clip norm), and count only then."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

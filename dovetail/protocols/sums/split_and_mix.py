@@ -51,9 +51,13 @@ class SplitAndMixProtocol(NoisySum):
     unshared: ClassVar[str] = "hides its sums by mixing shares in shufflers; use 'secagg' with aggregators"
 
     shares: int | None = None
+    """Number of shares per coordinate; follows from `mixing_error`."""
     shufflers: int = 2
+    """Number of shufflers among which shares are split."""
     colluding_shufflers: int = 0
+    """Number of shufflers that may collude with the analyzer."""
     mixing_error: float = 1e-12
+    """Largest total variation distance between the analyzer's view and the sum alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
