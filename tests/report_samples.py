@@ -57,8 +57,8 @@ def comparison(folder):
             version="0.1",
             machine="2 cores",
         )
-        found = found.having(Outcome(protocol=name, run=run))
-    found = found.having(Outcome(protocol="fedavg", reason=f"nothing is certified {EVIL}"))
+        found = found.with_outcome(Outcome(protocol=name, run=run))
+    found = found.with_outcome(Outcome(protocol="fedavg", reason=f"nothing is certified {EVIL}"))
     folder.mkdir(parents=True, exist_ok=True)
     found.write(folder)
     return folder

@@ -12,7 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from dovetail.compare._contenders import committed
+from dovetail.compare._contenders import committed_comparisons
 from dovetail.figures import STYLE, Figure, Line, svg
 from dovetail.figures.drawing import escape
 
@@ -26,7 +26,7 @@ PAPER = '<rect width="100%" height="100%" rx="8" fill="var(--dt-paper)"/>'
 
 def accuracy() -> str:
     """Test accuracy against eps, of every protocol that was compared with this model."""
-    compared = sorted((one for one in committed() if one.model == MODEL), key=lambda one: one.eps)
+    compared = sorted((one for one in committed_comparisons() if one.model == MODEL), key=lambda one: one.eps)
     eps, deltas = [one.eps for one in compared], {one.delta for one in compared}
     (delta,), (users,) = deltas, {one.users for one in compared}
     names = sorted(compared[-1].runs, key=lambda name: -compared[0].runs[name]["accuracy"])

@@ -32,7 +32,8 @@ def test_a_quote_is_about_the_cohort_that_a_run_would_have(kind):
         min_size=population if protocol.needs_minimum else 0,
     )  # fmt: skip
     assert cohort == schedule.cohort(0)
-    assert quotes.with_sampling(terms, kind, population).population == population
+    assert cohort.population == population
+    assert quotes.guarantee(name, quotes.with_sampling(terms, kind, population)).spread.users == population
 
 
 def test_account_knows_every_way_to_take_part(command):

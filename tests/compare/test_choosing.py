@@ -7,7 +7,7 @@ import pytest
 
 from dovetail import compare
 from dovetail.compare import choosing
-from dovetail.compare._contenders import committed, near
+from dovetail.compare._contenders import committed_comparisons, near
 from dovetail.guarantee import quotes
 from dovetail.protocols import PROTOCOLS
 from dovetail.statements import Trust
@@ -95,8 +95,8 @@ def test_accuracies_come_from_a_comparison_that_is_near():
     assert found.accuracy("secagg", rounds=60, per_round=1000) == found.runs["split_and_mix"]["accuracy"]
     assert found.accuracy("dp_fl", rounds=60, per_round=60_000) is None
     assert found.accuracy("dp_fl", rounds=1, per_round=1000) is None
-    assert len(committed()) == 6
-    assert all(0 < run["accuracy"] < 1 for one in committed() for run in one.runs.values())
+    assert len(committed_comparisons()) == 6
+    assert all(0 < run["accuracy"] < 1 for one in committed_comparisons() for run in one.runs.values())
 
 
 @pytest.mark.parametrize(

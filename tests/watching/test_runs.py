@@ -89,7 +89,7 @@ def test_refusals(command, folder, tmp_path):
     assert command("runs", str(tmp_path / "none"))[0] == 2
     status, _, err = command("runs", str(folder / "three"), "--compare")
     assert status == 2
-    assert "expected two runs or more to compare, got 1" in err
+    assert "--compare needs two runs or more, got 1" in err
     status, _, err = command("runs", str(folder), "--plot", str(tmp_path / "x.svg"), "--over", "time")
     assert (status, (tmp_path / "x.svg").exists()) == (2, False)
     assert "expected rounds or eps" in err
