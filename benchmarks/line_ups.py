@@ -56,7 +56,7 @@ def search(job: tuple[str, str, float, dict[str, Any] | None, list[float], list[
         mine = msgspec.structs.replace(
             config,
             protocol={**config.protocol, **noise, **clipped},
-            server=msgspec.structs.replace(config.server, learning_rate=step),
+            server=dataclasses.replace(config.server, learning_rate=step),
             privacy=msgspec.structs.replace(config.privacy, eps=None),
         )
         plan = experiment.prepare(mine, task=TASK).with_randomness(Randomness.from_os(mine.seed))

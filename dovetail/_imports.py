@@ -79,12 +79,12 @@ def load(
 def on_first_use(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
     """The `__getattr__` of a package whose public names live in these modules, loaded when they are asked for."""
 
-    def found(name: str) -> Any:
+    def get_name(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(homes[name]), name)
 
-    return found
+    return get_name
 
 
 class LateModule:

@@ -21,6 +21,7 @@ __all__ = [
     "clip_norm",
     "finite",
     "finite_array",
+    "in_brackets",
     "in_interval",
     "in_open_interval",
     "integer",
@@ -29,7 +30,6 @@ __all__ = [
     "not_none",
     "one_of",
     "positive",
-    "quoted",
 ]
 
 SMALLEST_CLIP_NORM = 1e-9
@@ -143,10 +143,10 @@ def known_name(kind: str, name: str, options: Iterable[str], *, meanings: Mappin
     if not near:
         raise ValueError(f"unknown {kind} {name!r}: expected one of: {', '.join(options)}")
     meaning = (meanings or {}).get(near[0])
-    raise ValueError(f"unknown {kind} {name!r}: did you mean {near[0]!r}?{quoted(meaning)}")
+    raise ValueError(f"unknown {kind} {name!r}: did you mean {near[0]!r}?{in_brackets(meaning)}")
 
 
-def quoted(meaning: str | None) -> str:
+def in_brackets(meaning: str | None) -> str:
     """The first sentence of what a setting means, in brackets, for the end of an error; nothing where it is long."""
     sentence = (meaning or "").partition(". ")[0].removesuffix(".")
     return f" ({sentence})" if 0 < len(sentence) <= _LONGEST_QUOTE else ""

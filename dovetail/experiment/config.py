@@ -26,12 +26,12 @@ from dovetail import _fields, _imports, _validate, protocols
 from dovetail.engine.devices import Performance
 from dovetail.features import Features, Whitening
 from dovetail.learners.client import ClientUpdate
+from dovetail.learners.server import ServerSettings
 
 __all__ = [
     "CohortConfig",
     "Config",
     "PrivacyConfig",
-    "ServerConfig",
     "TaskConfig",
     "apply",
     "described_presets",
@@ -126,23 +126,6 @@ class CohortConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @_fields.with_fields_in_help
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The server's optimiser: an optax name, its learning rate and other options; or "ridge", for moments.
-
-    With `average`, the mean of the models of the last part of the rounds is published: 0.5 for the last half.
-    """
-
-    optimizer: str = "sgd"
-    """Name of an optax optimizer: `sgd`, `adam`, ...; `ridge` with `client.update = "moments"`."""
-    learning_rate: float = 1.0
-    """Learning rate of the server."""
-    options: dict[str, float | bool] = {}
-    """Further arguments of the optimizer, such as `momentum`."""
-    average: float = 0.0
-    """Publish the mean of the models after this last part of the rounds, for example 0.5; 0: the last model."""
-
-
-@_fields.with_fields_in_help
 class PrivacyConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The privacy target: noise is calibrated to it unless given, and training never spends more.
 
@@ -183,7 +166,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     task: TaskConfig
     cohort: CohortConfig = CohortConfig()
     client: ClientUpdate = ClientUpdate()
-    server: ServerConfig = ServerConfig()
+    server: ServerSettings = ServerSettings()
     protocol: dict[str, Any]
     privacy: PrivacyConfig = PrivacyConfig()
     performance: Performance = Performance()
@@ -297,11 +280,11 @@ def _sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
         for name in typing.get_args(part)
     ]
     if names:
-        return f"{where} must be one of {', '.join(map(str, names))}, got {value!r}{_validate.quoted(meaning)}"
+        return f"{where} must be one of {', '.join(map(str, names))}, got {value!r}{_validate.in_brackets(meaning)}"
     types = re.match(r"Expected `([a-z]+(?: \| [a-z]+)*)`", text)
     if where and types is not None:
         wanted = " or ".join(_TYPES.get(name, name) for name in types[1].split(" | ") if name != "null")
-        return f"{where} must be {wanted}, got {value!r}{_validate.quoted(meaning)}"
+        return f"{where} must be {wanted}, got {value!r}{_validate.in_brackets(meaning)}"
     message = text[:1].lower() + text[1:]
     return f"{message} in {where}" if where else message
 

@@ -36,7 +36,7 @@ from dovetail.learners.client import ClientUpdate
 from dovetail.learners.isolation import inspect_model
 from dovetail.learners.moments import moments_of
 from dovetail.learners.prediction import Predictor
-from dovetail.learners.server import Ridge, Server
+from dovetail.learners.server import Ridge
 from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT
 from dovetail.numbers import at_least
 from dovetail.protocols import Cohort, Protocol
@@ -162,7 +162,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
         guests: users or people that an audit adds.
     """
     protocol = protocol_of(config)
-    server = Server.build(**msgspec.structs.asdict(config.server))
+    server = config.server.build()
     if not protocol.is_calibrated and config.privacy.eps is None:
         raise ValueError(f"expected privacy.eps or the noise of {protocol.name!r}, got neither")
     _check_sections(config, protocol)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +18,10 @@ import numpy as np
 import optax
 
 from dovetail import _validate
+from dovetail._fields import with_fields_in_help
 from dovetail.learners.moments import Moments
 
-__all__ = ["AveragingState", "Ridge", "Server"]
+__all__ = ["AveragingState", "Ridge", "Server", "ServerSettings"]
 
 
 class AveragingState(NamedTuple):
@@ -32,21 +32,35 @@ class AveragingState(NamedTuple):
     steps: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Server:
-    """An optax optimiser by name, its learning rate and its further options by keyword.
+@with_fields_in_help
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)  # slots: or msgspec leaves out the defaults
+class ServerSettings:
+    """The server's optimiser: the section [server] of a config."""
 
-    `average` is the last part of the rounds whose models' mean is published; of how many `rounds`, `over` says.
+    optimizer: str = "sgd"
+    """Name of an optax optimizer: `sgd`, `adam`, ...; `ridge` with `client.update = "moments"`."""
+    learning_rate: float = 1.0
+    """Learning rate of the server."""
+    options: dict[str, float | bool] = dataclasses.field(default_factory=dict)
+    """Further arguments of the optimizer, such as `momentum`."""
+    average: float = 0.0
+    """Publish the mean of the models after this last part of the rounds, for example 0.5; 0: the last model."""
+
+    def build(self) -> Server:
+        """The server of these settings: `Ridge` for "ridge", otherwise an optax optimiser."""
+        kind = Ridge if self.optimizer == "ridge" else Server
+        return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(ServerSettings)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Server(ServerSettings):
+    """An optax optimiser with its options, for a training of so many `rounds` (see `over`).
 
     Guarantees:
         Without `average` the last model is published, and the state is the optimiser's.
         The mean is that of the models after the last ceil(average * rounds) steps; before them, the last model.
     """
 
-    optimizer: str = "sgd"
-    learning_rate: float = 1.0
-    options: tuple[tuple[str, float | bool], ...] = ()
-    average: float = 0.0
     rounds: int | None = None
 
     def __post_init__(self) -> None:
@@ -54,18 +68,8 @@ class Server:
         _validate.in_interval(0, 1, average=self.average)
         _validate.known_name("optimizer", self.optimizer, _optimizers())
         accepted = inspect.signature(getattr(optax, self.optimizer)).parameters
-        for key, _ in self.options:
+        for key in self.options:
             _validate.known_name(f"option of optimizer {self.optimizer!r}", key, accepted)
-
-    @classmethod
-    def build(
-        cls, optimizer: str, learning_rate: float, options: Mapping[str, float | bool], average: float = 0.0
-    ) -> Server:
-        """The server of these settings: `Ridge` for "ridge", otherwise an optax optimiser."""
-        kind = Ridge if optimizer == "ridge" else cls
-        return kind(
-            optimizer=optimizer, learning_rate=learning_rate, options=tuple(sorted(options.items())), average=average
-        )
 
     def over(self, rounds: int, *, moments: Moments | None = None, noise_std: float | None = None) -> Server:
         """The same server for a training of so many rounds.
@@ -99,7 +103,7 @@ class Server:
 
     @property
     def _transform(self) -> optax.GradientTransformation:
-        return getattr(optax, self.optimizer)(self.learning_rate, **dict(self.options))
+        return getattr(optax, self.optimizer)(self.learning_rate, **self.options)
 
     def init(self, params: jax.Array) -> Any:
         """The optimiser's state before the first round."""
@@ -147,7 +151,7 @@ class Ridge(Server):
     noise_std: float | None = None
 
     def __post_init__(self) -> None:
-        for key, value in self.options:
+        for key, value in self.options.items():
             _validate.known_name("option of optimizer 'ridge'", key, _RIDGE)
             _validate.non_negative(**{key: float(value)})
         if self.average or self.learning_rate != 1:
@@ -188,7 +192,7 @@ class Ridge(Server):
             raise ValueError(
                 "ridge regression needs the layout of the moments and their noise: call over(rounds, ...) first"
             )
-        options = {**_RIDGE, **dict(self.options)}
+        options = {**_RIDGE, **self.options}
         ridge = options["ridge"] * self.moments.noise_norm(self.noise_std)
         return jnp.asarray(self.moments.model(np.asarray(params), ridge=ridge, share=options["share"]))
 

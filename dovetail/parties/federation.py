@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 
 from dovetail.data import Clients, Dataset, Model
@@ -26,7 +25,6 @@ from dovetail.experiment.population import load_data_for_parties
 from dovetail.learners import trees
 from dovetail.learners.client import cross_entropy, local_update, visiting_order
 from dovetail.learners.moments import Moments, moments_of
-from dovetail.learners.server import Server
 from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.user.participation import Train
 
@@ -143,7 +141,7 @@ class Federation:
         return Learning(
             initial=self.initial,
             moments=self.moments,
-            server=Server.build(**msgspec.structs.asdict(self.config.server)),
+            server=self.config.server.build(),
             evaluate=lambda model: float(score(jnp.asarray(model))),
         )
 

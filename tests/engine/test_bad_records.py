@@ -18,7 +18,7 @@ from dovetail.engine.rounds import first_parameters
 from dovetail.events import Everyone
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
-from dovetail.learners.server import Server
+from dovetail.learners.server import ServerSettings
 from dovetail.protocols import PROTOCOLS, Cohort, build
 from dovetail.randomness import Randomness
 from dovetail.sampling import Items, RoundSample
@@ -153,7 +153,7 @@ class Bench:
             clients=table(path.records),
             update=UPDATES[path.update],
             protocol=build(name, settings).settle(cohort, dim),
-            server=Server.build("sgd", 1.0, {}),
+            server=ServerSettings(optimizer="sgd", learning_rate=1.0).build(),
             cohort_size=USERS,
             randomness=Randomness.from_seed(5),
             performance=Performance(fast=path.fast, chunk=2 if name in SCALARS else 4),

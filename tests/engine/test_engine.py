@@ -21,7 +21,7 @@ from dovetail.engine import Engine, Performance, chunks, linear
 from dovetail.events import Everyone
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
-from dovetail.learners.server import Server
+from dovetail.learners.server import ServerSettings
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols import Cohort, build
 from dovetail.randomness import Randomness
@@ -88,7 +88,7 @@ def train(
         clients=clients(width),
         update=UPDATES[update],
         protocol=build(protocol, settings or {**PROTOCOLS, **SHUFFLED}[protocol]).settle(COHORT, dim_of(built)),
-        server=Server.build("sgd", 0.7, {"momentum": 0.9}),
+        server=ServerSettings(optimizer="sgd", learning_rate=0.7, options={"momentum": 0.9}).build(),
         cohort_size=20,
         randomness=Randomness.from_seed(3),
         performance=Performance(**performance),

@@ -12,7 +12,7 @@ from dovetail.engine import Engine, Performance, linear
 from dovetail.events import Everyone
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
-from dovetail.learners.server import Server
+from dovetail.learners.server import ServerSettings
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols import Cohort, build
 from dovetail.randomness import Randomness
@@ -216,7 +216,7 @@ def engine(data, clients, **settings):
         clients=clients,
         update=settings.pop("update", ClientUpdate()),
         protocol=build("dp_fl", {"clip_norm": 0.3, "noise_multiplier": 1e-6}).settle(cohort, 5 * 7),
-        server=Server.build("sgd", 1.0, {}),
+        server=ServerSettings(optimizer="sgd", learning_rate=1.0).build(),
         cohort_size=20,
         randomness=Randomness.from_seed(3),
         performance=Performance(**settings),

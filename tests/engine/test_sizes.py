@@ -12,7 +12,7 @@ from dovetail.engine.chunks import MOST_CLASSES, size_classes
 from dovetail.events import Everyone
 from dovetail.learners import client, models
 from dovetail.learners.client import ClientUpdate, local_update, visiting_order
-from dovetail.learners.server import Server
+from dovetail.learners.server import ServerSettings
 from dovetail.protocols import Cohort, build
 from dovetail.randomness import Randomness
 
@@ -61,7 +61,7 @@ def trained(protocol, settings, update, model, *, size_classes, fast=True, diagn
         clients=Clients(records=rng.permutation(total).astype(np.int32), counts=COUNTS),
         update=update,
         protocol=build(protocol, settings).settle(cohort, dim),
-        server=Server.build("sgd", 0.5, {}),
+        server=ServerSettings(optimizer="sgd", learning_rate=0.5).build(),
         cohort_size=len(COUNTS),
         randomness=Randomness.from_seed(1),
         performance=Performance(size_classes=size_classes, fast=fast, chunk=2),

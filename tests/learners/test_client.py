@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dovetail.learners.client import ClientUpdate, local_update, visiting_order
-from dovetail.learners.server import Server
+from dovetail.learners.server import ServerSettings
 
 FEATURES, CLASSES, RECORDS = 5, 3, 7
 
@@ -75,10 +75,10 @@ def test_visiting_order_permutes_the_real_records_and_leaves_the_rest_behind():
 
 def test_server_steps_along_the_estimate():
     params, estimate = jnp.ones(4), jnp.arange(4.0)
-    server = Server.build("sgd", 0.5, {})
+    server = ServerSettings(optimizer="sgd", learning_rate=0.5).build()
     moved, _ = server.step(params, server.init(params), estimate)
     np.testing.assert_allclose(moved, 1 + 0.5 * np.arange(4))
-    heavy = Server.build("sgd", 0.5, {"momentum": 0.9})
+    heavy = ServerSettings(optimizer="sgd", learning_rate=0.5, options={"momentum": 0.9}).build()
     state = heavy.init(params)
     moved, state = heavy.step(params, state, estimate)
     moved, state = heavy.step(moved, state, estimate)
@@ -87,7 +87,7 @@ def test_server_steps_along_the_estimate():
 
 @pytest.mark.parametrize("name", ["adam", "yogi", "lion", "adagrad"])
 def test_any_optax_optimizer_serves(name):
-    server = Server.build(name, 0.1, {})
+    server = ServerSettings(optimizer=name, learning_rate=0.1).build()
     params = jnp.ones(3)
     moved, _ = server.step(params, server.init(params), jnp.ones(3))
     assert (np.asarray(moved) > 1).all()
@@ -96,9 +96,15 @@ def test_any_optax_optimizer_serves(name):
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: Server.build("sdg", 1.0, {}), "unknown optimizer 'sdg': did you mean 'sgd'"),
-        (lambda: Server.build("sgd", 1.0, {"momentun": 0.9}), "did you mean 'momentum'"),
-        (lambda: Server.build("sgd", -1.0, {}), "expected learning_rate > 0"),
+        (
+            lambda: ServerSettings(optimizer="sdg", learning_rate=1.0).build(),
+            "unknown optimizer 'sdg': did you mean 'sgd'",
+        ),
+        (
+            lambda: ServerSettings(optimizer="sgd", learning_rate=1.0, options={"momentun": 0.9}).build(),
+            "did you mean 'momentum'",
+        ),
+        (lambda: ServerSettings(optimizer="sgd", learning_rate=-1.0).build(), "expected learning_rate > 0"),
         (lambda: ClientUpdate(update="fedavg", mu=0.1), "expected mu = 0 unless"),
         (lambda: ClientUpdate(batch=0), "expected batch >= 1"),
         (lambda: ClientUpdate(update="sgd"), "expected update to be one of"),

@@ -9,7 +9,7 @@ from tiny import TASK
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.models import linear
 from dovetail.learners.moments import Moments, moments_of
-from dovetail.learners.server import Ridge, Server
+from dovetail.learners.server import Ridge, Server, ServerSettings
 
 LAYOUT = Moments(features=4, classes=3, constant=0.5, weight=2.0)
 
@@ -79,7 +79,11 @@ def test_the_noise_of_a_gram_matrix_has_the_norm_that_is_said():
 def test_the_ridge_follows_from_the_noise_and_the_options():
     inputs, labels = records()
     mean = LAYOUT(inputs, labels, 50)
-    server = Server.build("ridge", 1.0, {"ridge": 2.0, "share": 0.0}).over(1, moments=LAYOUT, noise_std=0.1)
+    server = (
+        ServerSettings(optimizer="ridge", learning_rate=1.0, options={"ridge": 2.0, "share": 0.0})
+        .build()
+        .over(1, moments=LAYOUT, noise_std=0.1)
+    )
     params, state = server.step(jnp.zeros(LAYOUT.dim), server.init(jnp.zeros(LAYOUT.dim)), mean)
     expected = LAYOUT.model(np.asarray(mean), ridge=2 * 0.1 * np.sqrt(10), share=0.0)
     np.testing.assert_allclose(server.model_to_publish(params, state), expected, rtol=1e-6)
@@ -96,7 +100,7 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="average"):
         Ridge(average=0.5)
     with pytest.raises(ValueError, match="momentum"):
-        Server.build("ridge", 1.0, {"momentum": 0.9})
+        ServerSettings(optimizer="ridge", learning_rate=1.0, options={"momentum": 0.9}).build()
     with pytest.raises(ValueError, match="layout"):
         Ridge().model_to_publish(jnp.zeros(1), ())
     with pytest.raises(ValueError, match="'moments' only"):

@@ -20,7 +20,7 @@ def walked(server, rounds):
 
 @pytest.mark.parametrize(("average", "last"), [(0.5, 4), (0.4, 3), (1.0, 7), (0.01, 1)])
 def test_the_mean_is_that_of_the_last_models(average, last):
-    models, published = walked(Server(average=average, options=(("momentum", 0.9),)).over(7), 7)
+    models, published = walked(Server(average=average, options={"momentum": 0.9}).over(7), 7)
     start = 7 - last
     np.testing.assert_array_equal(published[:start], models[:start])
     for end in range(start, 7):
