@@ -190,9 +190,12 @@ def described_presets() -> dict[str, str]:
 
 
 def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = (), *, code_beside: bool = True) -> Config:
-    """The config in a file, or the preset of this name, with overrides applied.
+    """The config in a file, or the preset of this name.
 
-    Objects that a file names as "module:name" may lie beside it, unless `code_beside` is False.
+    Arguments:
+        source: a TOML file or the name of a preset.
+        overrides: keys by dotted path with their values, as `parse_override` reads them.
+        code_beside: whether objects that a file names as "module:name" may lie beside it.
     """
     path = Path(source)
     if path.is_file():
@@ -202,18 +205,23 @@ def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = (), *, code_
     elif str(source) in presets():
         text = (resources.files("dovetail") / "presets" / f"{source}.toml").read_text()
     elif path.suffix == ".toml" or path.exists():
-        raise FileNotFoundError(f"expected a config file, got {str(source)!r}, which is not a file")
+        raise FileNotFoundError(f"there is no config file {str(source)!r}")
     else:
         _validate.known_name("preset or config file", str(source), presets())
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"expected valid TOML in {str(source)!r}, got an error: {error}") from error
+        raise ValueError(f"{str(source)!r} is not valid TOML: {error}") from error
     return parse(data, overrides)
 
 
 def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) -> Config:
-    """The config in plain data."""
+    """The config in plain data; refuses unknown keys and wrong types in one sentence.
+
+    Arguments:
+        data: sections and their keys, as TOML has them.
+        overrides: keys by dotted path with their values; a key of the protocol may stand alone.
+    """
     tree: dict[str, Any] = copy.deepcopy(dict(data))
     apply(tree, overrides, known=[field.name for field in msgspec.structs.fields(Config)])
     _check_keys(tree)
@@ -222,7 +230,7 @@ def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) ->
     except msgspec.ValidationError as error:
         raise ValueError(_sentence(error, tree)) from error
     if "name" not in config.protocol:
-        raise ValueError("expected protocol.name, got none")
+        raise ValueError("the config names no protocol: set protocol.name")
     _ = config.task.all_features
     _validate.integer(seed=config.seed)
     _validate.in_interval(0, 2**31 - 1, seed=config.seed)
@@ -230,7 +238,7 @@ def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) ->
     if config.privacy.eps is not None:
         _validate.positive(eps=config.privacy.eps)
     elif config.privacy.stop == "delta":
-        raise ValueError("expected privacy.eps with privacy.stop = 'delta', got none")
+        raise ValueError("privacy.stop = 'delta' needs privacy.eps, at which delta is stated")
     return config
 
 
@@ -327,19 +335,19 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def apply(tree: dict[str, Any], overrides: Iterable[tuple[str, Any]], *, known: Collection[str]) -> None:
     """Change a config in plain data, whose top-level keys are `known`."""
-    for path, value in _spelled_out(tree, list(overrides), known):
+    for path, value in _with_full_paths(tree, list(overrides), known):
         _assign(tree, path, value)
 
 
-def _spelled_out(
-    tree: Mapping[str, Any], given: Sequence[tuple[str, Any]], known: Collection[str]
+def _with_full_paths(
+    tree: Mapping[str, Any], overrides: Sequence[tuple[str, Any]], known: Collection[str]
 ) -> list[tuple[str, Any]]:
     """Overrides by their full path: a bare key that is no key of a config may be one of its protocol."""
-    section = dict(given).get("protocol", tree.get("protocol"))
-    name = dict(given).get("protocol.name", section.get("name") if isinstance(section, Mapping) else None)
-    bare = [key for key, _ in given if "." not in key and key not in known]
+    section = dict(overrides).get("protocol", tree.get("protocol"))
+    name = dict(overrides).get("protocol.name", section.get("name") if isinstance(section, Mapping) else None)
+    bare = [key for key, _ in overrides if "." not in key and key not in known]
     own = protocols.fields(name) if bare and isinstance(name, str) else ()
-    return [(f"protocol.{key}" if key in bare and key in own else key, value) for key, value in given]
+    return [(f"protocol.{key}" if key in bare and key in own else key, value) for key, value in overrides]
 
 
 def _assign(tree: dict[str, Any], path: str, value: Any) -> None:

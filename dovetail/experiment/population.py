@@ -171,7 +171,14 @@ def _check_partition(name: str, *, neighbors: str) -> None:
 
 
 def num_records(config: Config, held: Clients, protocol: protocols.Protocol, *, published: bool) -> int | None:
-    """How many records there are to sample from, as a public number; None where nothing depends on it."""
+    """How many records there are to sample from, as a public number; None where nothing depends on it.
+
+    Arguments:
+        config: may declare the number (task.records).
+        held: who holds which records that the protocol uses.
+        protocol: counts matter where it samples records.
+        published: whether the data are public, so that they may be counted.
+    """
     if protocol.samples != "records":
         return None
     if config.task.records is not None:
@@ -188,7 +195,7 @@ def num_records(config: Config, held: Clients, protocol: protocols.Protocol, *, 
 
 
 def notes_of(config: Config, dataset: Dataset, *, published: bool) -> tuple[str, ...]:
-    """What every statement about these data assumes."""
+    """What every statement about these data assumes; `published` data need fewer assumptions."""
     if published:
         return dataset.notes
     task = config.task
@@ -217,7 +224,15 @@ def spread_of(
     *,
     published: bool,
 ) -> units.Spread:
-    """How subjects' records lie, of all that the users have and of what of it is `held` for the training.
+    """How subjects' records lie.
+
+    Arguments:
+        task: its section, which may declare counts and limits.
+        clients: who holds which records, before any cap.
+        held: what of them the protocol uses.
+        dataset: the records, and whom they are about if that is known.
+        protocol: may enforce limits of its own.
+        published: whether the data are public, so that counts may be taken from them.
 
     Guarantees:
         Of data that are not published, no number in it depends on who has how many records: it is declared, or a cap
@@ -278,7 +293,15 @@ def _with_declared_limits(
 def schedule_of(
     config: Config, protocol: protocols.Protocol, *, population: int, records: int | None, randomness: Randomness
 ) -> Schedule:
-    """Who takes part when, of so many users; `records` is the public number of records, where they are sampled."""
+    """Who takes part when.
+
+    Arguments:
+        config: its section [cohort] counts.
+        protocol: may need a minimum number of users, a sum with everyone's noise, or a schedule of noise.
+        population: how many users there are.
+        records: the public number of records, where a protocol samples them.
+        randomness: what is public, and for a run also what is secret.
+    """
     cohort = config.cohort
     if (cohort.epochs is None) == (cohort.rounds is None):
         raise ValueError(

@@ -164,7 +164,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     protocol = protocol_of(config)
     server = config.server.build()
     if not protocol.is_calibrated and config.privacy.eps is None:
-        raise ValueError(f"expected privacy.eps or the noise of {protocol.name!r}, got neither")
+        raise ValueError(f"set privacy.eps, or the noise of {protocol.name!r} itself: neither is given")
     _check_sections(config, protocol)
 
     task = task or resolve(config.task.name)
@@ -246,9 +246,9 @@ def _check_sections(config: Config, protocol: protocols.Protocol) -> None:
     task = config.task
     privacy = config.privacy
     if task.partition != "silos" and task.silos is not None:
-        raise ValueError(f"expected task.silos with partition 'silos' only, got {task.partition!r}")
+        raise ValueError(f"task.silos needs task.partition = 'silos', got {task.partition!r}")
     if task.partition == "silos" and task.users is not None:
-        raise ValueError(f"expected task.silos and not task.users with partition 'silos', got users={task.users}")
+        raise ValueError(f"with task.partition = 'silos' set task.silos and not task.users, got users={task.users}")
     if protocol.samples == "records" and config.client.update != "fedsgd":
         raise ValueError(f"expected client.update = 'fedsgd' under {protocol.name!r}, got {config.client.update!r}")
     if protocol.samples == "records" and config.client.views:
@@ -375,7 +375,7 @@ def _refuse_without_promise(guarantee: Guarantee, eps: float) -> None:
 def _calibrate_by_recipe(guarantee: Guarantee, eps: float | None) -> tuple[Protocol, Callable[[int], float]]:
     """SubDP as printed: the target is what its recipe would promise, and nothing is certified."""
     if eps is None:
-        raise ValueError("expected privacy.eps with adaptive_z, which derives the noise from it, got none")
+        raise ValueError("adaptive_z derives the noise from privacy.eps: set it")
     cohorts = guarantee.cohorts
     settled = record_level(guarantee.protocol).settle(cohorts[0], guarantee.dim)
     batches = len(cohorts) * (settled.private_steps or cohorts[0].size)

@@ -200,7 +200,7 @@ BAD = {
     ),
     "a delta without an eps": (
         ["--set", "privacy={stop = 'delta'}"],
-        "expected privacy.eps with privacy.stop = 'delta', got none",
+        "privacy.stop = 'delta' needs privacy.eps, at which delta is stated",
     ),
     "bad override": (["--set", "privacy.eps"], "expected --set key.path=value, got 'privacy.eps'"),
 }

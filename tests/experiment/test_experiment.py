@@ -246,7 +246,7 @@ def test_bad_configs_are_one_sentence(override, sentence):
 
 def test_noise_must_come_from_somewhere():
     data = {**BASE, "privacy": {"delta": 1e-5}}
-    with pytest.raises(ValueError, match=r"expected privacy.eps or the noise of 'dp_fl'"):
+    with pytest.raises(ValueError, match=r"set privacy.eps, or the noise of 'dp_fl' itself"):
         experiment.prepare(config.parse(data), task=TASK)
 
 
@@ -411,7 +411,7 @@ def test_stopping_by_delta_states_the_targets_eps_and_logs_the_delta_spent(tmp_p
 
 
 def test_stopping_by_delta_needs_an_eps():
-    with pytest.raises(ValueError, match=r"expected privacy.eps with privacy.stop = 'delta', got none"):
+    with pytest.raises(ValueError, match=r"privacy.stop = 'delta' needs privacy.eps"):
         prepared({"privacy": {"stop": "delta"}})
 
 

@@ -215,8 +215,8 @@ def test_a_resumed_run_goes_on_with_the_same_draws_and_the_same_ledger(tmp_path)
         ([("cohort.kind", "fixed"), ("cohort.size", 2)], "expected cohort.kind = 'everyone' or 'poisson'"),
         ([("client.update", "fedavg")], "expected client.update = 'fedsgd'"),
         ([("task.spread", 7)], "expected"),
-        ([("task.users", 3)], "expected task.silos and not task.users"),
-        ([("task.partition", "iid")], "expected task.silos with partition 'silos' only"),
+        ([("task.users", 3)], "set task.silos and not task.users"),
+        ([("task.partition", "iid")], "task.silos needs task.partition = 'silos'"),
     ],
 )
 def test_bad_input_is_one_sentence(overrides, sentence):
