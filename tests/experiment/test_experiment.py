@@ -229,7 +229,7 @@ def test_fits_and_certify_agree_on_the_budget():
         (("cohort.epochs", 1), "expected either cohort.epochs or cohort.rounds"),
         (("seed", -1), "expected 0 <= seed"),
         (("task.model", "resnet"), "unknown model 'resnet'"),
-        (("task.partition", "iid"), "expected the number of users"),
+        (("task.partition", "iid"), "needs the number of users"),
         (("protocol", {"name": "fedavg"}), "expected no privacy.eps with 'fedavg'"),
         (("protocol", MEDIAN), "expected no privacy.eps with 'dp_fl', which gives no guarantee, got 3.0"),
         (("protocol.schedule", [1.0] * 11), "expected a schedule of at least 12 rounds, got 11 factors"),

@@ -175,5 +175,5 @@ def test_two_that_make_the_key_at_once_get_the_same(tmp_path, monkeypatch):
 def test_a_statement_that_is_there_twice_is_refused(tmp_path):
     """Python takes the last of two equal names, other readers and people the first."""
     (tmp_path / "privacy.json").write_text('{"certified": {"eps": 0.001}, "certified": {"eps": 20.0}}')
-    with pytest.raises(ValueError, match="got 'certified' twice"):
+    with pytest.raises(ValueError, match="the name 'certified' occurs twice"):
         verify(tmp_path)
