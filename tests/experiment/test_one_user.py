@@ -397,7 +397,10 @@ def shared_out(outputs, labels):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"model": lambda spec: linear(spec, lambda w, x: (x - x.mean(axis=0)) @ w)}, "the output of model 'own' for a record depends on the other records"),
+        (
+            {"model": lambda spec: linear(spec, lambda w, x: (x - x.mean(axis=0)) @ w)},
+            "the output of model 'own' for a record depends on the other records",
+        ),
         ({"model": lambda spec: linear(spec, lambda w, x: x @ w / len(x))}, "or on how many there are"),
         ({"model": "mlp", "loss": centred_loss}, "the loss of a record depends on the other records of a batch"),
         ({"model": linear, "loss": shared_out}, "the loss of a record depends on the other records of a batch"),
