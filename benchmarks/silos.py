@@ -108,7 +108,7 @@ def deployed(folder: Path, learned: Federation, rounds: int) -> dict[str, Any]:
 def curated(learned: Federation, rounds: int, seed: int) -> float:
     """The accuracy with a curator: the same silos, dropouts and noise."""
     rng, learning = np.random.default_rng(seed), learned.learning()
-    server = learning.server.over(rounds, moments=None, noise_std=None)
+    server = learning.server.for_rounds(rounds, moments=None, noise_std=None)
     params = jax.numpy.asarray(learning.initial)
     state, std = server.init(params), NOISE * CLIP * np.sqrt(2)
     for round in range(1, rounds + 1):

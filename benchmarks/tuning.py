@@ -153,7 +153,7 @@ class Bench:
 
     @classmethod
     def of(cls, dataset: Dataset, chosen: Features, cache: Path) -> Bench:
-        made = features.of(dataset, chosen, cache=cache)
+        made = features.apply(dataset, chosen, cache=cache)
         rows = jnp.asarray(made.inputs).reshape(len(made.labels), -1, made.inputs.shape[-1])
         return cls(rows, _cosines(rows), jnp.asarray(made.labels), jnp.asarray(made.test_inputs), made.test_labels)
 

@@ -138,7 +138,7 @@ class Rounds:
     def accuracy(self, attack: str | None, hostile: int, *, verified: bool, within: bool = False) -> dict[str, Any]:
         """Test accuracy after all rounds, and how many reports were refused of how many hostile ones."""
         protocol, shared, sharing = self._proven if verified else self._plain
-        server = self._learning.server.over(self._rounds)
+        server = self._learning.server.for_rounds(self._rounds)
         model, refused = jnp.asarray(self._learning.initial, jnp.float32), 0
         state = server.init(model)
         for _ in range(self._rounds):

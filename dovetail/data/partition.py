@@ -145,7 +145,7 @@ def dirichlet(labels: np.ndarray, *, users: int, concentration: float, seed: int
         cuts = np.minimum(np.round(ends * len(places)), len(places)).astype(np.int64)
         cuts[-1] = len(places)
         owner[places] = np.repeat(np.arange(users), np.diff(cuts, prepend=0))
-    _feed_the_empty(owner, users)
+    _fill_empty_users(owner, users)
     return Clients.from_owners(order, owner, num_clients=users)
 
 
@@ -186,7 +186,7 @@ def silos(subjects: np.ndarray, *, num_silos: int, spread: int, seed: int) -> Cl
     return Clients.from_owners(order, homes[subject, turn % spread], num_clients=num_silos)
 
 
-def _feed_the_empty(owner: np.ndarray, users: int) -> None:
+def _fill_empty_users(owner: np.ndarray, users: int) -> None:
     """Give each user without a record one from the largest user, in place."""
     counts = np.bincount(owner, minlength=users)
     largest = [(-int(count), user) for user, count in enumerate(counts)]

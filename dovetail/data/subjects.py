@@ -61,7 +61,7 @@ def cap(
     _validate.integer(**limits)
     _validate.at_least(1, **limits)
 
-    held = _Held.of(clients, subjects)
+    held = _SortedEntries.of(clients, subjects)
     rank = held.user_rank()
     turn = held.turn
     fits = np.ones(len(turn), bool)
@@ -85,7 +85,7 @@ def subject_maxima(clients: Clients, subjects: np.ndarray) -> SubjectMaxima:
         clients: who holds which records.
         subjects: whom each record is about.
     """
-    held = _Held.of(clients, subjects)
+    held = _SortedEntries.of(clients, subjects)
     first_of_pair = held.turn == 0
     return SubjectMaxima(
         subjects=len(np.unique(held.subject)),
@@ -113,7 +113,7 @@ def one_per_user(clients: Clients, num_records: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Held:
+class _SortedEntries:
     """The entries of a table sorted by subject, then user, then record."""
 
     entry: np.ndarray  # its place in Clients.entries()
@@ -122,7 +122,7 @@ class _Held:
     turn: np.ndarray  # 0 for the user's lowest record of the subject, 1 for the next, ...
 
     @classmethod
-    def of(cls, clients: Clients, subjects: np.ndarray) -> _Held:
+    def of(cls, clients: Clients, subjects: np.ndarray) -> _SortedEntries:
         users, records = clients.entries()
         _check_range(records, len(subjects))
         entry = np.lexsort((records, users, subjects[records]))

@@ -56,7 +56,7 @@ def build(comments: Path, annotations: Path, *, ratings: int = RATINGS) -> Datas
     numbers, texts, splits = _comments(comments)
     place, worker, toxic = _annotations(annotations, numbers)
     trained = splits[place] != "test"
-    kept = np.flatnonzero(trained)[_first_of_each(worker[trained], _order(numbers)[place[trained]], ratings)]
+    kept = np.flatnonzero(trained)[_first_of_each(worker[trained], _public_order(numbers)[place[trained]], ratings)]
     votes = np.bincount(place, weights=2 * toxic - 1, minlength=len(numbers))
     tested = np.flatnonzero((splits == "test") & (np.bincount(place, minlength=len(numbers)) > 0))
     used, row = np.unique(place[kept], return_inverse=True)
@@ -80,20 +80,20 @@ def hash_texts(texts: list[str]) -> np.ndarray:
             if word not in code_of:
                 code_of[word] = zlib.crc32(word.encode())
         codes = np.fromiter(map(code_of.__getitem__, words), np.uint32, len(words))
-        codes = np.concatenate([codes, _pairs(codes[:-1], codes[1:])])
+        codes = np.concatenate([codes, _pair_codes(codes[:-1], codes[1:])])
         signs = 1.0 - 2.0 * ((codes >> 16) & 1)
         row[:] = np.bincount(codes % FEATURES, weights=signs, minlength=FEATURES)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(norms > 0, norms, 1)
 
 
-def _pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def _pair_codes(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Codes of two words in this order: the mixing steps of a 32-bit multiplicative hash, modulo 2^32."""
     mixed = first * np.uint32(0x9E3779B1) + second
     return (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x85EBCA6B)
 
 
-def _order(numbers: np.ndarray) -> np.ndarray:
+def _public_order(numbers: np.ndarray) -> np.ndarray:
     """The public order of comments: by a hash of their numbers."""
     return np.array([zlib.crc32(str(number).encode()) for number in numbers.tolist()], np.int64)
 

@@ -103,7 +103,7 @@ def add_views(dataset: Dataset, views: Sequence[str]) -> Dataset:
             f"expected views of at most {_LARGEST >> 30} GiB in all, got {len(applied)} views of "
             f"{inputs.nbytes / 2**30:.1f} GiB of records"
         )
-    if inputs.ndim not in (3, 4) and any(_kind(text) in KINDS for text in views):
+    if inputs.ndim not in (3, 4) and any(_kind_of(text) in KINDS for text in views):
         raise ValueError(
             f"expected images (height, width[, channels]) for views, got records of shape {inputs.shape[1:]}"
         )
@@ -113,12 +113,12 @@ def add_views(dataset: Dataset, views: Sequence[str]) -> Dataset:
     names = [text for text in views for _ in _parse_one(text)]
     for number, (text, view) in enumerate(zip(names, applied[1:], strict=True), start=1):
         apply: Callable[[np.ndarray], Any] = jax.jit(view)
-        if _kind(text) not in KINDS:
+        if _kind_of(text) not in KINDS:
             apply = own = PerRecord(view, inputs.shape[1:], name=text)
             declared += () if own.is_isolated else (f"the view {text!r} of a record depends on that record alone",)
         for low in range(0, len(inputs), _BATCH):
             batch = inputs[low : low + _BATCH]
-            rows[low : low + _BATCH, number] = _as(batch, apply(batch.astype(np.float32)))
+            rows[low : low + _BATCH, number] = _in_type_of(batch, apply(batch.astype(np.float32)))
     return dataclasses.replace(
         dataset,
         inputs=rows.reshape(-1, *inputs.shape[1:]),
@@ -127,7 +127,7 @@ def add_views(dataset: Dataset, views: Sequence[str]) -> Dataset:
     )
 
 
-def _as(batch: np.ndarray, viewed: Any) -> np.ndarray:
+def _in_type_of(batch: np.ndarray, viewed: Any) -> np.ndarray:
     """A view of a batch in the batch's own type."""
     rows = np.asarray(viewed)
     if rows.shape != batch.shape:
@@ -135,7 +135,7 @@ def _as(batch: np.ndarray, viewed: Any) -> np.ndarray:
     return np.clip(np.rint(rows), 0, 255) if batch.dtype == np.uint8 else rows
 
 
-def _kind(text: str) -> str:
+def _kind_of(text: str) -> str:
     return text.partition(":")[0]
 
 

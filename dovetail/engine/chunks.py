@@ -358,11 +358,11 @@ def _best_strategy(
     records = held.shape[0]
     if update.update == "moments":
         return "moments" if rescales and not diagnostics else "general"
-    if model.constant is not None and linear.worthwhile(update, records) and rescales:
+    if model.constant is not None and linear.is_worthwhile(update, records) and rescales:
         return "linear"
     if diagnostics or update.local or fast.clip_norm_at(state) is None:
         return "general"
-    return "clipped" if records == 1 or examples.worthwhile(model, held) else "general"
+    return "clipped" if records == 1 or examples.is_worthwhile(model, held) else "general"
 
 
 MOST_CLASSES = 8

@@ -50,12 +50,12 @@ from dovetail.mechanisms.gaussian import clip_factor
 __all__ = [
     "Formed",
     "Outer",
+    "clip_factors",
     "clipped_client_sum",
     "clipped_sum",
-    "factor_of",
-    "of_kernel",
-    "where",
-    "worthwhile",
+    "is_worthwhile",
+    "kernel_gradients",
+    "zero_unless",
 ]
 
 _MOST_RECORDS = 8
@@ -126,11 +126,11 @@ def clipped_client_sum(
     present = (counts > 0) & jnp.all(jnp.isfinite(inputs), axis=tuple(range(1, inputs.ndim)))
     real = jnp.arange(labels.shape[1]) < counts[:, None]
     shares = jnp.where(real, 1 / jnp.maximum(counts, 1)[:, None].astype(params.dtype), 0)
-    held = _Held(where(present, inputs), labels, shares, present)
+    held = _Held(zero_unless(present, inputs), labels, shares, present)
     weights = unravel(params)
     if model.constant is not None:
         return _linear(weights, model.constant, held, counts, clip_norm, loss).ravel()
-    uses = _uses(model, weights, inputs[0])
+    uses = _parameter_uses(model, weights, inputs[0])
     if uses is None:
         total = _sum_over_chunks(_general_sum(model, weights, clip_norm, loss), held, floats=3 * len(params))
     else:
@@ -141,7 +141,7 @@ def clipped_client_sum(
     return written(lambda row: trees.flatten_into(row, total), params.shape, params.dtype)
 
 
-def worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
+def is_worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
     """Whether `clipped_client_sum` is faster than forming gradients for clients with these records, several each.
 
     On a CPU, for a large model, whose gradients would take passes over memory, and for few records, as their products
@@ -152,7 +152,7 @@ def worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
     large = sum(leaf.size for leaf in jax.tree.leaves(weights)) >= _LARGE_MODEL
     if jax.default_backend() != "cpu" or not few or not large:
         return False
-    uses = _uses(model, weights, records)
+    uses = _parameter_uses(model, weights, records)
     return uses is not None and all(use.left is None or use.dense for use in uses)
 
 
@@ -193,12 +193,12 @@ def _sum_over_chunks(add_up: Callable[[_Held], Any], held: _Held, *, floats: int
 def _general_sum(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Callable[[_Held], Any]:
     """Any model: one gradient per client."""
 
-    def of_one(weights: Any, x: jax.Array, labels: jax.Array, shares: jax.Array) -> jax.Array:
+    def client_loss(weights: Any, x: jax.Array, labels: jax.Array, shares: jax.Array) -> jax.Array:
         return jnp.sum(loss(model.apply(weights, x), labels) * shares)
 
     def add_up(held: _Held) -> Any:
-        gradients = jax.vmap(jax.grad(of_one), (None, 0, 0, 0))(weights, *held[:3])
-        factor, _ = factor_of([Formed(leaf) for leaf in jax.tree.leaves(gradients)], held.present, clip_norm)
+        gradients = jax.vmap(jax.grad(client_loss), (None, 0, 0, 0))(weights, *held[:3])
+        factor, _ = clip_factors([Formed(leaf) for leaf in jax.tree.leaves(gradients)], held.present, clip_norm)
         return jax.tree.map(lambda leaf: Formed(leaf).scaled_sum(factor), gradients)
 
     return add_up
@@ -208,7 +208,7 @@ def _factored_sum(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, 
     """Models whose parameters are used as `uses` says: gradients as products, where that is shorter."""
     leaves, structure = jax.tree.flatten(weights)
 
-    def of_one(
+    def client_loss(
         probes: list[jax.Array], x: jax.Array, labels: jax.Array, shares: jax.Array
     ) -> tuple[jax.Array, list[jax.Array | None]]:
         taps = [_Tap(leaf, probe) for leaf, probe in zip(leaves, probes, strict=True)]
@@ -216,16 +216,16 @@ def _factored_sum(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, 
         return jnp.sum(losses * shares), [tap.left for tap in taps]
 
     probes = [jnp.zeros(use.out.shape, use.out.dtype) for use in uses]
-    backward = jax.vmap(jax.grad(of_one, has_aux=True), (None, 0, 0, 0))
+    backward = jax.vmap(jax.grad(client_loss, has_aux=True), (None, 0, 0, 0))
 
     def add_up(held: _Held) -> Any:
         slopes, lefts = backward(probes, *held[:3])
         records = held.labels.shape[1]
-        gradients = [of_kernel(left, slope, records=records) for left, slope in zip(lefts, slopes, strict=True)]
+        gradients = [kernel_gradients(left, slope, records=records) for left, slope in zip(lefts, slopes, strict=True)]
         if records > 1:
             gradients = jax.lax.optimization_barrier(gradients)  # what is measured is what is added up, to the last bit
         own = jnp.sum(held.weights > 0, axis=1)
-        factor, left = factor_of(gradients, held.present, clip_norm, records=own)
+        factor, left = clip_factors(gradients, held.present, clip_norm, records=own)
         total = jax.tree.unflatten(structure, [gradient.scaled_sum(factor) for gradient in gradients])
         if records == 1:
             return total
@@ -305,7 +305,7 @@ class _Tap:
         return out if self._probe is None else out + self._probe
 
 
-def _uses(model: Model, weights: Any, records: Any) -> list[_Use] | None:
+def _parameter_uses(model: Model, weights: Any, records: Any) -> list[_Use] | None:
     """How each parameter enters the model; None for a model that uses one in another way, or not exactly once."""
     leaves, structure = jax.tree.flatten(weights)
 
@@ -344,7 +344,7 @@ class Formed(NamedTuple):
 
     def scaled_sum(self, factor: jax.Array) -> jax.Array:
         """The sum over clients, each times its factor."""
-        return jnp.sum(where(factor > 0, self.values * _beside(factor, self.values)), axis=0)
+        return jnp.sum(zero_unless(factor > 0, self.values * _per_client(factor, self.values)), axis=0)
 
 
 class Outer(NamedTuple):
@@ -357,7 +357,7 @@ class Outer(NamedTuple):
         """Their squared norms, in units of the clip norm."""
         if self.left.shape[1] == 1:
             return self._lengths(clip_norm)[:, 0] ** 2
-        return jax.lax.map(lambda sides: _square(sides[0], sides[1], clip_norm), (self.left, self.right))
+        return jax.lax.map(lambda sides: _squared_norm(sides[0], sides[1], clip_norm), (self.left, self.right))
 
     def reach(self, clip_norm: Any) -> Any:
         """The sums of the norms of what may cancel, in units of the clip norm; infinite where products may be lost."""
@@ -368,8 +368,8 @@ class Outer(NamedTuple):
 
     def scaled_sum(self, factor: jax.Array) -> jax.Array:
         """The sum over clients, each times its factor."""
-        left, right = self.left, self.right * _beside(factor, self.right)
-        left, right = (where(factor > 0, side).reshape(-1, side.shape[-1]) for side in (left, right))
+        left, right = self.left, self.right * _per_client(factor, self.right)
+        left, right = (zero_unless(factor > 0, side).reshape(-1, side.shape[-1]) for side in (left, right))
         return jnp.matmul(left.T, right, precision=jax.lax.Precision.HIGHEST)
 
     def _lengths(self, clip_norm: Any) -> jax.Array:
@@ -378,7 +378,7 @@ class Outer(NamedTuple):
         return (left * right / clip_norm).reshape(self.left.shape[:2])
 
 
-def _square(left: jax.Array, right: jax.Array, clip_norm: Any) -> jax.Array:
+def _squared_norm(left: jax.Array, right: jax.Array, clip_norm: Any) -> jax.Array:
     """The squared norm of left^T right over clip_norm, a few rows of it at a time."""
     records, rows = left.shape
     blocks = math.ceil(rows * right.shape[1] / _BLOCK)
@@ -392,7 +392,7 @@ def _square(left: jax.Array, right: jax.Array, clip_norm: Any) -> jax.Array:
     return jnp.sum(jax.lax.map(square, cut))
 
 
-def of_kernel(left: jax.Array | None, slope: jax.Array, *, records: int) -> Formed | Outer:
+def kernel_gradients(left: jax.Array | None, slope: jax.Array, *, records: int) -> Formed | Outer:
     """A parameter's gradients, one for each client.
 
     Arguments:
@@ -407,7 +407,7 @@ def of_kernel(left: jax.Array | None, slope: jax.Array, *, records: int) -> Form
     return Outer(left, slope) if left.shape[1] == records else Formed(jnp.einsum("npi,npo->nio", left, slope))
 
 
-def factor_of(
+def clip_factors(
     gradients: Sequence[Formed | Outer], present: jax.Array, clip_norm: Any, *, records: Any = 1
 ) -> tuple[jax.Array, jax.Array]:
     """By how much each client's gradient shrinks when it is clipped, and whose is to be formed instead.
@@ -427,10 +427,10 @@ def factor_of(
     return jnp.where(kept, clip_factor(norm + spread, 1.0), 0.0), present & ~kept
 
 
-def _beside(factor: jax.Array, values: jax.Array) -> jax.Array:
+def _per_client(factor: jax.Array, values: jax.Array) -> jax.Array:
     return factor.reshape(-1, *[1] * (values.ndim - 1))
 
 
-def where(keep: jax.Array, values: jax.Array) -> jax.Array:
+def zero_unless(keep: jax.Array, values: jax.Array) -> jax.Array:
     """Each client's values, or zeros where it is not kept, whatever the values."""
-    return jnp.where(_beside(keep, values), values, 0.0)
+    return jnp.where(_per_client(keep, values), values, 0.0)

@@ -25,10 +25,10 @@ from dovetail.learners import trees
 from dovetail.learners.client import local_update
 from dovetail.protocols import Fast
 
-__all__ = ["serves", "sum_clients"]
+__all__ = ["applies_to", "sum_clients"]
 
 
-def serves(clients: ClientWork, work: Work) -> bool:
+def applies_to(clients: ClientWork, work: Work) -> bool:
     """Whether `sum_clients` is for this work: one client a chunk, on a CPU, no noise in its steps, no diagnostics."""
     trained = clients.moments is None and not clients.protocol.private_steps and not clients.diagnostics
     return clients.strategy in ("general", "scaled") and trained and work[0].shape[2] == 1 and _on_cpu()
@@ -56,7 +56,7 @@ def sum_clients(
         ids = work[0][i, 0]
         inputs, labels, counts = clients.gather(data, ids, keys.order)
         delta = train(layers, inputs=inputs[0], labels=labels[0], count=counts[0])
-        square = sum((_square(leaf) for leaf in jax.tree.leaves(delta)), jnp.float32(0))
+        square = sum((_squared_norm(leaf) for leaf in jax.tree.leaves(delta)), jnp.float32(0))
         return ids, delta, square
 
     if clients.sums_updates:
@@ -67,7 +67,7 @@ def sum_clients(
     return _collect(clients, update, params, state, used, keys), None
 
 
-def _square(layer: jax.Array) -> jax.Array:
+def _squared_norm(layer: jax.Array) -> jax.Array:
     """The sum of the squares, row by row: XLA may sum several axes by small tiles, which takes ten times as long."""
     rows = jnp.sum(layer * layer, axis=-1)
     return jnp.sum(jax.lax.optimization_barrier(rows))

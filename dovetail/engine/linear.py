@@ -46,13 +46,13 @@ __all__ = [
     "Products",
     "Scaling",
     "bound_norms",
+    "is_worthwhile",
     "lengths",
     "norms",
     "products",
     "rounding",
     "scaled_sum",
-    "serves",
-    "worthwhile",
+    "uses_gram",
 ]
 
 _UNROLLED = 64  # steps, of which each is compiled by itself
@@ -73,7 +73,7 @@ class Chunk(NamedTuple):
     products: Products | None = None
 
 
-def worthwhile(settings: ClientUpdate, records: int) -> bool:
+def is_worthwhile(settings: ClientUpdate, records: int) -> bool:
     """Whether these forms are the faster ones: not for many steps with one record, which are unrolled."""
     return records > 1 or settings.num_steps(records) <= _UNROLLED
 
@@ -130,7 +130,7 @@ def _one_record(
     norms = reach * lengths(rows)
     if not settings.local:
         norms = bound_norms(norms, _infinite_if_long(reach) * lengths(rows), chunk.counts, weights.shape[1])
-    return _sum_rows(_times(rows, scaling(norms)), inputs, constant, numbers=jnp.isfinite(reach))
+    return _sum_rows(_scale_clients(rows, scaling(norms)), inputs, constant, numbers=jnp.isfinite(reach))
 
 
 def _gram(
@@ -145,7 +145,7 @@ def _gram(
     (step,) = _steps(chunk, settings, weights.shape[1], loss)
     residual = step.residual(_logits(weights, constant, chunk.inputs))
     residual = jax.lax.optimization_barrier(residual)  # what is measured is what is added up, to the last bit
-    scaled = _times(residual, scaling(norms(products, residual, chunk.counts)))
+    scaled = _scale_clients(residual, scaling(norms(products, residual, chunk.counts)))
     flat = chunk.inputs.reshape(-1, chunk.inputs.shape[-1])
     held = jnp.arange(chunk.inputs.shape[1]) < chunk.counts[:, None]  # what is read as padding may be no number, too
     numbers = (jnp.isfinite(products.lengths) & held).ravel()
@@ -194,7 +194,9 @@ def _explicit(
     if not settings.local:
         norms = bound_norms(norms, _reach(weights, constant, chunk, settings, loss), chunk.counts, classes)
     scale = scaling(norms)
-    return jnp.concatenate([_times(slopes, scale).sum(axis=0), _times(bias, scale).sum(axis=0)[:, None]], axis=1).T
+    return jnp.concatenate(
+        [_scale_clients(slopes, scale).sum(axis=0), _scale_clients(bias, scale).sum(axis=0)[:, None]], axis=1
+    ).T
 
 
 def _reach(weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, loss: Loss) -> jax.Array:
@@ -305,7 +307,7 @@ def _logits(weights: jax.Array, constant: float, inputs: jax.Array) -> jax.Array
     return flat.reshape(*inputs.shape[:2], -1) + constant * weights[-1]
 
 
-def _times(values: jax.Array, scale: jax.Array) -> jax.Array:
+def _scale_clients(values: jax.Array, scale: jax.Array) -> jax.Array:
     """Each client's values times its scale; nothing where the scale is zero, whatever the values."""
     scale = scale.reshape(-1, *[1] * (values.ndim - 1))
     return jnp.where(scale == 0, 0.0, values * scale)
@@ -347,12 +349,12 @@ def bound_norms(norms: jax.Array, reach: jax.Array, counts: jax.Array, classes: 
     Guarantees:
         Never below the norms that are given; raised by the client's own rows alone.
     """
-    part = _parts(counts, classes)
+    part = _rounding_bounds(counts, classes)
     raised = jnp.maximum(jnp.hypot(norms, jnp.sqrt(part) * reach), reach / CANCELLED)
     return jnp.where(part > 0, raised, norms)
 
 
-def _parts(counts: jax.Array, classes: int) -> jax.Array:
+def _rounding_bounds(counts: jax.Array, classes: int) -> jax.Array:
     """The rounding bounds for these counts of rows; 0 for as many as no Gram matrix is used for, and for none."""
     bounds = [rounding(rows, classes) for rows in range(MOST_ROWS + 1)]
     used = [bound if rows and bound <= _LARGEST_ROUNDING else 0.0 for rows, bound in enumerate(bounds)]
@@ -361,7 +363,7 @@ def _parts(counts: jax.Array, classes: int) -> jax.Array:
     return jnp.asarray(table)[jnp.minimum(counts, MOST_ROWS + 1)]
 
 
-def serves(rows: int, classes: int) -> bool:
+def uses_gram(rows: int, classes: int) -> bool:
     """Whether norms by Gram matrices are worth it for clients of so many rows."""
     return 2 <= rows <= MOST_ROWS and rounding(rows, classes) <= _LARGEST_ROUNDING
 
@@ -412,5 +414,5 @@ def norms(products: Products, residuals: jax.Array, counts: jax.Array) -> jax.Ar
     inner = jnp.sum(scaled[:, :, None] * scaled[:, None], axis=3)
     square = jnp.sum(products.cosines * inner, axis=(1, 2))
     reach = jnp.sum(jnp.sqrt(jnp.sum(scaled * scaled, axis=2)), axis=1)
-    raised = jnp.sqrt(jnp.maximum(square, 0.0) + _parts(counts, classes) * (reach * reach))
+    raised = jnp.sqrt(jnp.maximum(square, 0.0) + _rounding_bounds(counts, classes) * (reach * reach))
     return unit * jnp.maximum(raised, reach / CANCELLED)

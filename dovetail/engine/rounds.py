@@ -194,7 +194,7 @@ class Engine:
         self._epochs: dict[int, set[int]] = {}
         self._compiled: Callable[..., Training] = jax.jit(self._round, donate_argnums=0)
         if model.learner is not None:
-            self._compiled = HostRound(self._classes, self.loss, self._faithful, self._keys, self._close_round)
+            self._compiled = HostRound(self._classes, self.loss, self._faithful, self._round_keys, self._close_round)
 
     def start(self) -> Training:
         """The state before the first round; forgets the rounds that were run."""
@@ -238,7 +238,7 @@ class Engine:
             of disjoint batches.
         """
         if cohort is not None:
-            self._refuse(users, cohort)
+            self._check_users(users, cohort)
             sample = sample or RoundSample(users=users, size=cohort.size, noise_scale=cohort.noise_scale)
         sample = sample or RoundSample(users=users, size=self._size)
         works, used = self._sharder.shard_clients(sample, capacity)
@@ -251,7 +251,7 @@ class Engine:
             self.round_logs.append(RoundLog(index, cohort))
         return after
 
-    def _refuse(self, users: np.ndarray, cohort: Cohort) -> None:
+    def _check_users(self, users: np.ndarray, cohort: Cohort) -> None:
         """Refuse users whom the cohort does not admit."""
         sampled = isinstance(cohort.participation, Poisson) and cohort.uploads is None
         most = len(users) if sampled else cohort.most
@@ -269,7 +269,7 @@ class Engine:
 
     def metrics(self, training: Training) -> dict[str, Any]:
         """All scores of the model to publish on the test records."""
-        return self._scores.of(self._scores.outputs(self._params_to_publish(training)))
+        return self._scores.compute(self._scores.outputs(self._params_to_publish(training)))
 
     def model_arrays(self, training: Training) -> dict[str, np.ndarray]:
         """The parameters of the model to publish by name, for `model.npz`."""
@@ -291,7 +291,7 @@ class Engine:
     def _round(
         self, training: Training, data: Data, works: Works, used: jax.Array, public: _Public, secret: jax.Array
     ) -> Training:
-        keys = self._keys(public, secret)
+        keys = self._round_keys(public, secret)
         split, same = PartitionSpec(None, AXIS), PartitionSpec()
         per_device = functools.partial(
             jax.shard_map, mesh=self.mesh, in_specs=(same, same, same, split, same), check_vma=False
@@ -312,7 +312,7 @@ class Engine:
             training, state, collect(training.params, state, data, works, used), None, public, keys
         )
 
-    def _keys(self, public: _Public, secret: jax.Array) -> Keys:
+    def _round_keys(self, public: _Public, secret: jax.Array) -> Keys:
         order, noise = jax.random.key(self._randomness.seed), Randomness.key(secret)
         return Keys(*(jax.random.fold_in(key, public.round) for key in (order, noise)))
 
@@ -358,7 +358,7 @@ class DeviceShard:
         """The tally of all clients of all devices, and the sums of their raw updates."""
 
         def sum_class(clients: ClientWork, work: Work, used: jax.Array) -> Any:
-            if layers.serves(clients, work):
+            if layers.applies_to(clients, work):
                 return layers.sum_clients(clients, params, state, data, work, used, keys)
 
             def chunk(i: jax.Array | int) -> Any:
@@ -412,7 +412,7 @@ def place_data(dataset: Dataset, clients: Clients, classes: Sequence[tuple[Clien
     for work, size in classes:
         places[size.members] = np.arange(len(size.members))
         one_step = work.strategy == "linear" and not (work.update.local or work.diagnostics)
-        if one_step and linear.serves(size.width, dataset.num_classes):
+        if one_step and linear.uses_gram(size.width, dataset.num_classes):
             own = clients.subset(size.members)
             constant = cast(float, work.model.constant)
             products.append(linear.products(dataset.inputs, own, constant=constant))
@@ -461,11 +461,11 @@ class ClientSharder:
             here = np.flatnonzero(of_class == number)
             width = self._mesh.size * chunk
             chunks = max(1, math.ceil(max(min(capacity, members), len(here)) / width))
-            works.append(self._work(sample, here, (chunks, self._mesh.size, chunk)))
+            works.append(self._class_work(sample, here, (chunks, self._mesh.size, chunk)))
             used.append(math.ceil(len(here) / width))
         return tuple(works), on_every_device(np.asarray(used, np.int32), self._mesh)
 
-    def _work(self, sample: RoundSample, here: np.ndarray, shape: tuple[int, int, int]) -> Work:
+    def _class_work(self, sample: RoundSample, here: np.ndarray, shape: tuple[int, int, int]) -> Work:
         """The users at these places of the sample, in chunks of every device."""
 
         def shard(rows: np.ndarray, empty: float) -> jax.Array:

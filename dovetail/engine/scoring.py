@@ -69,17 +69,17 @@ class Scores:
     def _apply(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
         return self._model.apply(self._unravel(params), as_float(inputs))
 
-    def of(self, outputs: np.ndarray) -> dict[str, Any]:
+    def compute(self, outputs: np.ndarray) -> dict[str, Any]:
         """Scores by name; "recall" is a list with one number per class, None for a class without test records."""
         data = self._dataset
         labels = data.test_labels
         scores: dict[str, Any] = {"loss": float(np.mean(self._losses(outputs)))}
         if data.target == "number":
-            scores |= _of_numbers(outputs.reshape(len(labels), -1)[:, 0], labels)
+            scores |= _scores_of_numbers(outputs.reshape(len(labels), -1)[:, 0], labels)
         elif data.target == "labels":
-            scores |= _of_labels(outputs, labels) if outputs.shape == labels.shape else {}
+            scores |= _scores_of_labels(outputs, labels) if outputs.shape == labels.shape else {}
         else:
-            scores |= _of_classes(outputs, labels, data.num_classes)
+            scores |= _scores_of_classes(outputs, labels, data.num_classes)
         return scores | {name: float(metric(outputs, labels)) for name, metric in self._own.items()}
 
     def _losses(self, outputs: np.ndarray) -> np.ndarray:
@@ -118,7 +118,7 @@ def baseline(dataset: Dataset) -> dict[str, Any]:
     return {"rule": "mean baseline", "r2": 0.0, "rmse": rmse, "mae": mae}
 
 
-def _of_numbers(predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+def _scores_of_numbers(predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     away = predicted.astype(np.float64) - labels
     spread = float(np.mean((labels - labels.mean(dtype=np.float64)) ** 2))
     square = float(np.mean(away**2))
@@ -129,18 +129,18 @@ def _of_numbers(predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _of_labels(outputs: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+def _scores_of_labels(outputs: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     predicted = outputs > 0
     right = [_count(predicted[:, i], labels[:, i] == 1) for i in range(labels.shape[1])]
     return {"accuracy": float(np.mean(predicted == labels)), **_recall_and_f1(right)}
 
 
-def _of_classes(outputs: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, Any]:
+def _scores_of_classes(outputs: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, Any]:
     predicted = _predict(outputs)
     right = [_count(predicted == i, labels == i) for i in range(num_classes)]
     scores: dict[str, Any] = {"accuracy": float(np.mean(predicted == labels)), **_recall_and_f1(right)}
     if num_classes == 2:
-        scores["auc"] = auc(_score(outputs), labels)
+        scores["auc"] = auc(_ranking_score(outputs), labels)
     return scores
 
 
@@ -156,12 +156,12 @@ def _recall_and_f1(counts: list[tuple[int, int, int]]) -> dict[str, Any]:
 
 
 def _predict(outputs: np.ndarray) -> np.ndarray:
-    return np.argmax(outputs, axis=1) if _wide(outputs) else (outputs.ravel() > 0).astype(np.int32)
+    return np.argmax(outputs, axis=1) if _has_class_outputs(outputs) else (outputs.ravel() > 0).astype(np.int32)
 
 
-def _score(outputs: np.ndarray) -> np.ndarray:
-    return outputs[:, 1] - outputs[:, 0] if _wide(outputs) else outputs.ravel()
+def _ranking_score(outputs: np.ndarray) -> np.ndarray:
+    return outputs[:, 1] - outputs[:, 0] if _has_class_outputs(outputs) else outputs.ravel()
 
 
-def _wide(outputs: np.ndarray) -> bool:
+def _has_class_outputs(outputs: np.ndarray) -> bool:
     return outputs.ndim == 2 and outputs.shape[1] > 1

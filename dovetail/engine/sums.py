@@ -35,7 +35,7 @@ def add(total: ChunkSums, part: Any) -> ChunkSums:
         The two numbers of a float sum add up to the exact one but for 2^-46 of the largest sum, for each part.
     """
     sums = jax.tree.map(jnp.add, total.sums, part)
-    rest = jax.tree.map(_rest, total.sums, part, sums, total.rest)
+    rest = jax.tree.map(_rounding_error, total.sums, part, sums, total.rest)
     return ChunkSums(sums, rest)
 
 
@@ -44,7 +44,7 @@ def finish(total: ChunkSums) -> Any:
     return jax.tree.map(jnp.add, total.sums, total.rest)
 
 
-def _rest(before: jax.Array, part: jax.Array, after: jax.Array, rest: jax.Array) -> jax.Array:
+def _rounding_error(before: jax.Array, part: jax.Array, after: jax.Array, rest: jax.Array) -> jax.Array:
     if not jnp.issubdtype(after.dtype, jnp.floating):
         return rest
     taken = after - before

@@ -77,7 +77,7 @@ def load_data(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
     dataset = views.add_views(dataset, config.client.views)
     all_features = config.task.all_features
     if task.model is not None:
-        dataset = features.of(dataset, all_features)
+        dataset = features.apply(dataset, all_features)
         model = model_of(task.model, RecordSpec.of(dataset))
     else:
         dataset, model = models.build(config.task.model, dataset, features=all_features)

@@ -190,7 +190,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     records = num_records(config, held, protocol, published=task.published)
     schedule = schedule_of(config, protocol, population=held.num_clients, records=records, randomness=randomness)
     moments = moments_of(config.client, model)
-    server = server.over(schedule.rounds, moments=moments)
+    server = server.for_rounds(schedule.rounds, moments=moments)
     assumptions = (*server.notes, *notes_of(config, dataset, published=task.published))
     if model.learner is not None:
         assumptions += model.learner.notes

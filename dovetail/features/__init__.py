@@ -18,12 +18,12 @@ from dovetail.data.download import cache_folder
 from dovetail.features import cache as files
 from dovetail.features.pipeline import KINDS, Features, Pipeline, Whitening, as_floats, chunks
 
-__all__ = ["CONSTANT", "KINDS", "Features", "Pipeline", "Whitening", "as_floats", "of", "pipeline_of"]
+__all__ = ["CONSTANT", "KINDS", "Features", "Pipeline", "Whitening", "apply", "as_floats", "pipeline_of"]
 
 CONSTANT = 0.3  # the constant feature of a linear model on features of unit norm
 
 
-def of(dataset: Dataset, features: Features, *, cache: Path | None = None) -> Dataset:
+def apply(dataset: Dataset, features: Features, *, cache: Path | None = None) -> Dataset:
     """The dataset with every record, or every view of it, replaced by its features: float32 rows.
 
     Arguments:
@@ -52,7 +52,7 @@ def pipeline_of(features: Features, shape: tuple[int, ...], *, cache: Path | Non
     """The function from float32 records of this shape to their features, which are not cached.
 
     Arguments:
-        cache: the folder of what is computed once, such as axes; by default as of `of`.
+        cache: the folder of what is computed once, such as axes; by default as of `apply`.
     """
     return Pipeline(features, shape, _folder(cache))
 

@@ -121,7 +121,7 @@ class Pipeline:
     def identity(self) -> str:
         """What determines its values, for a cache."""
         whiten = self._features.whiten
-        return self._plain_identity if whiten is None else f"{self._axes_name} ridge {whiten.ridge!r}"
+        return self._blocks_identity if whiten is None else f"{self._axes_name} ridge {whiten.ridge!r}"
 
     @functools.cached_property
     def row_shape(self) -> tuple[int, ...]:
@@ -146,10 +146,10 @@ class Pipeline:
         """The features of float32 images, a row for each."""
         if not self._blocks:
             return images
-        rows = self._plain(images)
+        rows = self._block_rows(images)
         return np.asarray(rows if self._features.whiten is None else self._whiten(rows))
 
-    def _plain(self, images: np.ndarray) -> np.ndarray | jax.Array:
+    def _block_rows(self, images: np.ndarray) -> np.ndarray | jax.Array:
         """Before whitening: every block at the same weight."""
         parts = [block.apply(images) for block in self._blocks]
         if self._features.symmetric:
@@ -158,21 +158,21 @@ class Pipeline:
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1) / np.float32(math.sqrt(len(parts)))
 
     @property
-    def _plain_identity(self) -> str:
+    def _blocks_identity(self) -> str:
         return f"{[block.identity for block in self._blocks]} symmetric {self._features.symmetric}"
 
     @property
     def variances(self) -> np.ndarray:
         """Those of the images that it whitens on, along its axes; falling."""
-        return self._found_axes.variances
+        return self._whitening_axes.variances
 
     @functools.cached_property
     def _whiten(self) -> Callable[[np.ndarray | jax.Array], jax.Array]:
-        return self._found_axes.whitening(self._whitening.ridge)
+        return self._whitening_axes.whitening(self._whitening.ridge)
 
     @property
-    def _found_axes(self) -> Axes:
-        return cache.axes(self._folder, self._axes_name, self._axes)
+    def _whitening_axes(self) -> Axes:
+        return cache.axes(self._folder, self._axes_name, self._compute_axes)
 
     @property
     def _whitening(self) -> Whitening:
@@ -180,11 +180,11 @@ class Pipeline:
             raise ValueError("these features are not whitened: set whiten")
         return self._features.whiten
 
-    def _axes(self) -> Axes:
-        source = self._source
+    def _compute_axes(self) -> Axes:
+        source = self._whitening_images
         images = chunks(source, self.chunk) if isinstance(source, np.ndarray) else source.chunks()
         plain = cache.log_progress(
-            (self._plain(chunk) for chunk in images), self._whitening.images, "whitening: features"
+            (self._block_rows(chunk) for chunk in images), self._whitening.images, "whitening: features"
         )
         size = 4 * self._whitening.images * sum(block.size for block in self._blocks)
         if _accelerator_has_room(2 * size):  # the other half: the basis, and what is made of it
@@ -195,12 +195,12 @@ class Pipeline:
 
     @functools.cached_property
     def _axes_name(self) -> str:
-        source = self._source
-        about = f"axes {_AXES_VERSION} {self._plain_identity} rank {self._whitening.rank}"
+        source = self._whitening_images
+        about = f"axes {_AXES_VERSION} {self._blocks_identity} rank {self._whitening.rank}"
         return cache.digest(about, source if isinstance(source, np.ndarray) else source.identity)
 
     @functools.cached_property
-    def _source(self) -> Synthetic | np.ndarray:
+    def _whitening_images(self) -> Synthetic | np.ndarray:
         """Images to whiten on: synthetic ones, or the first of a public task's."""
         whiten = self._whitening
         if whiten.task is None:

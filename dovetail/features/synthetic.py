@@ -76,7 +76,7 @@ def strokes(rng: np.random.Generator, *, side: int) -> np.ndarray:
     corners = rng.uniform(4, 24, (CHUNK, 3, 4, 2)) * scale
     radius = rng.uniform(0.8, 1.8, (CHUNK, 3)) * scale
     there = np.arange(3) < rng.integers(1, 4, (CHUNK, 1))
-    points = _along(corners.astype(np.float32))
+    points = _curve_points(corners.astype(np.float32))
     return np.asarray(_ink(points, radius.astype(np.float32), there, np.arange(side, dtype=np.float32)))
 
 
@@ -90,12 +90,12 @@ def leaves(rng: np.random.Generator, *, side: int, colours: int) -> np.ndarray:
     if colours == 3:
         paint = np.clip(paint + _TINT * rng.standard_normal((*size, 3)), 0, 1)
     noise = rng.standard_normal((CHUNK, side, side, colours))
-    images = _overlaid(*(x.astype(np.float32) for x in (centres, radii, angles, paint, noise)))
+    images = _overlay(*(x.astype(np.float32) for x in (centres, radii, angles, paint, noise)))
     return np.asarray(images if colours == 3 else images[..., 0])
 
 
 @jax.jit
-def _along(corners: jax.Array) -> jax.Array:
+def _curve_points(corners: jax.Array) -> jax.Array:
     """Points of cubic Bezier curves: (..., 4, 2) -> (..., points, 2)."""
     t = jnp.linspace(0, 1, _POINTS)
     weights = jnp.stack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3])
@@ -113,7 +113,7 @@ def _ink(points: jax.Array, radius: jax.Array, there: jax.Array, place: jax.Arra
 
 
 @jax.jit
-def _overlaid(centres: jax.Array, radii: jax.Array, angles: jax.Array, paint: jax.Array, noise: jax.Array) -> jax.Array:
+def _overlay(centres: jax.Array, radii: jax.Array, angles: jax.Array, paint: jax.Array, noise: jax.Array) -> jax.Array:
     batch, side, _, colours = noise.shape
     place = jnp.arange(side, dtype=jnp.float32)
 

@@ -66,11 +66,13 @@ def principal_axes(blocks: Callable[[], Iterable[np.ndarray | jax.Array]], *, ra
     for _ in range(_ITERATIONS):
         image = jnp.zeros_like(basis)
         for block in blocks():
-            image = _power(image, block, mean, basis).block_until_ready()  # or blocks wait in memory for their turn
+            image = _power_step(
+                image, block, mean, basis
+            ).block_until_ready()  # or blocks wait in memory for their turn
         basis = jnp.linalg.qr(image)[0]
     inner = np.zeros((width, width))
     for block in blocks():
-        inner += np.asarray(_inner(block, mean, basis), dtype=np.float64)
+        inner += np.asarray(_inner_products(block, mean, basis), dtype=np.float64)
     variances, rotation = np.linalg.eigh(inner / count)
     leading = np.argsort(variances)[::-1][:rank]
     directions = np.asarray(jnp.dot(basis, rotation[:, leading].astype(np.float32), precision=_HIGH))
@@ -95,12 +97,12 @@ def _whiten_rows(rows: jax.Array, mean: jax.Array, matrix: jax.Array) -> jax.Arr
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _power(image: jax.Array, block: jax.Array, mean: jax.Array, basis: jax.Array) -> jax.Array:
+def _power_step(image: jax.Array, block: jax.Array, mean: jax.Array, basis: jax.Array) -> jax.Array:
     centred = block - mean
     return image + jnp.dot(centred.T, jnp.dot(centred, basis, precision=_HIGH), precision=_HIGH)
 
 
 @jax.jit
-def _inner(block: jax.Array, mean: jax.Array, basis: jax.Array) -> jax.Array:
+def _inner_products(block: jax.Array, mean: jax.Array, basis: jax.Array) -> jax.Array:
     along = jnp.dot(block - mean, basis, precision=_HIGH)
     return jnp.dot(along.T, along, precision=_HIGH)

@@ -35,11 +35,11 @@ __all__ = [
     "LocalSteps",
     "Loss",
     "check_losses",
+    "loss_sum",
     "on_one_thread",
     "run_in_threads",
     "slices",
     "threads",
-    "total",
     "train_client",
     "trained_parameters",
 ]
@@ -86,7 +86,7 @@ def train_client(
     with torch.no_grad():
         torch._foreach_copy_(weights, first)
     if not steps.local:
-        return -_flat(_mean_slopes(own, total_loss, x, y))
+        return -_flatten(_mean_slopes(own, total_loss, x, y))
     batches = list(zip(x.split(steps.batch), y.split(steps.batch), strict=True)) if len(y) else []
     for xs, ys in batches * steps.epochs:
         slopes = _mean_slopes(own, total_loss, xs, ys)
@@ -95,14 +95,14 @@ def train_client(
                 torch._foreach_add_(slopes, torch._foreach_sub(weights, first), alpha=steps.mu)
             torch._foreach_add_(weights, slopes, alpha=-steps.learning_rate)
     with torch.no_grad():
-        return _flat(torch._foreach_sub(weights, first))
+        return _flatten(torch._foreach_sub(weights, first))
 
 
 def _mean_slopes(own: Copy, total_loss: Loss, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     """The gradient of the mean loss over these records; zero of none."""
     if not len(y):
         return [torch.zeros_like(value) for value in own.weights]
-    share = _share(len(y), x.device)
+    share = _inverse(len(y), x.device)
     total = ()
     own.forget()
     for xs, ys in [(x, y)] if len(y) <= _AT_ONCE else zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
@@ -113,15 +113,15 @@ def _mean_slopes(own: Copy, total_loss: Loss, x: torch.Tensor, y: torch.Tensor) 
 
 
 @functools.lru_cache(64)
-def _share(records: int, device: torch.device) -> torch.Tensor:
+def _inverse(records: int, device: torch.device) -> torch.Tensor:
     return torch.tensor(1 / records, device=device)
 
 
-def _flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _flatten(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([part.reshape(-1) for part in parts])
 
 
-def total(loss: str | Loss) -> Loss:
+def loss_sum(loss: str | Loss) -> Loss:
     """The function that adds up this loss over records."""
     if loss == "cross_entropy":
         return _total_cross_entropy
@@ -216,7 +216,7 @@ def _chain(module: nn.Module) -> _Function | None:
         pool = layers[i]
         if type(layers[i - 1]) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices:
             layers[i - 1 : i + 1] = pool, layers[i - 1]
-    functions = [_function(layer) for layer in layers]
+    functions = [_layer_function(layer) for layer in layers]
 
     def outputs(x: Any) -> Any:
         for function in functions:
@@ -234,7 +234,7 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
         yield from _layers(part)
 
 
-def _function(layer: nn.Module) -> _Function:
+def _layer_function(layer: nn.Module) -> _Function:
     """What the layer calls in the end, or the layer itself."""
     if type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
         settings = layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups

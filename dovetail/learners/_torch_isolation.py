@@ -101,7 +101,7 @@ class State:
             elif now.get(name) is not value:
                 now[name] = value
 
-    def change(self) -> tuple[str, nn.Module, str] | None:
+    def first_change(self) -> tuple[str, nn.Module, str] | None:
         """The first part that is no longer as it was, and what of it."""
         for name, part, tables, attributes in self._parts:
             for table, first in tables.items():
@@ -110,11 +110,11 @@ class State:
             now = vars(part)
             for attribute in dict.fromkeys((*_attribute_names(part), *attributes)):
                 there = attribute in now and attribute in attributes
-                if not there or not _alike(now[attribute], attributes[attribute][1]):
+                if not there or not _is_same(now[attribute], attributes[attribute][1]):
                     return name, part, f"attribute {attribute!r}"
             for table, what in (("_buffers", "buffer"), ("_parameters", "frozen parameter")):
                 for tensor, value in vars(part)[table].items():
-                    if (kept := self._first_value(tables[table][tensor])) is not None and not _alike(
+                    if (kept := self._first_value(tables[table][tensor])) is not None and not _is_same(
                         value.detach(), kept
                     ):
                         return name, part, f"{what} {tensor!r}"
@@ -148,7 +148,7 @@ def _attribute_names(part: nn.Module) -> list[str]:
     return [name for name in vars(part) if name not in _INTERNAL]
 
 
-def _alike(left: Any, right: Any) -> bool:
+def _is_same(left: Any, right: Any) -> bool:
     """Whether two values are the same; an object with nothing to compare is."""
     if left is right:
         return True
@@ -159,12 +159,12 @@ def _alike(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray):
         return left.shape == right.shape and bool(((left == right) | ((left != left) & (right != right))).all())
     if isinstance(left, dict):
-        return list(left) == list(right) and all(_alike(value, right[key]) for key, value in left.items())
+        return list(left) == list(right) and all(_is_same(value, right[key]) for key, value in left.items())
     if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(map(_alike, left, right))
+        return len(left) == len(right) and all(map(_is_same, left, right))
     if isinstance(left, _ATOMS) or not hasattr(left, "__dict__"):
         return bool(left == right)
-    return isinstance(left, nn.Module) or _alike(vars(left), vars(right))
+    return isinstance(left, nn.Module) or _is_same(vars(left), vars(right))
 
 
 # what changes when it runs
@@ -179,13 +179,13 @@ def refuse_state(module: nn.Module, total_loss: Callable[..., torch.Tensor], x: 
         total_loss(own(x[rows]), y[rows]).backward()
         for value in own.parameters():
             value.grad = None
-    if not _alike(before, _generators()):
-        where = _first(module, x, lambda first, second: not _alike(first, second), _generators)
+    if not _is_same(before, _generators()):
+        where = _first_part_changing(module, x, lambda first, second: not _is_same(first, second), _generators)
         raise ValueError(
             f"expected a module that computes the same from the same records, got {where}, which draws random numbers: "
             "leave it out, or call module.eval() first if it draws none then"
         )
-    if (changed := state.change()) is not None:
+    if (changed := state.first_change()) is not None:
         name, part, what = changed
         raise ValueError(
             f"expected a module that keeps nothing of the records that it has seen, got {describe_part(name, part)}, "
@@ -202,8 +202,8 @@ def refuse_mixing(module: nn.Module, x: torch.Tensor) -> None:
     three = x[:3]
     for other, kept in ((x[[3, 1, 2]], slice(1, 3)), (x[[0, 1, 3]], slice(0, 2))):
         seen = [_outputs(module, rows, kept) for rows in (three, other)]
-        if not _alike(seen[0][""], seen[1][""]):
-            name = next(name for name, rows in seen[0].items() if not _alike(rows, seen[1].get(name)))
+        if not _is_same(seen[0][""], seen[1][""]):
+            name = next(name for name, rows in seen[0].items() if not _is_same(rows, seen[1].get(name)))
             raise ValueError(
                 "expected a module whose output for a record depends on that record alone where single records are "
                 f"protected, got {describe_part(name, module.get_submodule(name))}, which mixes the records of a "
@@ -232,7 +232,7 @@ def mixes(module: nn.Module, loss: Callable[..., torch.Tensor], x: torch.Tensor,
         with torch.no_grad():
             alone = [torch.cat(parts) for parts in zip(*(evaluate(row[None]) for row in everyone), strict=True)]
             return any(
-                not _close(result, expected[rows])
+                not _is_close(result, expected[rows])
                 for rows in batches
                 for result, expected in zip(evaluate(rows), alone, strict=True)
             )
@@ -250,7 +250,7 @@ def _perturb(module: nn.Module) -> nn.Module:
     return own
 
 
-def _close(left: torch.Tensor, right: torch.Tensor) -> bool:
+def _is_close(left: torch.Tensor, right: torch.Tensor) -> bool:
     if left.shape != right.shape:
         return False
     scale = right[torch.isfinite(right)].abs().max().item() if torch.isfinite(right).any() else 0.0
@@ -299,7 +299,9 @@ def _outputs(module: nn.Module, x: torch.Tensor, kept: slice) -> dict[str, Any]:
     return {**outputs, "": whole}
 
 
-def _first(module: nn.Module, x: torch.Tensor, differ: Callable[[Any, Any], bool], observe: Callable[[], Any]) -> str:
+def _first_part_changing(
+    module: nn.Module, x: torch.Tensor, differ: Callable[[Any, Any], bool], observe: Callable[[], Any]
+) -> str:
     """The innermost part during whose run something that is observed changes; the whole module if it is none."""
     own = copy.deepcopy(module)
     before: list[Any] = []
@@ -342,8 +344,8 @@ def pure(module: nn.Module, x: torch.Tensor, y: torch.Tensor, total_loss: Callab
         _add_unused(graph, name, value)
     if [name for name, _ in _trainable(graph)] != [name for name, _ in _trainable(module)]:
         return None
-    results = [_slopes(copy.deepcopy(version), x, y, total_loss) for version in (module, graph)]
-    return graph if _alike(*results) else None
+    results = [_gradients(copy.deepcopy(version), x, y, total_loss) for version in (module, graph)]
+    return graph if _is_same(*results) else None
 
 
 def pure_loss(loss: Any, outputs: torch.Tensor, labels: torch.Tensor) -> Any | None:
@@ -371,14 +373,16 @@ def pure_loss(loss: Any, outputs: torch.Tensor, labels: torch.Tensor) -> Any | N
             f"expected a loss that keeps nothing of the records that it has seen, got {type(loss).__name__}, whose "
             f"tensor {changed[0]!r} changes when it runs"
         )
-    return graph if _alike(*results) else None
+    return graph if _is_same(*results) else None
 
 
 def _trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return sorted((name, value) for name, value in module.named_parameters() if value.requires_grad)
 
 
-def _slopes(module: nn.Module, x: torch.Tensor, y: torch.Tensor, total_loss: Callable[..., Any]) -> list[torch.Tensor]:
+def _gradients(
+    module: nn.Module, x: torch.Tensor, y: torch.Tensor, total_loss: Callable[..., Any]
+) -> list[torch.Tensor]:
     outputs = module(x)
     weights = [value for _, value in _trainable(module)]
     slopes = torch.autograd.grad(total_loss(outputs, y), weights, allow_unused=True, materialize_grads=True)

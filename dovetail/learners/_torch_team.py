@@ -70,7 +70,7 @@ class Team:
         self._processes = processes
         self._isolated = isolated
         self._copies = Copies(module, _torch.threads(), isolated=isolated)
-        self._total_loss = _torch.total(loss)
+        self._total_loss = _torch.loss_sum(loss)
         self._trained = 0.0
         self._turn = threading.Lock()
         self._pool: _Pool | None = None
@@ -87,11 +87,11 @@ class Team:
             y: labels, in the same way.
         """
         with self._turn:
-            pool = self._ready(start)
+            pool = self._pool_if_ready(start)
             updates = None if pool is None else pool.updates(steps, start, x, y, counts)
-            return self._by_threads(steps, start, x, y, counts) if updates is None else updates
+            return self._train_on_threads(steps, start, x, y, counts) if updates is None else updates
 
-    def _by_threads(
+    def _train_on_threads(
         self, steps: _torch.LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
     ) -> torch.Tensor:
         def train(client: int) -> torch.Tensor:
@@ -104,7 +104,7 @@ class Team:
         self._trained += time.perf_counter() - began
         return updates
 
-    def _ready(self, start: torch.Tensor) -> _Pool | None:
+    def _pool_if_ready(self, start: torch.Tensor) -> _Pool | None:
         """The processes, if they are to train now."""
         if self._pool is None:
             able = start.device.type == "cpu" and _torch.threads() > 1 and hasattr(os, "memfd_create")
@@ -144,7 +144,7 @@ class _Pool:
         self._links: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         self._started: list[tuple[subprocess.Popen[bytes], Connection]] = []
         self._threads = ThreadPoolExecutor(_torch.threads(), "torch-process")
-        self._end = weakref.finalize(self, _end, self._started, self._memory)
+        self._shut_down = weakref.finalize(self, _shut_down, self._started, self._memory)
         self.ready = False
         self._starting = threading.Thread(target=self._start, args=(module, loss, isolated), daemon=True)
         self._starting.start()
@@ -162,7 +162,7 @@ class _Pool:
                 link.send(sys.path)
                 link.send_bytes(work)
             for _, link in self._started:
-                _answer(link)
+                _receive_answer(link)
                 self._links.put(link)
             self.ready = True
         except Exception as error:  # whatever a module's own code raises, too
@@ -193,7 +193,7 @@ class _Pool:
         link = self._links.get()
         try:
             link.send(client)
-            _answer(link)
+            _receive_answer(link)
         finally:
             self._links.put(link)
 
@@ -201,7 +201,7 @@ class _Pool:
         self.ready = False
         _kill(self._started)  # threads that wait for one hear of it
         self._threads.shutdown(cancel_futures=True)
-        self._end()
+        self._shut_down()
 
 
 class _Memory:
@@ -251,7 +251,7 @@ def _launch(memory: int) -> tuple[subprocess.Popen[bytes], Connection]:
     return process, ours
 
 
-def _answer(link: Connection) -> None:
+def _receive_answer(link: Connection) -> None:
     if (trouble := link.recv()) is not None:
         raise RuntimeError(trouble)
 
@@ -262,7 +262,7 @@ def _kill(started: list[tuple[subprocess.Popen[bytes], Connection]]) -> None:
         process.wait()
 
 
-def _end(started: list[tuple[subprocess.Popen[bytes], Connection]], memory: _Memory) -> None:
+def _shut_down(started: list[tuple[subprocess.Popen[bytes], Connection]], memory: _Memory) -> None:
     _kill(started)
     for _, link in started:
         link.close()
@@ -279,7 +279,7 @@ def _serve(link: Connection, memory: _Memory) -> None:
     except Exception as error:
         link.send(f"{type(error).__name__}: {error}")
         return
-    train = functools.partial(_torch.train_client, Copy(module, isolated=isolated), _torch.total(loss))
+    train = functools.partial(_torch.train_client, Copy(module, isolated=isolated), _torch.loss_sum(loss))
     link.send(None)
     while True:
         try:

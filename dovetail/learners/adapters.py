@@ -59,13 +59,13 @@ def adapt(
     if set(narrow) & set(full):
         raise ValueError(f"{min(set(narrow) & set(full))!r} is named in on and in whole: choose one of them")
     for name in narrow:
-        if public[name].ndim < 2 or min(_matrix(public[name])) < rank:
+        if public[name].ndim < 2 or min(_matrix_shape(public[name])) < rank:
             raise ValueError(f"expected matrices of rank={rank} and more in on, got {name} of {public[name].shape}")
 
     def init(key: jax.Array) -> Adapters:
         adapters: Adapters = {name: jnp.asarray(public[name]) for name in full}
         for name, own in zip(narrow, jax.random.split(key, max(1, len(narrow))), strict=False):
-            rows, columns = _matrix(public[name])
+            rows, columns = _matrix_shape(public[name])
             down = jax.random.normal(own, (rows, rank)) / math.sqrt(rows)
             adapters[name] = {"down": down, "up": jnp.zeros((rank, columns))}
         return adapters
@@ -94,7 +94,7 @@ def _apply_adapter(array: np.ndarray, adapter: dict[str, jax.Array], scale: floa
     return jnp.asarray(array) + scale * (adapter["down"] @ adapter["up"]).reshape(array.shape)
 
 
-def _matrix(array: np.ndarray) -> tuple[int, int]:
+def _matrix_shape(array: np.ndarray) -> tuple[int, int]:
     return math.prod(array.shape[:-1]), array.shape[-1]
 
 

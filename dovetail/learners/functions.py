@@ -98,7 +98,7 @@ class FunctionLearner:
         for i, count in enumerate(counts):
             if count:
                 held = Records(inputs[i, :count].copy(), labels[i, :count].copy())
-                moves[i] = self._flat(self.update(self._unflatten(parameters), held)) - parameters
+                moves[i] = self._flatten(self.update(self._unflatten(parameters), held)) - parameters
         return moves
 
     def outputs(self, parameters: Any, inputs: np.ndarray) -> np.ndarray:
@@ -117,7 +117,7 @@ class FunctionLearner:
             structure, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
         )
 
-    def _flat(self, parameters: Any) -> np.ndarray:
+    def _flatten(self, parameters: Any) -> np.ndarray:
         shapes = [
             (jax.tree.structure(tree), [np.shape(leaf) for leaf in jax.tree.leaves(tree)])
             for tree in (parameters, self.first)

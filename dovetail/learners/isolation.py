@@ -49,7 +49,7 @@ def inspect_model(
     loss = losses.loss_for(model, dataset)
     learner = model.learner
     if learner is None:
-        each = _one_at_a_time(model, loss, own_model=own_model)
+        each = _map_over_records(model, loss, own_model=own_model)
         declared = _declarations_of_jax(model, loss, RecordSpec.of(dataset))
         if records or not declared:
             _refuse_mixing(model, each, loss, dataset)
@@ -73,7 +73,7 @@ def _with_learner(model: Model, learner: Any) -> Model:
     return Model(name=model.name, init=model.init, apply=learner.outputs, loss=model.loss, learner=learner)
 
 
-def _one_at_a_time(model: Model, loss: str | Loss, *, own_model: bool) -> Model:
+def _map_over_records(model: Model, loss: str | Loss, *, own_model: bool) -> Model:
     """The model and its loss, each of them mapped over batches of one record, if it is somebody else's."""
     own = model.loss if isinstance(loss, str) else _map_loss(loss)
     return dataclasses.replace(model, apply=_map_records(model.apply) if own_model else model.apply, loss=own)
@@ -128,7 +128,7 @@ def _refuse_mixing(model: Model, each: Model, loss: str | Loss, dataset: Dataset
     moved = [leaf + 0.1 * jax.random.normal(jax.random.fold_in(key, i), leaf.shape) for i, leaf in enumerate(leaves)]
     weights = jax.tree.unflatten(structure, moved)
     alone = jax.jit(each.apply)(weights, inputs)
-    if not _alike(jax.jit(model.apply)(weights, inputs), alone):
+    if not _is_close(jax.jit(model.apply)(weights, inputs), alone):
         raise ValueError(
             f"the output of model {model.name!r} for a record depends on the other records of a batch, or on how many "
             "there are: batches are filled up to the number of records of the largest user. A function "
@@ -136,14 +136,14 @@ def _refuse_mixing(model: Model, each: Model, loss: str | Loss, dataset: Dataset
         )
     if isinstance(loss, str):
         return
-    if not _alike(jax.jit(loss)(alone, labels), jax.jit(losses.function(_map_loss(loss)))(alone, labels)):
+    if not _is_close(jax.jit(loss)(alone, labels), jax.jit(losses.function(_map_loss(loss)))(alone, labels)):
         raise ValueError(
             "the loss of a record depends on the other records of a batch, or on how many there are: it must be "
             "computed record by record"
         )
 
 
-def _alike(outputs: Any, expected: Any) -> bool:
+def _is_close(outputs: Any, expected: Any) -> bool:
     """The same numbers, up to how sums are rounded."""
     first, second = np.asarray(outputs, np.float64), np.asarray(expected, np.float64)
     if first.shape != second.shape:

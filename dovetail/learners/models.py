@@ -58,7 +58,7 @@ def build(name: str, dataset: Dataset, *, features: Features = _NONE) -> tuple[D
         raise ValueError(f"model = 'scatter' has features of its own: with features={features.kind!r} use 'logistic'")
     if name == "scatter" and features.kind == "none":
         features = Features(kind="scatter")
-    dataset = fixed.of(dataset, features)
+    dataset = fixed.apply(dataset, features)
     return dataset, model_for(name, dataset, features=features)
 
 
@@ -89,7 +89,7 @@ def mlp(dataset: Dataset, *, hidden: tuple[int, ...] = (200, 200)) -> Model:
     sizes = (_num_features(dataset), *hidden, dataset.num_classes)
 
     def apply(params: Layers, inputs: jax.Array) -> jax.Array:
-        return _dense(params, inputs.reshape(len(inputs), -1))
+        return _apply_dense(params, inputs.reshape(len(inputs), -1))
 
     return Model(name="mlp", init=_he_init(list(itertools.pairwise(sizes))), apply=apply)
 
@@ -121,7 +121,7 @@ def cnn(dataset: Dataset) -> Model:
             x = _convolve_one(layer, x, kernel, pool) if single else _convolve(layer, x, kernel, pool)
             x = jax.nn.relu(x)  # the same as ReLU before pooling, on fewer values
         x = x if single else x.transpose(3, 1, 2, 0)
-        return _dense(params[len(pools) :], x.reshape(len(x), -1))
+        return _apply_dense(params[len(pools) :], x.reshape(len(x), -1))
 
     return Model(name="cnn", init=_he_init(fans), apply=apply)
 
@@ -143,7 +143,7 @@ def _he_init(fans: list[tuple[int, int]]) -> Callable[[jax.Array], Layers]:
     return init
 
 
-def _dense(layers: Layers, x: jax.Array) -> jax.Array:
+def _apply_dense(layers: Layers, x: jax.Array) -> jax.Array:
     for layer in layers[:-1]:
         x = jax.nn.relu(x @ layer["kernel"] + layer["bias"])
     return x @ layers[-1]["kernel"] + layers[-1]["bias"]
@@ -214,20 +214,24 @@ def transformer(dataset: Dataset, *, width: int = 64, depth: int = 2, heads: int
     def init(key: jax.Array) -> dict[str, Any]:
         embed, place, *blocks = jax.random.split(key, 2 + depth)
         return {
-            "embed": _transformer_dense(embed, size, width),
+            "embed": _init_linear(embed, size, width),
             "place": 0.02 * jax.random.normal(place, (rows * columns, width)),
-            "blocks": [_block(key, width) for key in blocks],
-            "norm": _norm(width),
+            "blocks": [_init_block(key, width) for key in blocks],
+            "norm": _init_norm(width),
             "classes": {"kernel": jnp.zeros((width, dataset.num_classes)), "bias": jnp.zeros(dataset.num_classes)},
         }
 
     def apply(params: dict[str, Any], inputs: jax.Array) -> jax.Array:
         cut = inputs.reshape(len(inputs), rows, side, columns, side, channels).transpose(0, 1, 3, 2, 4, 5)
-        x = _linear(params["embed"], cut.reshape(len(inputs), rows * columns, size)) + params["place"]
+        x = _apply_linear(params["embed"], cut.reshape(len(inputs), rows * columns, size)) + params["place"]
         for block in params["blocks"]:
-            x = x + _linear(block["mix"], _attention(_linear(block["attend"], _normalize(block["first"], x)), heads))
-            x = x + _linear(block["down"], jax.nn.gelu(_linear(block["up"], _normalize(block["second"], x))))
-        return _linear(params["classes"], _normalize(params["norm"], x).mean(axis=1))
+            x = x + _apply_linear(
+                block["mix"], _attention(_apply_linear(block["attend"], _normalize(block["first"], x)), heads)
+            )
+            x = x + _apply_linear(
+                block["down"], jax.nn.gelu(_apply_linear(block["up"], _normalize(block["second"], x)))
+            )
+        return _apply_linear(params["classes"], _normalize(params["norm"], x).mean(axis=1))
 
     return Model(name="transformer", init=init, apply=apply)
 
@@ -247,27 +251,27 @@ def _attention(queries_keys_values: jax.Array, heads: int) -> jax.Array:
     return jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores), value).reshape(records, tokens, -1)
 
 
-def _block(key: jax.Array, width: int) -> dict[str, Any]:
+def _init_block(key: jax.Array, width: int) -> dict[str, Any]:
     attend, mix, up, down = jax.random.split(key, 4)
     return {
-        "first": _norm(width),
-        "attend": _transformer_dense(attend, width, 3 * width),
-        "mix": _transformer_dense(mix, width, width),
-        "second": _norm(width),
-        "up": _transformer_dense(up, width, 2 * width),
-        "down": _transformer_dense(down, 2 * width, width),
+        "first": _init_norm(width),
+        "attend": _init_linear(attend, width, 3 * width),
+        "mix": _init_linear(mix, width, width),
+        "second": _init_norm(width),
+        "up": _init_linear(up, width, 2 * width),
+        "down": _init_linear(down, 2 * width, width),
     }
 
 
-def _transformer_dense(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:
+def _init_linear(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:
     return {"kernel": jax.random.normal(key, (inputs, outputs)) / math.sqrt(inputs), "bias": jnp.zeros(outputs)}
 
 
-def _norm(width: int) -> dict[str, jax.Array]:
+def _init_norm(width: int) -> dict[str, jax.Array]:
     return {"scale": jnp.ones(width), "shift": jnp.zeros(width)}
 
 
-def _linear(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+def _apply_linear(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return x @ layer["kernel"] + layer["bias"]
 
 

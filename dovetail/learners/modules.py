@@ -31,13 +31,13 @@ def model_of(source: Any, spec: RecordSpec) -> Model:
     """
     if isinstance(source, Model):
         return source
-    if _is(source, "torch.nn", "Module"):
+    if _is_instance_of(source, "torch.nn", "Module"):
         from dovetail.learners import torch
 
         return torch.model(source)
-    if _is(source, "flax.linen", "Module") or _is(source, "flax.nnx", "Module"):
+    if _is_instance_of(source, "flax.linen", "Module") or _is_instance_of(source, "flax.nnx", "Module"):
         return flax_model(source, spec)
-    if _is(source, "equinox", "Module"):
+    if _is_instance_of(source, "equinox", "Module"):
         return equinox_model(source)
     if callable(source):
         return model_of(source(spec), spec)
@@ -49,7 +49,7 @@ def model_of(source: Any, spec: RecordSpec) -> Model:
 
 def flax_model(module: Any, spec: RecordSpec) -> Model:
     """The model of a Flax module: `linen`, initialised for such records, or `nnx`, with its own weights."""
-    if _is(module, "flax.nnx", "Module"):
+    if _is_instance_of(module, "flax.nnx", "Module"):
         return _nnx_model(module)
     record = jnp.zeros((1, *spec.input_shape), jnp.float32)
     others = sorted(set(jax.eval_shape(module.init, jax.random.key(0), record)) - {"params"})
@@ -70,11 +70,11 @@ def _nnx_model(module: Any) -> Model:
     return Model(
         name=type(module).__name__,
         init=lambda key: nnx.to_pure_dict(first),
-        apply=lambda params, inputs: nnx.merge(graph, _like(first, params), rest)(inputs),
+        apply=lambda params, inputs: nnx.merge(graph, _replace_leaves(first, params), rest)(inputs),
     )
 
 
-def _like(state: Any, values: Any) -> Any:
+def _replace_leaves(state: Any, values: Any) -> Any:
     """A state of the same structure with these values."""
     return jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(values))
 
@@ -94,7 +94,7 @@ def equinox_model(module: Any) -> Model:
     return Model(name=type(module).__name__, init=lambda key: list(map(jnp.asarray, leaves)), apply=apply)
 
 
-def _is(value: Any, module: str, name: str) -> bool:
+def _is_instance_of(value: Any, module: str, name: str) -> bool:
     """Whether this is an object of a class of a library that is imported."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(value, kind)

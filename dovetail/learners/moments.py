@@ -94,14 +94,14 @@ class Moments:
     def pack(self, gram: jax.Array, cross: jax.Array) -> jax.Array:
         """A symmetric matrix and one of (size, classes) as a vector: the triangle by rows, then the other by rows."""
         row, column = np.triu_indices(self.size)
-        return jnp.concatenate([gram[row, column] * _factor(row, column), cross.ravel()])
+        return jnp.concatenate([gram[row, column] * _triangle_factor(row, column), cross.ravel()])
 
     def unpack(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The two matrices of a vector, in float64."""
         row, column = np.triu_indices(self.size)
         vector = np.asarray(vector, np.float64)
         gram = np.zeros((self.size, self.size))
-        gram[row, column] = gram[column, row] = vector[: len(row)] / _factor(row, column).astype(np.float64)
+        gram[row, column] = gram[column, row] = vector[: len(row)] / _triangle_factor(row, column).astype(np.float64)
         return gram, vector[len(row) :].reshape(self.size, self.classes)
 
     def model(self, mean: np.ndarray, *, ridge: float, share: float) -> np.ndarray:
@@ -147,7 +147,7 @@ def moments_of(settings: ClientUpdate, model: Model) -> Moments | None:
     )
 
 
-def _factor(row: np.ndarray, column: np.ndarray) -> np.ndarray:
+def _triangle_factor(row: np.ndarray, column: np.ndarray) -> np.ndarray:
     """What entries of the triangle are multiplied by, so that its norm is that of the whole matrix."""
     return np.where(row == column, np.float32(1), np.float32(math.sqrt(2)))
 

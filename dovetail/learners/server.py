@@ -54,7 +54,7 @@ class ServerSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Server(ServerSettings):
-    """An optax optimiser with its options, for a training of so many `rounds` (see `over`).
+    """An optax optimiser with its options, for a training of so many `rounds` (see `for_rounds`).
 
     Guarantees:
         Without `average` the last model is published, and the state is the optimiser's.
@@ -66,12 +66,12 @@ class Server(ServerSettings):
     def __post_init__(self) -> None:
         _validate.positive(learning_rate=self.learning_rate)
         _validate.in_interval(0, 1, average=self.average)
-        _validate.known_name("optimizer", self.optimizer, _optimizers())
+        _validate.known_name("optimizer", self.optimizer, _optimizer_names())
         accepted = inspect.signature(getattr(optax, self.optimizer)).parameters
         for key in self.options:
             _validate.known_name(f"option of optimizer {self.optimizer!r}", key, accepted)
 
-    def over(self, rounds: int, *, moments: Moments | None = None, noise_std: float | None = None) -> Server:
+    def for_rounds(self, rounds: int, *, moments: Moments | None = None, noise_std: float | None = None) -> Server:
         """The same server for a training of so many rounds.
 
         Arguments:
@@ -88,7 +88,7 @@ class Server(ServerSettings):
     def num_averaged(self) -> int:
         """How many of the last rounds' models are averaged; 0 for none."""
         if self.average and self.rounds is None:
-            raise ValueError(f"average={self.average} of the rounds needs their number: call over(rounds) first")
+            raise ValueError(f"average={self.average} of the rounds needs their number: call for_rounds(rounds) first")
         return math.ceil(self.average * (self.rounds or 0))
 
     @property
@@ -160,7 +160,7 @@ class Ridge(Server):
                 f"{self.average} and server.learning_rate = {self.learning_rate}"
             )
 
-    def over(self, rounds: int, *, moments: Moments | None = None, noise_std: float | None = None) -> Ridge:
+    def for_rounds(self, rounds: int, *, moments: Moments | None = None, noise_std: float | None = None) -> Ridge:
         """The same server for moments of this layout."""
         if moments is None:
             raise ValueError(
@@ -190,14 +190,14 @@ class Ridge(Server):
         """The flat linear model that the estimated moments give."""
         if self.moments is None or self.noise_std is None:
             raise ValueError(
-                "ridge regression needs the layout of the moments and their noise: call over(rounds, ...) first"
+                "ridge regression needs the layout of the moments and their noise: call for_rounds(rounds, ...) first"
             )
         options = {**_RIDGE, **self.options}
         ridge = options["ridge"] * self.moments.noise_norm(self.noise_std)
         return jnp.asarray(self.moments.model(np.asarray(params), ridge=ridge, share=options["share"]))
 
 
-def _optimizers() -> list[str]:
+def _optimizer_names() -> list[str]:
     """The names in optax that take a learning rate and give an optimiser."""
     return [
         name

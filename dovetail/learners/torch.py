@@ -172,7 +172,7 @@ class TorchLearner:
     ) -> tuple[TorchLearner, tuple[str, ...]]:
         x, y = _tensor(inputs).to(self.device), _tensor(labels).to(self.device)
         y = y.long() if loss == "cross_entropy" else y
-        total = _torch.total(loss)
+        total = _torch.loss_sum(loss)
         isolation.refuse_state(self.module, total, x, y)
         if records:
             isolation.refuse_mixing(self.module, x)
@@ -191,10 +191,10 @@ class TorchLearner:
             original=type(self.module),
             own_loss=None if own is None else (loss, own),
         )
-        dataclasses.replace(inspected, processes=False)._refuse_company(loss, inputs, labels)
+        dataclasses.replace(inspected, processes=False)._refuse_dependence(loss, inputs, labels)
         return inspected, tuple(declared)
 
-    def _refuse_company(self, loss: str | Loss, inputs: np.ndarray, labels: np.ndarray) -> None:
+    def _refuse_dependence(self, loss: str | Loss, inputs: np.ndarray, labels: np.ndarray) -> None:
         """Refuse a client's update that changes with the records of a client before or after it."""
         start = np.concatenate([value.detach().cpu().numpy().ravel() for _, value in self.trained_parameters])
         settings = ClientUpdate(update="fedavg", batch=1, learning_rate=0.01)
@@ -204,10 +204,10 @@ class TorchLearner:
             return np.asarray(self.updates(settings, loss, start, x, y, np.full(len(rows), 2, np.int32)))
 
         among = updates(0, 1, 2)
-        if self.device != "cpu" and not _same(among, updates(0, 1, 2)):
+        if self.device != "cpu" and not _is_same(among, updates(0, 1, 2)):
             return  # sums on this device depend on chance, so that a comparison bit by bit says nothing
         for other, kept in ((updates(3, 1, 2), slice(1, 3)), (updates(0, 1, 3), slice(0, 2))):
-            if not _same(among[kept], other[kept]):
+            if not _is_same(among[kept], other[kept]):
                 raise ValueError(
                     "expected updates that depend on one user's records alone, got the module "
                     f"{(self.original or type(self.module)).__name__}, whose update for one user changes with the "
@@ -229,7 +229,7 @@ class TorchLearner:
         side_by_side = len(start) < _SMALL_MODEL or self.device != "cpu" if self.vectorized is None else self.vectorized
         if side_by_side and not self.exact:
             held = _tensor(counts).to(self.device)
-            train = functools.partial(self._together, settings, self._loss(loss), start)
+            train = functools.partial(self._train_side_by_side, settings, self._loss(loss), start)
             parts = _torch.slices(len(held), _torch.threads() if self.device == "cpu" else 1)
             some = _torch.run_in_threads(lambda at: train(x[at], y[at], held[at]), parts)
             updates = some[0] if len(some) == 1 else torch.cat(some)
@@ -238,9 +238,9 @@ class TorchLearner:
                 settings.local, settings.batch, settings.epochs, settings.learning_rate, settings.mu
             )
             updates = self._team(loss).updates(steps, start, x, y, np.asarray(counts))
-        return _handed_to_jax(updates) if isinstance(inputs, jax.Array) else updates.detach().cpu().numpy()
+        return _to_jax(updates) if isinstance(inputs, jax.Array) else updates.detach().cpu().numpy()
 
-    def _together(
+    def _train_side_by_side(
         self,
         settings: ClientUpdate,
         loss: _torch.Loss,
@@ -308,7 +308,7 @@ def _declaration(what: str, name: str) -> str:
     return f"the {what} {name} computes each user's update from that user's records alone"
 
 
-def _same(left: np.ndarray, right: np.ndarray) -> bool:
+def _is_same(left: np.ndarray, right: np.ndarray) -> bool:
     """Bit by bit."""
     return left.tobytes() == right.tobytes()
 
@@ -326,7 +326,7 @@ def _mean_loss(module: torch.nn.Module, loss: _torch.Loss) -> Callable[..., torc
     return mean_loss
 
 
-def _handed_to_jax(updates: torch.Tensor) -> jax.Array:
+def _to_jax(updates: torch.Tensor) -> jax.Array:
     """Updates as an array of JAX where they are."""
     return jnp.from_dlpack(updates.detach().contiguous())
 

@@ -122,7 +122,7 @@ def test_the_sum_is_that_of_gradients_clipped_one_by_one(name):
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "logistic"])
 def test_gradients_are_factored_where_each_parameter_enters_once_and_only_there(name):
     model, params, unravel = built(name)
-    uses = examples._uses(model, unravel(params), dataset().inputs[:1])
+    uses = examples._parameter_uses(model, unravel(params), dataset().inputs[:1])
     assert (uses is not None) == (name in FACTORED)
 
 
@@ -158,7 +158,7 @@ def test_a_product_of_a_huge_and_a_tiny_factor_is_clipped(records):
     """The tiny one over the clip norm would be flushed to zero; their product is what is long."""
     left, right = jnp.full((1, records, 4), 1.6e38), jnp.full((1, records, 3), 2e-38)
     gradient, clip_norm = examples.Outer(left, right), 5.0
-    factor, _ = examples.factor_of([gradient], jnp.ones(1, bool), clip_norm, records=records)
+    factor, _ = examples.clip_factors([gradient], jnp.ones(1, bool), clip_norm, records=records)
     length = np.linalg.norm(np.asarray(gradient.scaled_sum(factor), np.float64))
     assert length <= clip_norm * (1 + 1e-5)
 
@@ -291,7 +291,7 @@ def test_records_that_cancel_add_no_more_than_the_clip_norm(size, apart):
     left, right = rng.normal(size=(2, 1, 50)), size * rng.normal(size=(2, 1, 60))
     both = np.concatenate([left, left * (1 + apart * rng.normal(size=left.shape))], axis=1).astype(np.float32)
     gradient = examples.Outer(jnp.asarray(both), jnp.asarray(np.concatenate([right, -right], axis=1), jnp.float32))
-    factor, _ = examples.factor_of([gradient], jnp.ones(2, bool), clip_norm, records=2)
+    factor, _ = examples.clip_factors([gradient], jnp.ones(2, bool), clip_norm, records=2)
     for number in range(2):
         alone = examples.Outer(*(side[number : number + 1] for side in gradient))
         added = np.asarray(alone.scaled_sum(factor[number : number + 1]), np.float64)
@@ -307,7 +307,7 @@ def test_a_client_whose_records_cancel_does_not_move_what_others_add():
     @jax.jit
     def total(rights):
         gradient = examples.Outer(lefts, rights)
-        return gradient.scaled_sum(examples.factor_of([gradient], jnp.ones(clients, bool), 1.0, records=records)[0])
+        return gradient.scaled_sum(examples.clip_factors([gradient], jnp.ones(clients, bool), 1.0, records=records)[0])
 
     others = np.asarray(total(usual), np.float64) * (clients - 1) / clients
     moved = []
@@ -326,5 +326,5 @@ def test_what_is_flushed_to_zero_leaves_nothing_uncancelled(clip_norm, more):
     left[0, 1, :-1], right[0, 1, :-1] = -1, 1.25 * 2.0**-6
     left[0, 2, -1], right[0, 2, -1] = 1, more
     gradient = examples.Outer(jnp.asarray(left, jnp.float32), jnp.asarray(right, jnp.float32))
-    factor, _ = examples.factor_of([gradient], jnp.ones(1, bool), clip_norm, records=3)
+    factor, _ = examples.clip_factors([gradient], jnp.ones(1, bool), clip_norm, records=3)
     assert np.linalg.norm(np.asarray(gradient.scaled_sum(factor), np.float64)) <= clip_norm * (1 + 1e-5)

@@ -126,11 +126,11 @@ def test_a_client_with_a_row_beside_which_coefficients_would_be_lost_has_no_fini
 
 
 def test_it_serves_where_it_pays_and_its_bound_is_small():
-    assert linear.serves(2, 10)
-    assert linear.serves(16, 10)
-    assert not linear.serves(1, 10)
-    assert not linear.serves(17, 10)
-    assert not linear.serves(16, 1000)
+    assert linear.uses_gram(2, 10)
+    assert linear.uses_gram(16, 10)
+    assert not linear.uses_gram(1, 10)
+    assert not linear.uses_gram(17, 10)
+    assert not linear.uses_gram(16, 1000)
     assert linear.rounding(7, 10) < 4e-5
 
 

@@ -28,7 +28,7 @@ GRID = itertools.product(PROTOCOLS, ["fedsgd", "fedavg"])
 def test_a_client_alone_adds_what_it_adds_among_others(protocol, update):
     given = {"model": "mlp", "update": update, "protocol": protocol, "settings": PROTOCOLS[protocol]}
     alone, engine, _ = train(chunk=1, **given)
-    assert all(layers.serves(one, (np.zeros((2, 1, 1)), None)) for one in engine._classes)
+    assert all(layers.applies_to(one, (np.zeros((2, 1, 1)), None)) for one in engine._classes)
     among, _, _ = train(chunk=4, **given)
     assert np.abs(among).max() > 0.01
     np.testing.assert_allclose(alone, among, atol=3e-5)
@@ -49,7 +49,7 @@ def test_a_client_without_a_finite_norm_counts_as_zero(protocol):
 
 def test_clients_whose_updates_are_looked_at_go_the_other_way():
     _, engine, _ = train(model="mlp", chunk=1, diagnostics=True, rounds=1)
-    assert not any(layers.serves(one, (np.zeros((2, 1, 1)), None)) for one in engine._classes)
+    assert not any(layers.applies_to(one, (np.zeros((2, 1, 1)), None)) for one in engine._classes)
 
 
 def test_a_large_model_of_dense_layers_is_the_same_without_any_update_formed(monkeypatch):

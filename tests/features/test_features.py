@@ -73,7 +73,7 @@ PARTS = ("whitened", "symmetric", "patches")  # which "both" has all of
 def test_rows_are_finite_of_unit_norm_or_zero_and_depend_on_their_own_record_only(name, cache):
     images = inputs()
     images[0], images[1] = 0, 90
-    rows = features.of(dataset(images), ALL[name], cache=cache).inputs
+    rows = features.apply(dataset(images), ALL[name], cache=cache).inputs
     norms = np.linalg.norm(rows, axis=1)
     assert np.isfinite(rows).all()
     assert norms.max() <= 1 + 1e-6
@@ -81,18 +81,18 @@ def test_rows_are_finite_of_unit_norm_or_zero_and_depend_on_their_own_record_onl
     assert all(norm < 1e-6 or abs(norm - 1) < 1e-5 for norm in norms[:2])
     others = images.copy()
     others[[0, *range(2, 7), *range(8, NUM)]] = inputs(seed=1)[: NUM - 2]
-    again = features.of(dataset(others), ALL[name], cache=cache).inputs
+    again = features.apply(dataset(others), ALL[name], cache=cache).inputs
     np.testing.assert_allclose(again[[1, 7]], rows[[1, 7]], atol=2e-5)
     assert np.abs(again[3] - rows[3]).max() > 1e-3
-    one = features.of(dataset(images[7:10]), ALL[name], cache=cache).inputs
+    one = features.apply(dataset(images[7:10]), ALL[name], cache=cache).inputs
     np.testing.assert_allclose(one[0], rows[7], atol=2e-5)
 
 
 def test_features_of_bytes_are_those_of_the_scaled_image(cache):
-    data = features.of(dataset(), ALL["scatter"], cache=cache)
+    data = features.apply(dataset(), ALL["scatter"], cache=cache)
     assert (data.inputs.shape, data.inputs.dtype) == ((NUM, 5184), np.float32)
     np.testing.assert_array_equal(data.test_inputs, data.inputs[:3])
-    scaled = features.of(dataset(inputs()[..., None].astype(np.float32) / 255), ALL["scatter"], cache=cache)
+    scaled = features.apply(dataset(inputs()[..., None].astype(np.float32) / 255), ALL["scatter"], cache=cache)
     np.testing.assert_array_equal(scaled.inputs, data.inputs)
 
 
@@ -100,17 +100,17 @@ def test_features_of_bytes_are_those_of_the_scaled_image(cache):
 def test_symmetric_features_do_not_see_left_and_right(whiten, cache):
     settings = Features(kind="scatter+patches", patches=((5, 6),), symmetric=True, whiten=whiten)
     mirrored = np.ascontiguousarray(inputs()[:, :, ::-1])
-    found = [features.of(dataset(x), settings, cache=cache).inputs for x in (inputs(), mirrored, inputs()[:, ::-1])]
+    found = [features.apply(dataset(x), settings, cache=cache).inputs for x in (inputs(), mirrored, inputs()[:, ::-1])]
     np.testing.assert_allclose(found[0], found[1], atol=2e-5)
     assert np.abs(found[0] - found[2]).max() > 1e-2  # it does see what is up
 
 
 def test_axes_are_the_same_if_an_accelerator_holds_the_features(cache, tmp_path, monkeypatch):
     settings = ALL["both"]
-    expected = features.of(dataset(), settings, cache=cache).inputs
+    expected = features.apply(dataset(), settings, cache=cache).inputs
     monkeypatch.setattr(pipeline, "_accelerator_has_room", lambda size: True)
     monkeypatch.setattr(files, "spool", None)
-    found = features.of(dataset(), settings, cache=tmp_path / "other").inputs
+    found = features.apply(dataset(), settings, cache=tmp_path / "other").inputs
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_variances_are_those_along_the_axes(cache):
 
 
 def test_blocks_have_the_same_weight(cache):
-    rows = features.of(dataset(), Features(kind="scatter+patches", patches=((5, 6),)), cache=cache).inputs
+    rows = features.apply(dataset(), Features(kind="scatter+patches", patches=((5, 6),)), cache=cache).inputs
     np.testing.assert_allclose(np.linalg.norm(rows[:, :5184], axis=1), 0.5**0.5, atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(rows[:, 5184:], axis=1), 0.5**0.5, atol=1e-5)
 
@@ -129,9 +129,9 @@ def test_blocks_have_the_same_weight(cache):
 def test_all_but_the_inputs_is_carried_on(cache):
     subjects = np.arange(NUM, dtype=np.int32)[::-1] // 2
     data = dataclasses.replace(dataset(), subjects=subjects)
-    found = features.of(data, ALL["scatter"], cache=cache)
+    found = features.apply(data, ALL["scatter"], cache=cache)
     np.testing.assert_array_equal(found.subjects, subjects)
-    assert features.of(data, Features()) is data
+    assert features.apply(data, Features()) is data
 
 
 # views
@@ -139,9 +139,9 @@ def test_all_but_the_inputs_is_carried_on(cache):
 
 def test_views_are_rows_with_features_of_their_own(cache):
     viewed = views.add_views(dataset(), ["flip"])
-    found = features.of(viewed, ALL["scatter"], cache=cache)
-    plain = features.of(dataset(), ALL["scatter"], cache=cache)
-    turned = features.of(dataset(np.ascontiguousarray(inputs()[:, :, ::-1])), ALL["scatter"], cache=cache)
+    found = features.apply(viewed, ALL["scatter"], cache=cache)
+    plain = features.apply(dataset(), ALL["scatter"], cache=cache)
+    turned = features.apply(dataset(np.ascontiguousarray(inputs()[:, :, ::-1])), ALL["scatter"], cache=cache)
     assert found.views == 2
     np.testing.assert_allclose(found.inputs[::2], plain.inputs, atol=1e-6)
     np.testing.assert_allclose(found.inputs[1::2], turned.inputs, atol=1e-6)
@@ -163,15 +163,15 @@ def test_views_are_rows_with_features_of_their_own(cache):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_functions_that_give_no_features_are_refused(name, message, cache):
     with pytest.raises(ValueError, match=message):
-        features.of(dataset(), Features(kind=f"my_features:{name}"), cache=cache)
+        features.apply(dataset(), Features(kind=f"my_features:{name}"), cache=cache)
 
 
 def test_ones_own_function_is_cached_by_its_file_and_by_what_it_does(cache, tmp_path, monkeypatch):
     settings = ALL["plugged"]
-    before = features.of(dataset(), settings, cache=cache).inputs
+    before = features.apply(dataset(), settings, cache=cache).inputs
     (tmp_path / "my_features.py").write_text(MINE.replace("** 2", "** 3.0"))
     monkeypatch.delitem(sys.modules, "my_features")
-    assert np.abs(features.of(dataset(), settings, cache=cache).inputs - before).max() > 1e-3
+    assert np.abs(features.apply(dataset(), settings, cache=cache).inputs - before).max() > 1e-3
 
 
 def test_a_statement_is_told_what_is_taken_as_public():
@@ -192,11 +192,11 @@ def test_whitening_on_a_public_task_reads_its_images(cache, tmp_path):
         "TASK = Task(name='public', load=load)\n"
     )
     settings = Features(kind="scatter", whiten=dataclasses.replace(WHITE, on="public_task:TASK"))
-    found = features.of(dataset(), settings, cache=cache).inputs
+    found = features.apply(dataset(), settings, cache=cache).inputs
     assert found.shape == (NUM, 8)
-    assert np.abs(found - features.of(dataset(), ALL["whitened"], cache=cache).inputs).max() > 0.01
+    assert np.abs(found - features.apply(dataset(), ALL["whitened"], cache=cache).inputs).max() > 0.01
     with pytest.raises(ValueError, match=r"whitening on .* is for records of"):
-        features.of(dataset(inputs()[..., None]), settings, cache=cache)
+        features.apply(dataset(inputs()[..., None]), settings, cache=cache)
 
 
 @pytest.mark.parametrize(
@@ -221,23 +221,23 @@ def digests(folder):
 
 
 def test_features_are_computed_once(cache, monkeypatch):
-    first = features.of(dataset(), ALL["whitened"], cache=cache)
+    first = features.apply(dataset(), ALL["whitened"], cache=cache)
     assert isinstance(first.inputs, np.memmap)
     kept = digests(cache)
     assert len(kept) == 3  # two arrays, one set of axes
     monkeypatch.setattr(pipeline.Pipeline, "apply", None)
-    again = features.of(dataset(), ALL["whitened"], cache=cache)
+    again = features.apply(dataset(), ALL["whitened"], cache=cache)
     np.testing.assert_array_equal(again.inputs, first.inputs)
     assert digests(cache) == kept
 
 
 @pytest.mark.parametrize("keep", [0, later(50), later(200), -1])
 def test_a_truncated_cache_is_computed_anew(cache, caplog, keep):
-    features.of(dataset(), ALL["whitened"], cache=cache)
+    features.apply(dataset(), ALL["whitened"], cache=cache)
     kept = digests(cache)
     for path in cache.iterdir():
         path.write_bytes(path.read_bytes()[:keep])
-    features.of(dataset(), ALL["whitened"], cache=cache)
+    features.apply(dataset(), ALL["whitened"], cache=cache)
     assert {name: digest for name, digest in digests(cache).items() if name.endswith("npy")} == {
         name: digest for name, digest in kept.items() if name.endswith("npy")
     }
@@ -248,10 +248,10 @@ def test_a_truncated_cache_is_computed_anew(cache, caplog, keep):
     "other", [np.zeros((NUM - 1, 8), np.float32), np.zeros((NUM, 7), np.float32), np.zeros((NUM, 8))]
 )
 def test_a_cached_array_of_another_shape_or_type_is_not_used(cache, other):
-    kept = features.of(dataset(), ALL["whitened"], cache=cache).inputs.copy()
+    kept = features.apply(dataset(), ALL["whitened"], cache=cache).inputs.copy()
     largest = max(cache.glob("*.npy"), key=lambda path: path.stat().st_size)
     np.save(largest, other)
-    np.testing.assert_array_equal(features.of(dataset(), ALL["whitened"], cache=cache).inputs, kept)
+    np.testing.assert_array_equal(features.apply(dataset(), ALL["whitened"], cache=cache).inputs, kept)
 
 
 def test_what_differs_has_a_file_of_its_own(cache, monkeypatch):
@@ -259,13 +259,13 @@ def test_what_differs_has_a_file_of_its_own(cache, monkeypatch):
     images[5, 0, 0] ^= 1
     names = set()
     for data in (dataset(), dataset(images)):
-        features.of(data, ALL["scatter"], cache=cache)
+        features.apply(data, ALL["scatter"], cache=cache)
     assert len(names := set(digests(cache))) == 3  # the records for testing are the same
     for change in ({"ridge": 0.1}, {"rank": 7}, {"images": 41}, {"on": "leaves"}, {}):
-        features.of(dataset(), Features(kind="scatter", whiten=dataclasses.replace(WHITE, **change)), cache=cache)
-    features.of(dataset(), Features(kind="scatter", symmetric=True), cache=cache)
+        features.apply(dataset(), Features(kind="scatter", whiten=dataclasses.replace(WHITE, **change)), cache=cache)
+    features.apply(dataset(), Features(kind="scatter", symmetric=True), cache=cache)
     monkeypatch.setattr("dovetail.features.scatter._VERSION", -1)
-    features.of(dataset(), ALL["scatter"], cache=cache)
+    features.apply(dataset(), ALL["scatter"], cache=cache)
     axes = [name for name in digests(cache) if name.endswith("npz")]
     assert len(axes) == 4
     assert len(set(digests(cache)) - names - set(axes)) == 2 * 7
@@ -273,7 +273,7 @@ def test_what_differs_has_a_file_of_its_own(cache, monkeypatch):
 
 def test_the_default_cache_is_dovetails(tmp_path, monkeypatch):
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
-    features.of(dataset(), ALL["scatter"])
+    features.apply(dataset(), ALL["scatter"])
     assert len(list((tmp_path / "features").glob("*.npy"))) == 2
 
 

@@ -82,7 +82,7 @@ def test_the_ridge_follows_from_the_noise_and_the_options():
     server = (
         ServerSettings(optimizer="ridge", learning_rate=1.0, options={"ridge": 2.0, "share": 0.0})
         .build()
-        .over(1, moments=LAYOUT, noise_std=0.1)
+        .for_rounds(1, moments=LAYOUT, noise_std=0.1)
     )
     params, state = server.step(jnp.zeros(LAYOUT.dim), server.init(jnp.zeros(LAYOUT.dim)), mean)
     expected = LAYOUT.model(np.asarray(mean), ridge=2 * 0.1 * np.sqrt(10), share=0.0)
@@ -92,11 +92,11 @@ def test_the_ridge_follows_from_the_noise_and_the_options():
 
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="rounds = 1"):
-        Ridge().over(2, moments=LAYOUT)
+        Ridge().for_rounds(2, moments=LAYOUT)
     with pytest.raises(ValueError, match=r"client\.update = 'moments'"):
-        Ridge().over(1)
+        Ridge().for_rounds(1)
     with pytest.raises(ValueError, match=r"server\.optimizer = 'ridge'"):
-        Server().over(1, moments=LAYOUT)
+        Server().for_rounds(1, moments=LAYOUT)
     with pytest.raises(ValueError, match="average"):
         Ridge(average=0.5)
     with pytest.raises(ValueError, match="momentum"):

@@ -20,7 +20,7 @@ def walked(server, rounds):
 
 @pytest.mark.parametrize(("average", "last"), [(0.5, 4), (0.4, 3), (1.0, 7), (0.01, 1)])
 def test_the_mean_is_that_of_the_last_models(average, last):
-    models, published = walked(Server(average=average, options={"momentum": 0.9}).over(7), 7)
+    models, published = walked(Server(average=average, options={"momentum": 0.9}).for_rounds(7), 7)
     start = 7 - last
     np.testing.assert_array_equal(published[:start], models[:start])
     for end in range(start, 7):
@@ -28,7 +28,7 @@ def test_the_mean_is_that_of_the_last_models(average, last):
 
 
 def test_without_an_average_the_last_model_is_published_and_nothing_else_is_kept():
-    server = Server().over(7)
+    server = Server().for_rounds(7)
     models, published = walked(server, 3)
     np.testing.assert_array_equal(models, published)
     assert not isinstance(server.init(jnp.zeros(2)), AveragingState)
@@ -36,7 +36,7 @@ def test_without_an_average_the_last_model_is_published_and_nothing_else_is_kept
 
 
 def test_an_average_changes_no_step_and_is_told():
-    server = Server(average=0.5).over(7)
+    server = Server(average=0.5).for_rounds(7)
     np.testing.assert_array_equal(walked(server, 7)[0], walked(Server(), 7)[0])
     assert "the last 4 of 7 rounds" in server.notes[0]
 

@@ -512,11 +512,11 @@ def test_what_does_not_mix_the_records_of_a_batch_trains_side_by_side():
 def test_everything_is_put_back():
     module = Triggered()
     state = State(module)
-    assert state.change() is None
+    assert state.first_change() is None
     module(torch.full((1, 6), 2000.0))
-    assert state.change() is not None
+    assert state.first_change() is not None
     state.restore()
-    assert state.change() is None and not hasattr(module, "extra")
+    assert state.first_change() is None and not hasattr(module, "extra")
     assert module.kept == {"largest": 0.0} and not module.sum.any() and not module.recent.any()
     module.kept["largest"] = 1.0
     state.restore()

@@ -127,7 +127,9 @@ class Sources:
 
         Arguments: `target`, and those of `TableOptions`.
         """
-        return cls.from_pandas(_table(path), target=target, test=None if test is None else _table(test), **options)
+        return cls.from_pandas(
+            _read_table(path), target=target, test=None if test is None else _read_table(test), **options
+        )
 
     @classmethod
     @_with_keywords_of(TableOptions)
@@ -218,7 +220,7 @@ class Sources:
         )
 
 
-def _table(path: str | Path) -> Any:
+def _read_table(path: str | Path) -> Any:
     from dovetail.data.readers.tables import Table
 
     if not isinstance(path, str | Path):

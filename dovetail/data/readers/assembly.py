@@ -165,7 +165,7 @@ def held_out(names: Sequence[str], *, share: float, seed: int) -> np.ndarray:
 
 def is_held_out(name: str, *, share: float, seed: int) -> bool:
     """Whether the records of this name are for testing."""
-    return _uniform(f"{seed}:{name}") < share
+    return _hash_to_unit(f"{seed}:{name}") < share
 
 
 def ids_of(names: Sequence[str] | None, kept: np.ndarray, *, roster: Sequence[str] | None = None) -> np.ndarray | None:
@@ -177,5 +177,5 @@ def ids_of(names: Sequence[str] | None, kept: np.ndarray, *, roster: Sequence[st
     return np.fromiter((number[name] for name in mine), np.int32, len(mine))
 
 
-def _uniform(text: str) -> float:
+def _hash_to_unit(text: str) -> float:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64

@@ -49,7 +49,7 @@ class InputColumn(msgspec.Struct, frozen=True, kw_only=True):
     def read(self, table: Table) -> np.ndarray:
         """The inputs that the column makes, float32 (rows, width)."""
         if self.categories is not None:
-            places = _places(table, self.name, self.categories, what="categories")
+            places = _category_places(table, self.name, self.categories, what="categories")
             return np.eye(len(self.categories), dtype=np.float32)[places]
         hint = f"; declare its values in categories={{{self.name!r}: [...]}} or leave it out of inputs"
         return _scale_to_bounds(table, self.name, self.bounds, hint=hint)[:, None]
@@ -104,7 +104,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             return cls(kind="number", size=1, columns=(target,), bounds=bounds)
         if bounds is not None:
             raise ValueError(f"expected bounds of numbers, got bounds of column {target!r}, which are classes")
-        declared = _read_off(tables, target) if classes is None else tuple(plain(value) for value in classes)
+        declared = _classes_in(tables, target) if classes is None else tuple(plain(value) for value in classes)
         _check_declared(f"classes of column {target!r}", declared)
         if len(declared) < 2:
             raise ValueError(f"expected at least two classes in column {target!r}, got {len(declared)}")
@@ -115,7 +115,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind == "number":
             return _scale_to_bounds(table, self.columns[0], self.bounds)
         if self.kind == "classes":
-            return _places(table, self.columns[0], self.classes or (), what="classes").astype(np.int32)
+            return _category_places(table, self.columns[0], self.classes or (), what="classes").astype(np.int32)
         columns = []
         for name in self.columns:
             column = table.numbers(name)
@@ -139,7 +139,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
                 return values
             low, high = self.bounds
             return low + (values + 1) / 2 * (high - low)
-        best = np.argmax(_both(logits), axis=1)
+        best = np.argmax(_class_logits(logits), axis=1)
         return best if self.classes is None else np.asarray(self.classes)[best]
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
@@ -148,7 +148,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("a model of numbers gives no probabilities: use predict")
         if self.kind == "labels":
             return 0.5 * (1 + np.tanh(logits.astype(np.float64) / 2))
-        logits = _both(logits).astype(np.float64)
+        logits = _class_logits(logits).astype(np.float64)
         raised = np.exp(logits - logits.max(axis=1, keepdims=True))
         return raised / raised.sum(axis=1, keepdims=True)
 
@@ -233,7 +233,7 @@ def with_recipe(dataset: Dataset) -> Dataset:
     return copied
 
 
-def _both(logits: np.ndarray) -> np.ndarray:
+def _class_logits(logits: np.ndarray) -> np.ndarray:
     """Logits of all classes, also where a model of two classes has one output: the second less the first."""
     columns = logits.reshape(len(logits), -1)
     return np.concatenate([np.zeros_like(columns), columns], axis=1) if columns.shape[1] == 1 else columns
@@ -251,7 +251,7 @@ def _scale_to_bounds(table: Table, name: str, bounds: tuple[float, float] | None
     return numbers.astype(np.float32)
 
 
-def _places(table: Table, name: str, declared: Sequence[Value], *, what: str) -> np.ndarray:
+def _category_places(table: Table, name: str, declared: Sequence[Value], *, what: str) -> np.ndarray:
     """Of every row, the place of its value among the declared ones."""
     place = {value: number for number, value in enumerate(declared)}
     places = np.array([place.get(value, -1) for value in table.values(name, like=declared)])
@@ -263,7 +263,7 @@ def _places(table: Table, name: str, declared: Sequence[Value], *, what: str) ->
     return places
 
 
-def _read_off(tables: Sequence[Table], target: str) -> tuple[Value, ...]:
+def _classes_in(tables: Sequence[Table], target: str) -> tuple[Value, ...]:
     values = {value for table in tables for value in table.values(target)}
     if len(values) > _MOST_CLASSES:
         raise ValueError(

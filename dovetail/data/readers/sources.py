@@ -77,9 +77,9 @@ def from_table(
     records = Rows(
         inputs=matrix(table, columns),
         targets=table,
-        users=_names(table, owner),
-        subjects=_names(table, subject),
-        roster=_text(roster),
+        users=_ids(table, owner),
+        subjects=_ids(table, subject),
+        roster=_as_text(roster),
     )
     return assemble(
         records,
@@ -126,9 +126,9 @@ def from_arrays(
         return Rows(
             inputs=np.asarray(of),
             targets=table,
-            users=_text(users),
-            subjects=_text(subjects),
-            roster=_text(roster),
+            users=_as_text(users),
+            subjects=_as_text(subjects),
+            roster=_as_text(roster),
         )
 
     train, other = records(inputs, labels, user, subject, roster), None if test is None else records(*test)
@@ -182,7 +182,7 @@ def from_huggingface(
         source = splits["train"]
         if test is None and options.get("test_share") is None:
             test = splits.get("test")
-    schema = _schema(source, target)
+    schema = _class_names(source, target)
     if options.get("classes") is None and schema is not None:
         options = {**options, "classes": schema}
         source = _with_class_names(source, target, schema)
@@ -196,7 +196,7 @@ def from_huggingface(
 
     def arrays(table: Table) -> tuple[np.ndarray, np.ndarray]:
         labels = [np.asarray(table.values(name)) for name in names]
-        return _one_shape(table.column(inputs), what=f"column {inputs!r}"), (
+        return _stack_records(table.column(inputs), what=f"column {inputs!r}"), (
             labels[0] if isinstance(target, str) else np.stack(labels, axis=1)
         )
 
@@ -310,11 +310,11 @@ def _columns(
     )
 
 
-def _names(table: Table, column: str | Sequence[Any] | None) -> list[str] | None:
-    return table.names(column) if isinstance(column, str) else _text(column)
+def _ids(table: Table, column: str | Sequence[Any] | None) -> list[str] | None:
+    return table.names(column) if isinstance(column, str) else _as_text(column)
 
 
-def _text(ids: Sequence[Any] | None) -> list[str] | None:
+def _as_text(ids: Sequence[Any] | None) -> list[str] | None:
     if ids is None:
         return None
     return Table(name="the ids", columns={"ids": ids if isinstance(ids, list | tuple) else np.asarray(ids)}).names(
@@ -328,12 +328,12 @@ def _stack_items(items: Any, channels_first: bool, what: str) -> tuple[np.ndarra
     pairs = [items[number] for number in range(len(items))]
     if not pairs or any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise ValueError(f"expected {what} of pairs (input, label), got {len(pairs)} items of another form")
-    inputs = _one_shape([pair[0] for pair in pairs], what="inputs")
+    inputs = _stack_records([pair[0] for pair in pairs], what="inputs")
     labels = np.stack([np.asarray(pair[1]) for pair in pairs])
     return np.moveaxis(inputs, 1, -1) if channels_first else inputs, labels
 
 
-def _one_shape(values: Any, *, what: str) -> np.ndarray:
+def _stack_records(values: Any, *, what: str) -> np.ndarray:
     """Records that came one by one as one array."""
     arrays = [np.asarray(value) for value in values]
     shapes = {array.shape for array in arrays}
@@ -343,7 +343,7 @@ def _one_shape(values: Any, *, what: str) -> np.ndarray:
     return records.astype(np.float32) if records.dtype.kind in "biu" and records.dtype != np.uint8 else records
 
 
-def _schema(source: Any, target: str | Sequence[str]) -> list[str] | None:
+def _class_names(source: Any, target: str | Sequence[str]) -> list[str] | None:
     """The names of the classes, where the dataset's schema declares them."""
     features = getattr(source, "features", None)
     feature = features.get(target) if isinstance(features, Mapping) and isinstance(target, str) else None

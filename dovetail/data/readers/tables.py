@@ -98,7 +98,7 @@ class Table:
 
     def kind(self, name: str) -> Kind:
         """What a column holds; whole numbers and truths are numbers too."""
-        column = self._whole(name)
+        column = self._complete_column(name)
         if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
             return {"b": "truth", "i": "whole", "u": "whole", "f": "number"}[column.dtype.kind]  # type: ignore[return-value]
         if self.text:
@@ -117,7 +117,7 @@ class Table:
         """
         if self.text and (read := _all_finite(self.column(name))) is not None:
             return read
-        column = self._whole(name)
+        column = self._complete_column(name)
         kind = self.kind(name)
         if kind == "text":
             raise ValueError(
@@ -139,7 +139,7 @@ class Table:
         Arguments:
             like: values that those of CSV are compared with: if all are text, so they stay.
         """
-        column = self._whole(name)
+        column = self._complete_column(name)
         if not self.text:
             return column.tolist() if isinstance(column, np.ndarray) else [plain(value) for value in column]
         if like is not None and all(isinstance(value, str) for value in like):
@@ -155,10 +155,10 @@ class Table:
 
     def names(self, name: str) -> list[str]:
         """A column of ids of any type, as text."""
-        column = self._whole(name)
+        column = self._complete_column(name)
         return [str(value) for value in (column.tolist() if isinstance(column, np.ndarray) else column)]
 
-    def _whole(self, name: str) -> Sequence[Any] | np.ndarray:
+    def _complete_column(self, name: str) -> Sequence[Any] | np.ndarray:
         """A column in which nothing is missing."""
         column = self.column(name)
         if isinstance(column, np.ndarray) and column.dtype.kind in "biufUSM":

@@ -53,7 +53,7 @@ class Learner:
         self._messages = None if task.aggregators else task.messages()
         self._dim, self._learning, moments = task.dim, learning, learning.moments
         std = None if moments is None else self._protocol.noise_std(self._cohort.size, task.dim)
-        self._server = learning.server.over(task.rounds, moments=moments, noise_std=std)
+        self._server = learning.server.for_rounds(task.rounds, moments=moments, noise_std=std)
 
     def initial_leaves(self) -> list[np.ndarray]:
         """The first model, and the states that training begins with."""
