@@ -221,7 +221,7 @@ def test_partitions_by_class_and_moments_refuse_numbers():
 def test_scores_of_classes_by_hand():
     labels = np.array([0, 0, 1, 1, 2])
     predicted = np.array([0, 1, 1, 1, 0])
-    found = scoring._of_classes(np.eye(4)[predicted], labels, 4)
+    found = scoring._scores_of_classes(np.eye(4)[predicted], labels, 4)
     assert found["accuracy"] == 3 / 5
     assert found["recall"] == [1 / 2, 1, 0, None]
     assert found["macro_f1"] == pytest.approx((2 * 1 / 4 + 2 * 2 / 5 + 0) / 3)
