@@ -71,11 +71,11 @@ def choose(
         records_per_user=records_per_user,
     )
     with steps(len(protocols.PROTOCOLS)) as bar:
-        found = choosing.choose(situation, observe=bar.begin)
+        choice = choosing.choose(situation, observe=bar.begin)
     if as_json:
-        print_json(found.to_json())
+        print_json(choice.to_json())
         return
-    _print(found)
+    _print(choice)
 
 
 def _ask_for_missing(options: dict[str, Any], participation: str | None) -> dict[str, Any]:
@@ -96,8 +96,8 @@ def _ask_for_missing(options: dict[str, Any], participation: str | None) -> dict
     return answers
 
 
-def _print(found: Any) -> None:
-    situation = found.situation
+def _print(choice: Any) -> None:
+    situation = choice.situation
     lines = [
         f"({at_most(situation.eps)}, {at_most(situation.delta)})-DP for {situation.rounds:,} rounds of "
         f"{situation.size:,} of {situation.users:,} users ({situation.kind}), {situation.dim:,} coordinates, "
@@ -106,30 +106,30 @@ def _print(found: Any) -> None:
     if situation.records_per_user > 1:
         lines.append(f"all {situation.records_per_user:,} records of a user are protected together, at the same noise")
     out_console.print("\n".join(lines), markup=False, highlight=False)
-    out_console.print(_table(found) if found.fitting else "no protocol fits", highlight=False)
-    for protocol in found.ruled_out:
+    out_console.print(_table(choice) if choice.fitting else "no protocol fits", highlight=False)
+    for protocol in choice.ruled_out:
         out_console.print(f"{protocol.protocol}: ruled out, {protocol.reason}", markup=False, highlight=False)
-    out_console.print(_source(found), markup=False, highlight=False)
+    out_console.print(_source(choice), markup=False, highlight=False)
     out_console.print("what each statement assumes: dovetail account protocol NAME, or --json here", highlight=False)
 
 
-def _table(found: Any) -> Table:
+def _table(choice: Any) -> Table:
     columns = ("protocol", "trusts", "certified", "without trust", "noise", "std per coordinate of the mean",
                "sent per user and round", "client s", "server s", "accuracy")  # fmt: skip
     table = Table(*columns, box=None)
-    for one in found.fitting:
-        safe = at_most if one.parameter == "noise_multiplier" else at_least  # more noise, smaller budgets
+    for fitting in choice.fitting:
+        round_safely = at_most if fitting.parameter == "noise_multiplier" else at_least  # more noise, smaller budgets
         cells = (
-            one.protocol,
-            one.trust,
-            f"{_pair(one.certified)}, {one.certified.neighbors.value}",
-            "no guarantee" if one.local.is_unbounded else _pair(one.local),
-            f"{one.parameter} {safe(one.value)}",
-            f"{one.std:.3g} x {one.clip}",
-            _upload_cell(one.costs),
-            "-" if one.costs.client_seconds is None else f"{one.costs.client_seconds:.2g}",
-            f"{one.costs.server_seconds:.2g}",
-            "-" if one.accuracy is None else f"{one.accuracy:.1%}",
+            fitting.protocol,
+            fitting.trust,
+            f"{_pair(fitting.certified)}, {fitting.certified.neighbors.value}",
+            "no guarantee" if fitting.local.is_unbounded else _pair(fitting.local),
+            f"{fitting.parameter} {round_safely(fitting.value)}",
+            f"{fitting.std:.3g} x {fitting.clip}",
+            _upload_cell(fitting.costs),
+            "-" if fitting.costs.client_seconds is None else f"{fitting.costs.client_seconds:.2g}",
+            f"{fitting.costs.server_seconds:.2g}",
+            "-" if fitting.accuracy is None else f"{fitting.accuracy:.1%}",
         )
         table.add_row(*cells)
     return table
@@ -145,15 +145,15 @@ def _upload_cell(costs: Any) -> str:
     return in_bytes(costs.bytes)
 
 
-def _source(found: Any) -> str:
-    """Where accuracies come from, or why there are none."""
-    if found.source is None:
+def _source(choice: Any) -> str:
+    """Where accuracies come from, or why there are nfitting."""
+    if choice.source is None:
         return (
             "accuracy: unknown, for no earlier comparison is near; `dovetail compare` trains every protocol "
             "(users in secret samples were never compared)"
         )
-    ceiling = found.source.runs["fedavg"]["accuracy"]
+    ceiling = choice.source.runs["fedavg"]["accuracy"]
     return (
-        f"accuracy: from the comparison {found.source}, with clip, step and sparsity tuned there, {ceiling:.1%} "
+        f"accuracy: from the comparison {choice.source}, with clip, step and sparsity tuned there, {ceiling:.1%} "
         "without privacy; '-' where its rounds were of another size or number"
     )

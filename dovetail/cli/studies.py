@@ -58,15 +58,15 @@ def compare(
     target = out or Path("runs") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
     trained = sum(contender.config is not None for contender in contenders)
     with steps(trained * (seeds + 1)) as bar:
-        found = comparing.compare(
+        comparison = comparing.compare(
             contenders, task=task, model=model, eps=eps, delta=delta, seeds=seeds, out=target, observe=bar.begin
         )
     pages.comparison(target)
     if as_json:
-        print_json({**found.to_json(), "out": str(target)})
+        print_json({**comparison.to_json(), "out": str(target)})
         return
-    out_console.print(_ranking(found.runs, found.baseline))
-    for outcome in found.outcomes:
+    out_console.print(_ranking(comparison.runs, comparison.baseline))
+    for outcome in comparison.outcomes:
         if outcome.reason:
             out_console.print(f"{outcome.protocol}: not run, {outcome.reason}", markup=False, highlight=False)
     if task != "mnist":
@@ -75,10 +75,10 @@ def compare(
             "--set cohort.size=N sets the round size of all protocols",
             highlight=False,
         )
-    best = found.best_single_shuffler
+    best = comparison.best_single_shuffler
     if best is not None:
-        out_console.print(f"best with one shuffler: {best} ({found.runs[best].mean:.2%})", highlight=False)
-    if guessing := [name for name, run in found.runs.items() if not run.beats_baseline]:
+        out_console.print(f"best with one shuffler: {best} ({comparison.runs[best].mean:.2%})", highlight=False)
+    if guessing := [name for name, run in comparison.runs.items() if not run.beats_baseline]:
         warning = f"no better than a constant guess, so their order means nothing: {', '.join(guessing)}"
         out_console.print(warning, markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)

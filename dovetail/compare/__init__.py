@@ -79,7 +79,7 @@ def compare(
     for contender in contenders:
         outcome = _outcome(contender, own_task, seeds, observe)
         if outcome.run is not None and outcome.run.private:
-            _refuse_unequal(outcome.run.certified, eps=eps, delta=delta)
+            _refuse_unequal(outcome.protocol, outcome.run.certified, eps=eps, delta=delta)
         comparison = comparison.with_outcome(outcome)
         if out is not None:
             comparison.write(out)
@@ -87,10 +87,11 @@ def compare(
 
 
 def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Callable[[str], None]) -> Outcome:
-    name, given = contender.protocol, contender.config
-    if given is None:
+    name = contender.protocol
+    if contender.config is None:
         return Outcome(protocol=name, reason=contender.reason)
-    config, results = given, []
+    config = contender.config
+    results = []
     for seed in range(seeds):
         observe(f"{name}, seed {seed}")
         try:
@@ -102,7 +103,9 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
         config = _with_noise(config, plan.sampler.protocol)
         results.append(experiment.run(plan, evaluate_every=plan.num_rounds))
     observe(f"{name}, costs")
-    first, protocol, dim = results[0], plan.sampler.protocol, plan.engine.dim
+    first = results[0]
+    protocol = plan.sampler.protocol
+    dim = plan.engine.dim
     return Outcome(
         protocol=name,
         run=Run(
@@ -116,7 +119,7 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
             costs=costs(protocol, plan.sampler.schedule.uploads_of(0), dim),
             rounds=first.rounds,
             seconds_per_round=first.seconds_per_round,
-            settings=given.protocol if protocol.budgets is not None else config.protocol,
+            settings=contender.config.protocol if protocol.budgets is not None else config.protocol,
             server_step=config.server.learning_rate,
             version=__version__,
             machine=machine.describe(),
@@ -125,10 +128,13 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
     )
 
 
-def _refuse_unequal(statement: Statement, *, eps: float, delta: float) -> None:
+def _refuse_unequal(protocol: str, statement: Statement, *, eps: float, delta: float) -> None:
     alike = statement.neighbors is Neighbors.REPLACE_ONE and statement.unit is Unit.USER
     if not alike or statement.eps > eps or statement.delta > delta:
-        raise ValueError(f"expected ({eps}, {delta})-DP for replacing one user, got {statement.headline()}")
+        raise ValueError(
+            f"{protocol!r} states {statement.headline()}, and what is compared is ({eps}, {delta})-DP for "
+            "replacing one user"
+        )
 
 
 def _with_seed(config: Config, seed: int) -> Config:

@@ -49,7 +49,7 @@ class Run:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """The mean accuracy over the seeds."""
         return statistics.fmean(self.accuracies)
 
     @property

@@ -160,13 +160,13 @@ class Choice:
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable form."""
-        asked = dataclasses.asdict(self.situation)
+        situation = dataclasses.asdict(self.situation)
         return {
-            **asked,
+            **situation,
             "per_round": self.situation.size,
             "participation": self.situation.kind,
-            "protocols": [one.to_json() for one in self.fitting],
-            "ruled_out": [dataclasses.asdict(one) for one in self.ruled_out],
+            "protocols": [fitting.to_json() for fitting in self.fitting],
+            "ruled_out": [dataclasses.asdict(ruled_out) for ruled_out in self.ruled_out],
             "accuracy_from": None if self.source is None else dataclasses.asdict(self.source),
         }
 
@@ -186,14 +186,14 @@ def choose(situation: Situation, *, observe: Callable[[str], None] = lambda name
         observe(name)
         try:
             reason = _unfit(name, situation)
-            found = None if reason else _fitting(name, situation, source)
+            fit = None if reason else _fitting(name, situation, source)
         except ValueError as refusal:  # no noise meets the target, or a theorem does not apply
             reason = str(refusal)
         if reason:
             ruled_out.append(RuledOut(protocol=name, reason=reason))
-        elif found is not None:
-            fitting.append(found)
-    ranked = sorted(fitting, key=lambda one: (-(one.accuracy or 0.0), one.costs.bytes))
+        elif fit is not None:
+            fitting.append(fit)
+    ranked = sorted(fitting, key=lambda fit: (-(fit.accuracy or 0.0), fit.costs.bytes))
     return Choice(situation=situation, fitting=tuple(ranked), ruled_out=tuple(ruled_out), source=source)
 
 

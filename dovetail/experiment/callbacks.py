@@ -151,12 +151,12 @@ class Callbacks(Callback):
         self._members = tuple(members)
 
     def on_start(self, start: RunStart) -> None:
-        """Tell all."""
+        """Call all of them."""
         for member in self._members:
             member.on_start(start)
 
     def on_round(self, progress: Progress) -> bool:
-        """Tell all; True if one of them says so."""
+        """Call all of them; True if one of them ends the training."""
         requests = [member.on_round(progress) for member in self._members]
         return any(requests) and jax.process_count() == 1
 
@@ -166,18 +166,18 @@ class Callbacks(Callback):
         return any(type(member).on_diagnostics is not Callback.on_diagnostics for member in self._members)
 
     def on_diagnostics(self, diagnosis: Diagnosis) -> None:
-        """Tell all."""
+        """Call all of them."""
         for member in self._members:
             member.on_diagnostics(diagnosis)
 
     def on_end(self, result: Result) -> None:
-        """Tell all."""
+        """Call all of them."""
         for member in self._members:
             member.on_end(result)
 
     @contextlib.contextmanager
     def notify_failure(self) -> Iterator[None]:
-        """Tell all if the block fails; what goes wrong in one of them hides neither the others nor the error."""
+        """Call `on_failure` of all if the block fails; an error in one of them hides neither the others nor it."""
         try:
             yield
         except BaseException as error:

@@ -179,8 +179,8 @@ def check_key(out: Path) -> None:
 
 def key_path() -> Path:
     """Where the data's key is, or will be."""
-    if chosen := os.environ.get(VARIABLE):
-        return Path(chosen)
+    if path := os.environ.get(VARIABLE):
+        return Path(path)
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "dovetail" / "data.key"
 
 

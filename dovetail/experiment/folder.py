@@ -70,7 +70,11 @@ class Checkpoint:
 
 
 class RunFolder:
-    """Where one run writes."""
+    """The folder of one run: what `run` writes into it, and how it is read back.
+
+    Arguments:
+        path: the folder; `create` makes a new one, `reopen` finds an earlier run's.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -265,7 +269,7 @@ class RunFolder:
         return {name: ledger.get(name) for name in SETTINGS}
 
     def privacy(self) -> dict[str, Any]:
-        """What the run states."""
+        """The content of `privacy.json`: what a finished run states."""
         return self._read(_PRIVACY)
 
     def seconds_per_round(self) -> float | None:

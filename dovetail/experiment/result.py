@@ -153,7 +153,7 @@ class Result:
         return {name: torch.from_numpy(np.array(value)) for name, value in self.parameters.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """The machine-readable summary."""
+        """The summary that `dovetail run --json` prints and `privacy.json` holds."""
         return {
             "accuracy": self.accuracy,
             "auc": self.auc,

@@ -69,7 +69,7 @@ class Space:
 
     @property
     def settings(self) -> tuple[Mapping[str, Any], ...]:
-        """All combinations."""
+        """All combinations, each as config keys with their values."""
         return tuple(dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values()))
 
 

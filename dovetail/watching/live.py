@@ -27,7 +27,8 @@ class LivePage(Callback):
     """Writes a page to `path` that follows a training: scores, spent eps, rounds, and how long it will still take."""
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.path, self._clock = Path(path), clock
+        self.path = Path(path)
+        self._clock = clock
         self._start: RunStart | None = None
         self._history: list[dict[str, Any]] = []
         self._began = self._written = 0.0
@@ -35,7 +36,9 @@ class LivePage(Callback):
 
     def on_start(self, start: RunStart) -> None:
         """The page of a training that has not done a round, or goes on from a checkpoint."""
-        self._start, self._began, self._first = start, self._clock(), None
+        self._start = start
+        self._began = self._clock()
+        self._first = None
         self._history = RunFolder(start.folder).metrics() if start.round and start.folder else []
         make_folder(self.path.parent)
         self._write(start.round, "runs")
@@ -105,7 +108,7 @@ class LivePage(Callback):
         name, _ = _score(self._history[-1])
         percent = name == "accuracy"
         values = [line["accuracy"] if percent else (line["metrics"] or {}).get(name) for line in self._history]
-        found = [
+        figures = [
             Figure(
                 title=name, x_label="round", y_label=f"test {name}", lines=[Line(name="", x=rounds, y=values)],
                 percent_y=percent,
@@ -114,10 +117,10 @@ class LivePage(Callback):
         spent = [line["eps"] for line in self._history]
         if any(eps is not None for eps in spent):
             label = f"eps at delta {self._history[-1]['delta']}"
-            found.append(
+            figures.append(
                 Figure(title="spent", x_label="round", y_label=label, lines=[Line(name="", x=rounds, y=spent)])
             )
-        return found
+        return figures
 
 
 def _score(line: dict[str, Any]) -> tuple[str, str]:

@@ -22,31 +22,31 @@ _LONGEST = 500  # characters of a parameter that every version of MLflow accepts
 
 def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by dotted path, as a config spells them; what is not set is left out."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found |= flatten_settings(value, f"{prefix}{key}.")
+            flat |= flatten_settings(value, f"{prefix}{key}.")
         elif value is not None:
-            found[f"{prefix}{key}"] = value
-    return found
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def scores(progress: Progress) -> dict[str, float]:
     """The finite numbers of an evaluation by name, lists by class among them, and what was spent until then."""
-    found = _numbers(progress.metrics or {})
+    numbers = _numbers(progress.metrics or {})
     if progress.spent is not None and math.isfinite(progress.spent.eps):
-        found[f"privacy/eps_at_delta_{progress.spent.delta:g}"] = progress.spent.eps
-    return found
+        numbers[f"privacy/eps_at_delta_{progress.spent.delta:g}"] = progress.spent.eps
+    return numbers
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in metrics.items():
         parts = value if isinstance(value, list | tuple) else [value]
         names = [f"{name}/{i}" for i in range(len(parts))] if parts is value else [name]
         pairs = zip(names, parts, strict=True)
-        found |= {key: float(one) for key, one in pairs if isinstance(one, int | float) and math.isfinite(one)}
-    return found
+        numbers |= {key: float(part) for key, part in pairs if isinstance(part, int | float) and math.isfinite(part)}
+    return numbers
 
 
 def _module(name: str, *, title: str, extra: str) -> ModuleType:
@@ -65,7 +65,7 @@ class TensorBoard(Callback):
         self._writer: Any = None
 
     def on_start(self, start: RunStart) -> None:
-        """Settings as text."""
+        """Write the settings as text."""
         self._writer = self._open(str(self.folder))
         settings = flatten_settings({**start.config, "protocol": start.protocol})
         self._writer.add_text("config", "\n".join(f"    {key} = {value}" for key, value in settings.items()), 0)
@@ -86,7 +86,7 @@ class TensorBoard(Callback):
         self._close()
 
     def on_failure(self, error: BaseException) -> None:
-        """Keep what was written."""
+        """Close the file: what was written stays."""
         self._close()
 
     def _close(self) -> None:
@@ -106,7 +106,7 @@ class MLflow(Callback):
         self.experiment, self.name, self._own = experiment, name, False
 
     def on_start(self, start: RunStart) -> None:
-        """Settings as parameters."""
+        """Start a run, with the settings as its parameters."""
         self._own = self._mlflow.active_run() is None
         if self._own:
             if self.experiment is not None:

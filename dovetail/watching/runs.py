@@ -136,8 +136,8 @@ def differences(runs: Sequence[RunFacts]) -> dict[str, list[Any]]:
     results = [_outcome(run) for run in runs]
     listed: dict[str, list[Any]] = {}
     for part in (settings, results):
-        for key in dict.fromkeys(key for one in part for key in one):
-            values = [one.get(key) for one in part]
+        for key in dict.fromkeys(key for facts in part for key in facts):
+            values = [facts.get(key) for facts in part]
             if any(value != values[0] for value in values):
                 listed[key] = values
     return listed
@@ -152,9 +152,9 @@ def _settings(run: RunFacts) -> dict[str, Any]:
 def _outcome(run: RunFacts) -> dict[str, Any]:
     summary, statement = run.summary or {}, run.statement
     shown = {name: value for name, value in run.scores.items() if isinstance(value, int | float)}
-    told: dict[str, Any] = {"state": run.state, **{f"test {name}": value for name, value in shown.items()}}
+    outcome: dict[str, Any] = {"state": run.state, **{f"test {name}": value for name, value in shown.items()}}
     if statement is not None:
-        told |= {
+        outcome |= {
             "certified eps": None if statement.is_unbounded else statement.eps,
             "delta": statement.delta,
             "neighbours": statement.neighbors.value,
@@ -163,7 +163,7 @@ def _outcome(run: RunFacts) -> dict[str, Any]:
             "against": statement.adversary,
             "assumptions": json.dumps(list(statement.assumptions)),
         }
-    return told | {name: summary.get(name) for name in ("rounds", "uploads")} | {"seconds_per_round": run.seconds}
+    return outcome | {name: summary.get(name) for name in ("rounds", "uploads")} | {"seconds_per_round": run.seconds}
 
 
 def figure(runs: Sequence[RunFacts], *, over: str = "rounds") -> Figure:
