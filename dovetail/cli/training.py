@@ -71,7 +71,7 @@ def run(
     from dovetail.experiment.result import headline
 
     if presets:
-        _print_presets(configs.described_presets(), as_json=as_json)
+        _print_presets(configs.preset_titles(), as_json=as_json)
         return
     if resume and out is None:
         raise ValueError("--resume needs --out, the folder of the run to go on with")

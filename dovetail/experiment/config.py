@@ -14,7 +14,7 @@ import copy
 import re
 import tomllib
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -33,10 +33,9 @@ __all__ = [
     "Config",
     "PrivacyConfig",
     "TaskConfig",
-    "apply",
-    "described_presets",
     "parse",
     "parse_override",
+    "preset_titles",
     "presets",
     "read",
     "to_toml",
@@ -183,7 +182,7 @@ def presets() -> list[str]:
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
-def described_presets() -> dict[str, str]:
+def preset_titles() -> dict[str, str]:
     """What each bundled config is, by name: the first line of its file."""
     folder = resources.files("dovetail") / "presets"
     return {name: (folder / f"{name}.toml").read_text().partition("\n")[0].lstrip("# ") for name in presets()}
@@ -223,7 +222,7 @@ def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) ->
         overrides: keys by dotted path with their values; a key of the protocol may stand alone.
     """
     tree: dict[str, Any] = copy.deepcopy(dict(data))
-    apply(tree, overrides, known=[field.name for field in msgspec.structs.fields(Config)])
+    _apply(tree, list(overrides))
     _check_keys(tree)
     try:
         config = msgspec.convert(tree, Config)
@@ -333,19 +332,17 @@ def parse_override(text: str) -> tuple[str, Any]:
     return path.strip(), value
 
 
-def apply(tree: dict[str, Any], overrides: Iterable[tuple[str, Any]], *, known: Collection[str]) -> None:
-    """Change a config in plain data, whose top-level keys are `known`."""
-    for path, value in _with_full_paths(tree, list(overrides), known):
+def _apply(tree: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
+    """Change a config in plain data."""
+    for path, value in _with_full_paths(tree, overrides):
         _assign(tree, path, value)
 
 
-def _with_full_paths(
-    tree: Mapping[str, Any], overrides: Sequence[tuple[str, Any]], known: Collection[str]
-) -> list[tuple[str, Any]]:
+def _with_full_paths(tree: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Overrides by their full path: a bare key that is no key of a config may be one of its protocol."""
     section = dict(overrides).get("protocol", tree.get("protocol"))
     name = dict(overrides).get("protocol.name", section.get("name") if isinstance(section, Mapping) else None)
-    bare = [key for key, _ in overrides if "." not in key and key not in known]
+    bare = [key for key, _ in overrides if "." not in key and key not in Config.__struct_fields__]
     own = protocols.fields(name) if bare and isinstance(name, str) else ()
     return [(f"protocol.{key}" if key in bare and key in own else key, value) for key, value in overrides]
 
@@ -356,7 +353,7 @@ def _assign(tree: dict[str, Any], path: str, value: Any) -> None:
     for name in parents:
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
-            raise ValueError(f"expected a section at {name!r}, got a value in {path!r}")
+            raise ValueError(f"{name!r} in {path!r} is a value and not a section: it has no keys")
     node[last] = copy.deepcopy(value)
 
 

@@ -103,7 +103,7 @@ class Plan:
             return True  # no budget, or one that only the paper's recipe keeps to
         return self.guarantee.fits(eps, self.cohorts(released))
 
-    def affordable(self) -> int:
+    def num_affordable_rounds(self) -> int:
         """How many rounds from the first fit into the budget together; what fits with more, fits with fewer."""
         low, high = 0, self.num_rounds
         if self.fits(range(high)):
@@ -146,7 +146,7 @@ class Plan:
 
 def rounds_due(plan: Plan, released: list[int], *, start: int = 0) -> Iterator[tuple[int, np.ndarray]]:
     """The rounds from `start` that fit the budget beside those `released`, a list that grows, and who is drawn."""
-    affordable = plan.affordable()
+    affordable = plan.num_affordable_rounds()
     for index in range(start, plan.num_rounds):
         if index >= affordable and not plan.fits([*released, index]):
             return

@@ -359,7 +359,7 @@ def test_a_run_spends_what_it_may_and_one_round_more_would_overspend(sampling, s
         ("protocol", {"name": "dp_fl", "clip": 0.5, "noise_multiplier": noise, "schedule": factors}),
         ("privacy", {"eps": eps, "delta": delta, "neighbors": neighbors, "stop": stop}),
     )
-    count = ready.affordable()
+    count = ready.num_affordable_rounds()
     fitting = [ready.fits(list(range(rounds))) for rounds in range(len(sizes) + 1)]
     assert fitting == [rounds <= count for rounds in range(len(sizes) + 1)]
     spent = ready.record(list(range(count))).certified_statement()
@@ -584,9 +584,9 @@ def test_the_target_may_be_another_units(unit):
     assert result.units[Unit.USER].eps <= result.units[Unit.ITEM].eps <= result.units[Unit.SUBJECT].eps
     noisier = {**SILOS["protocol"], "noise_multiplier": 0.7 * ready.sampler.protocol.noise_multiplier}
     less = prepared({**SILOS, "protocol": noisier, "privacy": privacy}, task=TASK_WITH_SUBJECTS)
-    assert 0 < less.affordable() < 4, "the stop rule is about that unit too"
-    assert less.record(list(range(less.affordable()))).certified_statement().eps <= 3.0
-    assert less.record(list(range(less.affordable() + 1))).certified_statement().eps > 3.0
+    assert 0 < less.num_affordable_rounds() < 4, "the stop rule is about that unit too"
+    assert less.record(list(range(less.num_affordable_rounds()))).certified_statement().eps <= 3.0
+    assert less.record(list(range(less.num_affordable_rounds() + 1))).certified_statement().eps > 3.0
 
 
 def test_units_without_a_promise_say_why():
