@@ -279,7 +279,7 @@ def _sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
     """What a key must be, what it is, and what it means."""
     text, _, where = str(error).partition(" - at `$")
     where = re.sub(r"\[.*", "", where.strip("`."))
-    kind, value, meaning = _found_at(where, tree)
+    kind, value, meaning = _look_up(where, tree)
     names = [
         name
         for part in (kind, *typing.get_args(kind))
@@ -293,10 +293,12 @@ def _sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
         wanted = " or ".join(_TYPES.get(name, name) for name in types[1].split(" | ") if name != "null")
         return f"{where} must be {wanted}, got {value!r}{_validate.in_brackets(meaning)}"
     message = text[:1].lower() + text[1:]
+    if where and _fields.is_settings(kind):
+        return f"{message} in [{where}]"
     return f"{message} in {where}" if where else message
 
 
-def _found_at(where: str, tree: Mapping[str, Any]) -> tuple[Any, Any, str]:
+def _look_up(where: str, tree: Mapping[str, Any]) -> tuple[Any, Any, str]:
     """The type of the key at a dotted path, its value, and what it means."""
     kind: Any = Config
     value: Any = tree
