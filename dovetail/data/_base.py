@@ -100,6 +100,7 @@ class Dataset(Sources):
         self._check_roster()
 
     def _check_roster(self) -> None:
+        """Refuse a roster with fewer places than the data have users."""
         if self.roster is None:
             return
         _validate.integer(roster=self.roster)
@@ -165,6 +166,7 @@ def _as_zeros_and_ones(name: str, labels: np.ndarray) -> np.ndarray:
 
 
 def _check_ids(name: str, ids: np.ndarray, num_records: int) -> None:
+    """Refuse ids that are not one per record, int32 and at least 0."""
     if ids.shape != (num_records,):
         raise ValueError(
             f"expected one {name[:-1]} for each of the {num_records} records of inputs, got {name} of {ids.shape}"

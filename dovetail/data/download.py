@@ -170,6 +170,7 @@ def _verify(candidate: Path | bytes, file: RemoteFile, source: str) -> Path:
 
 
 def _from_folder(folder: Path, file: RemoteFile) -> Path | bytes:
+    """Find a file in a folder, raw or as .gz."""
     raw, zipped = folder / file.name, folder / f"{file.name}.gz"
     if raw.is_file():
         return raw

@@ -125,6 +125,7 @@ def _load_qmnist(*, folder: Path | None) -> Dataset:
 
 
 def _qmnist_images(folder: Path, split: str) -> Path:
+    """The file of QMNIST's images in the user's folder."""
     raw = folder / f"qmnist-{split}-images-idx3-ubyte"
     for path in (raw, raw.with_name(f"{raw.name}.gz")):
         if path.is_file():
@@ -175,6 +176,7 @@ def dataset_from_idx(train_images: Path, train_labels: Path, test_images: Path, 
 
 
 def _read_images(path: Path) -> np.ndarray:
+    """The images of an idx file; refuses those of another type or size."""
     images = read_idx(path)
     if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (_SIDE, _SIDE):
         raise ValueError(
@@ -184,6 +186,7 @@ def _read_images(path: Path) -> np.ndarray:
 
 
 def _read_classes(path: Path) -> np.ndarray:
+    """The classes in an idx file of labels, or of rows of labels."""
     labels = read_idx(path)
     if labels.ndim > 2 or labels.size == 0:
         raise ValueError(f"expected one label or one row of labels per record, got shape {labels.shape} in {path}")

@@ -137,6 +137,7 @@ def _primitives_of_jax() -> set[Primitive]:
 
 
 def _primitives(jaxpr: Any) -> Iterator[Primitive]:
+    """Every primitive in a traced function, and in the functions that it calls."""
     for equation in jaxpr.eqns:
         yield equation.primitive
         for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):

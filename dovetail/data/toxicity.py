@@ -108,6 +108,7 @@ def _first_of_each(worker: np.ndarray, order: np.ndarray, count: int) -> np.ndar
 
 
 def _comments(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
+    """The numbers of all comments in ascending order, their texts, and the split that each is in."""
     rows = _table(path, _COMMENTS)
     numbers = np.array([float(row[0]) for row in rows]).astype(np.int64)
     order = np.argsort(numbers)

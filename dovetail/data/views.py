@@ -140,6 +140,7 @@ def _kind_of(text: str) -> str:
 
 
 def _parse_one(text: str) -> Sequence[View]:
+    """The views that one text of a list names."""
     kind, separator, amount = text.partition(":")
     if kind not in KINDS:
         if not separator:

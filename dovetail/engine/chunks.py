@@ -180,6 +180,7 @@ class ClientWork:
         return finite_or_zero(self._raw_updates(params, data, part, keys))
 
     def _raw_updates(self, params: jax.Array, data: Data, part: Work, keys: Keys) -> jax.Array:
+        """Every client's update as it is computed, (clients, dim), which may not be finite."""
         ids, items = part
         if self.protocol.private_steps:
             own = self.step_keys(ids, keys)
@@ -222,6 +223,7 @@ class ClientWork:
         )
 
     def _sum_linear(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
+        """The sum of rescaled updates of a linear model, by matrix products."""
         ids, _ = part
         inputs, labels, counts = self.gather(data, ids, keys.order)
         products = data.products[self.number]
@@ -271,6 +273,7 @@ class ClientWork:
         ) if self.diagnostics else None
 
     def _sum_clipped(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
+        """The sum of clipped gradients, none of which is formed."""
         ids, _ = part
         inputs, labels, counts = self.gather(data, ids, keys.order)
         held = (inputs, labels, counts)
@@ -352,6 +355,7 @@ def best_strategies(
 def _best_strategy(
     model: Model, fast: Fast, state: Any, update: ClientUpdate, held: jax.ShapeDtypeStruct, *, diagnostics: bool
 ) -> Strategy:
+    """The fastest strategy for clients with records like these."""
     if model.learner is not None:
         return "general"
     rescales = fast.scaling(jnp.ones(1), state) is not None

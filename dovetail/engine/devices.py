@@ -104,6 +104,7 @@ def split_over_devices(array: np.ndarray, mesh: Mesh, *, axis: int) -> jax.Array
 
 
 def _put(array: Any, sharding: NamedSharding) -> jax.Array:
+    """The array on the devices of a sharding; of several processes, each puts its own part."""
     if jax.process_count() == 1:
         return jax.device_put(array, sharding)
     host = np.asarray(array)

@@ -159,6 +159,7 @@ def is_worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
 def _linear(
     weights: jax.Array, constant: float, held: _Held, counts: jax.Array, clip_norm: Any, loss: Loss
 ) -> jax.Array:
+    """The clipped sum for a linear model."""
     inputs = held.inputs.reshape(*held.labels.shape[:2], -1)
     chunk = linear.Chunk(inputs, held.labels, jnp.where(held.present, counts, 0).astype(jnp.int32))
     scaling = functools.partial(clip_factor, clip_norm=clip_norm)
@@ -297,6 +298,7 @@ class _Tap:
         return self._note_use(out)
 
     def _note_use(self, out: jax.Array) -> jax.Array:
+        """Keep an output that the parameter went into, and add the probe to it; refuse a second one."""
         if self.out is not None:
             raise TypeError("expected a parameter to be used once")
         if self._like is not None and out._trace is not self._like._trace:  # type: ignore[attr-defined]

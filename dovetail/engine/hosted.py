@@ -96,6 +96,7 @@ class HostRound:
         return cast(HostLearner, self.clients.model.learner).platform == jax.default_backend()
 
     def _learner_updates(self, settings: ClientUpdate, params: Any, inputs: Any, labels: Any, counts: Any) -> Any:
+        """Updates of the model's learner, checked for their shape."""
         learner = cast(HostLearner, self.clients.model.learner)
         updates = learner.updates(settings, self.loss, params, inputs, labels, counts)
         updates = updates if isinstance(updates, jax.Array) else np.asarray(updates, np.float32)
@@ -134,6 +135,8 @@ class HostRound:
 
     @functools.cached_property
     def _clip_and_add(self) -> Callable[..., jax.Array]:
+        """From updates of single records to minus the sum of those that are present, each clipped."""
+
         def clip_and_add(updates: jax.Array, present: jax.Array, clip_norm: float) -> jax.Array:
             kept = finite_or_zero(jnp.where(present[:, None] > 0, updates, 0.0))
             scale = clip_factor(jnp.linalg.norm(kept, axis=1), clip_norm)

@@ -118,6 +118,7 @@ def scaled_sum(
 def _one_record(
     weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling, loss: Loss
 ) -> jax.Array:
+    """The form for clients of one record: a row of coefficients each."""
     inputs = chunk.inputs[:, 0]
     start = _logits(weights, constant, chunk.inputs)
     square = jnp.sum(inputs * inputs, axis=1) + constant**2
@@ -142,6 +143,7 @@ def _gram(
     scaling: Scaling,
     loss: Loss,
 ) -> jax.Array:
+    """The form for one gradient step with norms from the products of a client's rows."""
     (step,) = _steps(chunk, settings, weights.shape[1], loss)
     residual = step.residual(_logits(weights, constant, chunk.inputs))
     residual = jax.lax.optimization_barrier(residual)  # what is measured is what is added up, to the last bit
@@ -169,6 +171,7 @@ def _sum_rows(scaled: jax.Array, inputs: jax.Array, constant: float, *, numbers:
 def _explicit(
     weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling, loss: Loss
 ) -> jax.Array:
+    """The form with one block of (classes, features) a client."""
     clients, _, features = chunk.inputs.shape
     classes = weights.shape[1]
 

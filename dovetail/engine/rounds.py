@@ -280,6 +280,7 @@ class Engine:
         return self.server.model_to_publish(params, state)
 
     def _default_chunk(self, work: ClientWork, numbers: int, members: int) -> int:
+        """How many clients of a size class a device takes at a time, in chunks of about equal size."""
         floats = work.width * numbers + (3 * self.dim if work.forms_updates else 0)
         learner = work.model.learner
         device = self.mesh.devices.flat[0]
@@ -291,6 +292,7 @@ class Engine:
     def _round(
         self, training: Training, data: Data, works: Works, used: jax.Array, public: _Public, secret: jax.Array
     ) -> Training:
+        """The state after a round, as one program that JAX compiles."""
         keys = self._round_keys(public, secret)
         split, same = PartitionSpec(None, AXIS), PartitionSpec()
         per_device = functools.partial(
@@ -394,6 +396,7 @@ class DeviceShard:
         return self._map_chunks(lambda clients, part: clients.updates(params, data, part, keys), works)
 
     def _map_chunks(self, function: Callable[[ClientWork, Work], jax.Array], works: Works) -> tuple[jax.Array, ...]:
+        """Apply a function to every chunk of every size class, one after the other."""
         return tuple(
             jax.lax.map(functools.partial(function, clients), jax.tree.map(lambda leaf: leaf[:, 0], work))[:, None]
             for clients, work in zip(self.classes, works, strict=True)

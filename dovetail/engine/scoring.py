@@ -83,6 +83,7 @@ class Scores:
         return scores | {name: float(metric(outputs, labels)) for name, metric in self._own.items()}
 
     def _losses(self, outputs: np.ndarray) -> np.ndarray:
+        """The loss of every test record."""
         labels = self._dataset.test_labels
         if (learner := self._model.learner) is not None:
             return learner.losses(self._loss, outputs, labels)

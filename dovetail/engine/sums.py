@@ -45,6 +45,7 @@ def finish(total: ChunkSums) -> Any:
 
 
 def _rounding_error(before: jax.Array, part: jax.Array, after: jax.Array, rest: jax.Array) -> jax.Array:
+    """What has been rounded off so far, after one more addition (Knuth's two-sum)."""
     if not jnp.issubdtype(after.dtype, jnp.floating):
         return rest
     taken = after - before

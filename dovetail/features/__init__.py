@@ -62,6 +62,8 @@ def _folder(cache: Path | None) -> Path:
 
 
 def _rows(pipeline: Pipeline, images: np.ndarray, folder: Path) -> np.ndarray:
+    """The features of these images, from the cache or computed."""
+
     def compute() -> Iterator[np.ndarray]:
         return map(pipeline.apply, chunks(images, pipeline.chunk))
 

@@ -118,6 +118,7 @@ def log_progress(chunks: Iterable[Rows], total: int, what: str) -> Iterator[Rows
 
 
 def _open_mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The array in a file, memory-mapped; None if the file is damaged or holds another."""
     try:
         mapped = np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError):

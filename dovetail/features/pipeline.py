@@ -181,6 +181,7 @@ class Pipeline:
         return self._features.whiten
 
     def _compute_axes(self) -> Axes:
+        """The axes of the features of the images to whiten on, held by an accelerator or spooled to a file."""
         source = self._whitening_images
         images = chunks(source, self.chunk) if isinstance(source, np.ndarray) else source.chunks()
         plain = cache.log_progress(
@@ -195,6 +196,7 @@ class Pipeline:
 
     @functools.cached_property
     def _axes_name(self) -> str:
+        """The name of the axes in the cache, by all that they depend on."""
         source = self._whitening_images
         about = f"axes {_AXES_VERSION} {self._blocks_identity} rank {self._whitening.rank}"
         return cache.digest(about, source if isinstance(source, np.ndarray) else source.identity)
@@ -320,6 +322,7 @@ class _OwnBlock:
         return self._rows(np.random.default_rng(0).random((2, *self._shape), dtype=np.float32))
 
     def _rows(self, images: np.ndarray) -> np.ndarray:
+        """What the function makes of these images; refuses what is not a row of finite numbers for each."""
         rows = np.asarray(self._per_record(images), dtype=np.float32)
         if rows.ndim != 2:
             raise ValueError(

@@ -114,6 +114,7 @@ def _ink(points: jax.Array, radius: jax.Array, there: jax.Array, place: jax.Arra
 
 @jax.jit
 def _overlay(centres: jax.Array, radii: jax.Array, angles: jax.Array, paint: jax.Array, noise: jax.Array) -> jax.Array:
+    """Leaves over each other, the later ones in front, with a little 1/f texture."""
     batch, side, _, colours = noise.shape
     place = jnp.arange(side, dtype=jnp.float32)
 

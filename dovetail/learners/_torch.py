@@ -227,6 +227,7 @@ def _chain(module: nn.Module) -> _Function | None:
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers of nested `nn.Sequential`, in the order in which they run."""
     if type(module) is not nn.Sequential:
         yield module
         return

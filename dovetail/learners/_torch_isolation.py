@@ -92,6 +92,7 @@ class State:
                     self._versions[at] = value._version
 
     def _put_back(self, part: nn.Module, attributes: dict[str, tuple[Any, Any]]) -> None:
+        """Remove attributes that are new, and restore those that changed."""
         now = vars(part)
         for name in [name for name in _attribute_names(part) if name not in attributes]:
             del now[name]
@@ -251,6 +252,7 @@ def _perturb(module: nn.Module) -> nn.Module:
 
 
 def _is_close(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors are the same up to how sums are rounded."""
     if left.shape != right.shape:
         return False
     scale = right[torch.isfinite(right)].abs().max().item() if torch.isfinite(right).any() else 0.0
@@ -272,6 +274,7 @@ def _goes_by_size(part: Any) -> bool:
 
 
 def _is_size(node: fx.Node) -> bool:
+    """Whether a node of a graph reads the size of a tensor."""
     if node.op == "call_method":
         return node.target in _SIZES
     is_shape = node.target is builtins.getattr and node.args[1] == "shape"
@@ -383,6 +386,7 @@ def _trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def _gradients(
     module: nn.Module, x: torch.Tensor, y: torch.Tensor, total_loss: Callable[..., Any]
 ) -> list[torch.Tensor]:
+    """The module's outputs for these records, and the gradients of its parameters."""
     outputs = module(x)
     weights = [value for _, value in _trainable(module)]
     slopes = torch.autograd.grad(total_loss(outputs, y), weights, allow_unused=True, materialize_grads=True)
@@ -436,6 +440,7 @@ def _trace(function: Any) -> Any | None:
 
 
 def _is_known_node(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a node of a graph runs nothing but PyTorch's own code."""
     match node.op:
         case "placeholder" | "output":
             return True

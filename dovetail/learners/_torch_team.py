@@ -94,6 +94,8 @@ class Team:
     def _train_on_threads(
         self, steps: _torch.LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
     ) -> torch.Tensor:
+        """The updates, computed by threads; takes note of how long that took."""
+
         def train(client: int) -> torch.Tensor:
             with self._copies.borrow() as own:
                 held = slice(int(counts[client]))
@@ -154,6 +156,7 @@ class _Pool:
         self._starting.join()
 
     def _start(self, module: torch.nn.Module, loss: str | _torch.Loss, isolated: bool) -> None:
+        """Start the processes and send them the module; if one fails, none is used."""
         try:
             work = pickle.dumps((module, loss, isolated))
             for _ in range(_torch.threads()):
@@ -190,6 +193,7 @@ class _Pool:
             raise
 
     def _train(self, client: _Client) -> None:
+        """Let a process that is idle train a client, and wait for it."""
         link = self._links.get()
         try:
             link.send(client)
@@ -198,6 +202,7 @@ class _Pool:
             self._links.put(link)
 
     def _give_up(self) -> None:
+        """End all processes, so that training goes on with threads."""
         self.ready = False
         _kill(self._started)  # threads that wait for one hear of it
         self._threads.shutdown(cancel_futures=True)
@@ -238,6 +243,7 @@ class _Memory:
 
 
 def _launch(memory: int) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start a process that serves `_serve`; returns it and our end of the connection."""
     ours, theirs = Pipe()
     with theirs:
         passed = (theirs.fileno(), memory)
@@ -252,17 +258,20 @@ def _launch(memory: int) -> tuple[subprocess.Popen[bytes], Connection]:
 
 
 def _receive_answer(link: Connection) -> None:
+    """Wait until a process says that it is done; raise what went wrong there."""
     if (trouble := link.recv()) is not None:
         raise RuntimeError(trouble)
 
 
 def _kill(started: list[tuple[subprocess.Popen[bytes], Connection]]) -> None:
+    """End the processes at once."""
     for process, _ in started:
         process.kill()  # it has nothing to lose
         process.wait()
 
 
 def _shut_down(started: list[tuple[subprocess.Popen[bytes], Connection]], memory: _Memory) -> None:
+    """End the processes, and close what was shared with them."""
     _kill(started)
     for _, link in started:
         link.close()

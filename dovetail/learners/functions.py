@@ -110,6 +110,7 @@ class FunctionLearner:
         return np.asarray(losses.function(loss)(jnp.asarray(outputs), jnp.asarray(labels)))
 
     def _unflatten(self, flat: np.ndarray) -> Any:
+        """The parameters in their own shape, from a flat vector."""
         leaves, structure = jax.tree.flatten(self.first)
         ends = np.cumsum([leaf.size for leaf in leaves])
         parts = np.split(np.array(flat), ends[:-1])
@@ -118,6 +119,7 @@ class FunctionLearner:
         )
 
     def _flatten(self, parameters: Any) -> np.ndarray:
+        """The flat vector of parameters; refuses any that are not like the first ones."""
         shapes = [
             (jax.tree.structure(tree), [np.shape(leaf) for leaf in jax.tree.leaves(tree)])
             for tree in (parameters, self.first)

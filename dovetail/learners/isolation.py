@@ -80,6 +80,8 @@ def _map_over_records(model: Model, loss: str | Loss, *, own_model: bool) -> Mod
 
 
 def _map_records(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The model, applied to the records of a batch one at a time by `vmap`."""
+
     def alone(parameters: Any, inputs: Any) -> Any:
         if len(inputs) == 1:
             return apply(parameters, inputs)
@@ -89,6 +91,8 @@ def _map_records(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _map_loss(loss: Loss) -> Loss:
+    """The loss, applied to the records of a batch one at a time by `vmap`."""
+
     def alone(outputs: Any, labels: Any) -> Any:
         if len(labels) == 1:
             return loss(outputs, labels)

@@ -113,6 +113,7 @@ def _outputs(model: Model, dataset: Dataset) -> jax.ShapeDtypeStruct:
 
 
 def _check_own(loss: Callable[..., Any], outputs: jax.ShapeDtypeStruct, dataset: Dataset) -> None:
+    """Refuse a loss that does not return one number per record."""
     labels = jax.ShapeDtypeStruct((2, *dataset.labels.shape[1:]), dataset.labels.dtype)
     shape = getattr(jax.eval_shape(loss, outputs, labels), "shape", None)
     if shape != (2,):

@@ -144,6 +144,7 @@ def _he_init(fans: list[tuple[int, int]]) -> Callable[[jax.Array], Layers]:
 
 
 def _apply_dense(layers: Layers, x: jax.Array) -> jax.Array:
+    """Dense layers with ReLU between them."""
     for layer in layers[:-1]:
         x = jax.nn.relu(x @ layer["kernel"] + layer["bias"])
     return x @ layers[-1]["kernel"] + layers[-1]["bias"]
@@ -237,6 +238,7 @@ def transformer(dataset: Dataset, *, width: int = 64, depth: int = 2, heads: int
 
 
 def _patch_side(height: int, breadth: int) -> int:
+    """The side of the largest square patch that cuts images evenly into enough tokens."""
     common = math.gcd(height, breadth)
     fitting = [s for s in range(1, common + 1) if common % s == 0 and height * breadth // s**2 >= _LEAST_TOKENS]
     return max(fitting)
@@ -252,6 +254,7 @@ def _attention(queries_keys_values: jax.Array, heads: int) -> jax.Array:
 
 
 def _init_block(key: jax.Array, width: int) -> dict[str, Any]:
+    """The first parameters of a block of attention and dense layers."""
     attend, mix, up, down = jax.random.split(key, 4)
     return {
         "first": _init_norm(width),

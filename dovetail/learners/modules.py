@@ -63,6 +63,7 @@ def flax_model(module: Any, spec: RecordSpec) -> Model:
 
 
 def _nnx_model(module: Any) -> Model:
+    """The model of a module of `flax.nnx`, which starts from its own weights."""
     nnx = sys.modules["flax.nnx"]
     graph, first, rest = nnx.split(module, nnx.Param, ...)
     if jax.tree.leaves(rest):

@@ -51,6 +51,7 @@ class Predictor:
         _ = self._tree
 
     def _apply(self, inputs: np.ndarray) -> np.ndarray:
+        """The model's outputs for a batch of inputs."""
         floats = fixed.as_floats(inputs)
         if self.features.kind != "none":
             floats = self._pipeline.apply(floats)

@@ -279,6 +279,7 @@ class TorchLearner:
         return {}
 
     def _team(self, loss: str | Loss) -> Team:
+        """The threads or processes that train clients with this loss."""
         if loss not in self._teams:
             run = self._loss(loss)  # refuses a name that nobody knows
             self._teams[loss] = Team(
@@ -298,6 +299,7 @@ class TorchLearner:
         return self._loss(loss)(_tensor(outputs), _tensor(labels)).numpy()
 
     def _loss(self, loss: str | Loss) -> _torch.Loss:
+        """The function of a loss; of one that was given, what is run in its place."""
         if not isinstance(loss, str):
             return self.own_loss[1] if self.own_loss is not None and self.own_loss[0] is loss else loss
         _validate.known_name("loss", loss, _torch.LOSSES)
@@ -314,6 +316,7 @@ def _is_same(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _mean_loss(module: torch.nn.Module, loss: _torch.Loss) -> Callable[..., torch.Tensor]:
+    """The mean loss of a client's real records, as a function of the flat vector of parameters."""
     shapes = [(name, value.shape, value.numel()) for name, value in trained_parameters(module)]
 
     def mean_loss(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, real: torch.Tensor) -> torch.Tensor:

@@ -221,6 +221,7 @@ class Sources:
 
 
 def _read_table(path: str | Path) -> Any:
+    """The table in a file; refuses what is not a path."""
     from dovetail.data.readers.tables import Table
 
     if not isinstance(path, str | Path):

@@ -46,6 +46,7 @@ class Rows:
         self._check_roster()
 
     def _check_roster(self) -> None:
+        """Refuse a roster without users, and users who are not on it."""
         if self.roster is None:
             return
         if self.users is None:

@@ -179,6 +179,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         return inputs
 
     def _of_table(self, table: Table) -> np.ndarray:
+        """The inputs of a table's rows, by the columns that the model was trained on."""
         if self.columns is None:
             size = math.prod(self.shape)
             if len(table.columns) != size or self.dtype == "uint8":
@@ -240,6 +241,7 @@ def _class_logits(logits: np.ndarray) -> np.ndarray:
 
 
 def _scale_to_bounds(table: Table, name: str, bounds: tuple[float, float] | None, *, hint: str = "") -> np.ndarray:
+    """A column of numbers as float32; with bounds, clipped to them and mapped to [-1, 1]."""
     numbers = table.numbers(name, hint=hint)
     if bounds is not None:
         low, high = bounds
@@ -264,6 +266,7 @@ def _category_places(table: Table, name: str, declared: Sequence[Value], *, what
 
 
 def _classes_in(tables: Sequence[Table], target: str) -> tuple[Value, ...]:
+    """The different values of the target in these tables, sorted."""
     values = {value for table in tables for value in table.values(target)}
     if len(values) > _MOST_CLASSES:
         raise ValueError(

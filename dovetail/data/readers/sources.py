@@ -257,6 +257,7 @@ def _images_in(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def _read_images(files: Sequence[Path], size: tuple[int, int] | None, grey: bool) -> np.ndarray:
+    """The images of these files, resized if a size is given; refuses several sizes."""
     image = import_optional("PIL.Image", of="Dataset.from_folder", install="pillow")
     pictures = []
     for file in files:
@@ -315,6 +316,7 @@ def _ids(table: Table, column: str | Sequence[Any] | None) -> list[str] | None:
 
 
 def _as_text(ids: Sequence[Any] | None) -> list[str] | None:
+    """Ids of any type as text."""
     if ids is None:
         return None
     return Table(name="the ids", columns={"ids": ids if isinstance(ids, list | tuple) else np.asarray(ids)}).names(
@@ -323,6 +325,7 @@ def _as_text(ids: Sequence[Any] | None) -> list[str] | None:
 
 
 def _stack_items(items: Any, channels_first: bool, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """The inputs and labels of pairs, each as one array."""
     if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
         raise ValueError(f"expected {what} with a length and numbered items, got {type(items).__name__}")
     pairs = [items[number] for number in range(len(items))]

@@ -176,6 +176,7 @@ class Table:
 
 
 def _from_file(path: Path) -> Table:
+    """The table in a CSV or Parquet file."""
     name = path.name.lower()
     if not path.is_file():
         raise FileNotFoundError(f"expected a file of rows at {str(path)!r}, and there is none")
@@ -241,6 +242,7 @@ def _kind_of(value: Any) -> Kind:
 
 
 def _kind_of_texts(column: Sequence[str] | np.ndarray) -> Kind:
+    """What the cells of a CSV column look like, all of them."""
     if all(text.lower() in _TRUTHS for text in column):
         return "truth"
     try:
