@@ -326,10 +326,10 @@ class Clients:
     def from_rows(cls, rows: np.ndarray, counts: np.ndarray | None = None) -> Clients:
         """The clients of which each owns a row of records, or the first `counts` of that row."""
         width = rows.shape[1]
-        held = np.full(len(rows), width, np.int32) if counts is None else np.asarray(counts, np.int32)
-        if held.shape != rows.shape[:1] or held.max(initial=0) > width:
+        sizes = np.full(len(rows), width, np.int32) if counts is None else np.asarray(counts, np.int32)
+        if sizes.shape != rows.shape[:1] or sizes.max(initial=0) > width:
             raise ValueError(f"expected a count of at most {width} for each of the {len(rows)} rows, got {counts}")
-        return cls(records=rows[np.arange(width) < held[:, None]].astype(np.int32), counts=held)
+        return cls(records=rows[np.arange(width) < sizes[:, None]].astype(np.int32), counts=sizes)
 
     @functools.cached_property
     def starts(self) -> np.ndarray:

@@ -191,10 +191,10 @@ def _fill_empty_users(owner: np.ndarray, users: int) -> None:
     counts = np.bincount(owner, minlength=users)
     largest = [(-int(count), user) for user, count in enumerate(counts)]
     heapq.heapify(largest)
-    held = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
+    records_of = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
     for user in np.flatnonzero(counts == 0):
         negative, donor = heapq.heappop(largest)
-        owner[held[donor][-negative - 1]] = user
+        owner[records_of[donor][-negative - 1]] = user
         heapq.heappush(largest, (negative + 1, donor))
 
 

@@ -61,19 +61,19 @@ def cap(
     _validate.integer(**limits)
     _validate.at_least(1, **limits)
 
-    held = _SortedEntries.of(clients, subjects)
-    rank = held.user_rank()
-    turn = held.turn
+    by_subject = _SortedEntries.of(clients, subjects)
+    rank = by_subject.user_rank()
+    turn = by_subject.turn
     fits = np.ones(len(turn), bool)
     if users_per_subject is not None:
         fits &= rank < users_per_subject
     if items_per_user is not None:
         fits &= turn < items_per_user
     offered = np.flatnonzero(fits)
-    offered = offered[np.lexsort((rank[offered], turn[offered], held.subject[offered]))]
-    kept = offered[_place_in_run(held.subject[offered]) < items_per_subject]
+    offered = offered[np.lexsort((rank[offered], turn[offered], by_subject.subject[offered]))]
+    kept = offered[_place_in_run(by_subject.subject[offered]) < items_per_subject]
 
-    entries = np.sort(held.entry[kept])
+    entries = np.sort(by_subject.entry[kept])
     users, records = clients.entries()
     return Clients.from_owners(records[entries], users[entries], num_clients=clients.num_clients)
 
@@ -85,13 +85,13 @@ def subject_maxima(clients: Clients, subjects: np.ndarray) -> SubjectMaxima:
         clients: who holds which records.
         subjects: whom each record is about.
     """
-    held = _SortedEntries.of(clients, subjects)
-    first_of_pair = held.turn == 0
+    by_subject = _SortedEntries.of(clients, subjects)
+    first_of_pair = by_subject.turn == 0
     return SubjectMaxima(
-        subjects=len(np.unique(held.subject)),
-        most_items=_longest_run(held.subject),
-        most_users=_longest_run(held.subject[first_of_pair]),
-        most_items_at_one_user=int(held.turn.max(initial=-1)) + 1,
+        subjects=len(np.unique(by_subject.subject)),
+        most_items=_longest_run(by_subject.subject),
+        most_users=_longest_run(by_subject.subject[first_of_pair]),
+        most_items_at_one_user=int(by_subject.turn.max(initial=-1)) + 1,
     )
 
 

@@ -190,8 +190,8 @@ class ClientWork:
             return jax.vmap(self.moments)(inputs, labels, counts)
         train = local_update(self.update, self.model.apply, self.loss)
 
-        def update(params: jax.Array, *held: jax.Array) -> jax.Array:
-            return ravel_pytree(train(self.unravel(params), *held))[0]
+        def update(params: jax.Array, *records: jax.Array) -> jax.Array:
+            return ravel_pytree(train(self.unravel(params), *records))[0]
 
         if len(ids) == 1:
             alone = functools.partial(train, inputs=inputs[0], labels=labels[0], count=counts[0])
@@ -199,7 +199,7 @@ class ClientWork:
                 lambda row: trees.flatten_into(row, alone(self.unravel(params))), params.shape, params.dtype
             )[None]
         if self.update.local and one_after_another(jax.default_backend(), len(params)):
-            return jax.lax.map(lambda held: update(params, *held), (inputs, labels, counts))
+            return jax.lax.map(lambda records: update(params, *records), (inputs, labels, counts))
         return jax.vmap(update, (None, 0, 0, 0))(params, inputs, labels, counts)
 
     def step_keys(self, ids: jax.Array, keys: Keys) -> jax.Array:
@@ -213,9 +213,9 @@ class ClientWork:
 
         def clipped_sum(params: jax.Array, row: jax.Array) -> jax.Array:
             at = jnp.maximum(row, 0)
-            held = as_float(records[at]), labels[at], row >= 0
+            batch = as_float(records[at]), labels[at], row >= 0
             return examples.clipped_sum(
-                self.model, self.unravel, params, *held, clip_norm=protocol.clip_norm, loss=self.loss
+                self.model, self.unravel, params, *batch, clip_norm=protocol.clip_norm, loss=self.loss
             )
 
         return private_update(
@@ -276,10 +276,10 @@ class ClientWork:
         """The sum of clipped gradients, none of which is formed."""
         ids, _ = part
         inputs, labels, counts = self.gather(data, ids, keys.order)
-        held = (inputs, labels, counts)
+        batch = (inputs, labels, counts)
         clip_norm = self.fast.clip_norm_at(state)
         total = examples.clipped_client_sum(
-            self.model, self.unravel, params, *held, clip_norm=clip_norm, loss=self.loss
+            self.model, self.unravel, params, *batch, clip_norm=clip_norm, loss=self.loss
         )
         return (-total, jnp.sum(ids >= 0).astype(params.dtype)), None
 
@@ -343,8 +343,8 @@ def best_strategies(
         What is collected adds up over classes: sums of updates in all of them, or in none.
     """
     dtype = np.float32 if inputs.dtype == np.uint8 else inputs.dtype
-    held = [jax.ShapeDtypeStruct((size.width, *inputs.shape[1:]), dtype) for size in classes]
-    strategies = [_best_strategy(model, fast, state, update, size, diagnostics=diagnostics) for size in held]
+    shapes = [jax.ShapeDtypeStruct((size.width, *inputs.shape[1:]), dtype) for size in classes]
+    strategies = [_best_strategy(model, fast, state, update, shape, diagnostics=diagnostics) for shape in shapes]
     return (
         strategies
         if len(set(strategies)) == 1
@@ -353,20 +353,20 @@ def best_strategies(
 
 
 def _best_strategy(
-    model: Model, fast: Fast, state: Any, update: ClientUpdate, held: jax.ShapeDtypeStruct, *, diagnostics: bool
+    model: Model, fast: Fast, state: Any, update: ClientUpdate, shape: jax.ShapeDtypeStruct, *, diagnostics: bool
 ) -> Strategy:
     """The fastest strategy for clients with records like these."""
     if model.learner is not None:
         return "general"
     rescales = fast.scaling(jnp.ones(1), state) is not None
-    records = held.shape[0]
+    records = shape.shape[0]
     if update.update == "moments":
         return "moments" if rescales and not diagnostics else "general"
     if model.constant is not None and linear.is_worthwhile(update, records) and rescales:
         return "linear"
     if diagnostics or update.local or fast.clip_norm_at(state) is None:
         return "general"
-    return "clipped" if records == 1 or examples.is_worthwhile(model, held) else "general"
+    return "clipped" if records == 1 or examples.is_worthwhile(model, shape) else "general"
 
 
 MOST_CLASSES = 8

@@ -62,7 +62,7 @@ _MOST_RECORDS = 8
 _LARGE_MODEL = 2**16
 
 
-class _Held(NamedTuple):
+class _Batch(NamedTuple):
     """What clients hold, (clients, records, ...), what each record counts for, and which clients count at all."""
 
     inputs: jax.Array
@@ -126,17 +126,17 @@ def clipped_client_sum(
     present = (counts > 0) & jnp.all(jnp.isfinite(inputs), axis=tuple(range(1, inputs.ndim)))
     real = jnp.arange(labels.shape[1]) < counts[:, None]
     shares = jnp.where(real, 1 / jnp.maximum(counts, 1)[:, None].astype(params.dtype), 0)
-    held = _Held(zero_unless(present, inputs), labels, shares, present)
+    batch = _Batch(zero_unless(present, inputs), labels, shares, present)
     weights = unravel(params)
     if model.constant is not None:
-        return _linear(weights, model.constant, held, counts, clip_norm, loss).ravel()
+        return _linear(weights, model.constant, batch, counts, clip_norm, loss).ravel()
     uses = _parameter_uses(model, weights, inputs[0])
     if uses is None:
-        total = _sum_over_chunks(_general_sum(model, weights, clip_norm, loss), held, floats=3 * len(params))
+        total = _sum_over_chunks(_general_sum(model, weights, clip_norm, loss), batch, floats=3 * len(params))
     else:
         floats = sum(use.floats for use in uses)
         total = _sum_over_chunks(
-            _factored_sum(model, weights, uses, clip_norm, loss), held, floats=floats, spare=len(params)
+            _factored_sum(model, weights, uses, clip_norm, loss), batch, floats=floats, spare=len(params)
         )
     return written(lambda row: trees.flatten_into(row, total), params.shape, params.dtype)
 
@@ -157,55 +157,55 @@ def is_worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
 
 
 def _linear(
-    weights: jax.Array, constant: float, held: _Held, counts: jax.Array, clip_norm: Any, loss: Loss
+    weights: jax.Array, constant: float, batch: _Batch, counts: jax.Array, clip_norm: Any, loss: Loss
 ) -> jax.Array:
     """The clipped sum for a linear model."""
-    inputs = held.inputs.reshape(*held.labels.shape[:2], -1)
-    chunk = linear.Chunk(inputs, held.labels, jnp.where(held.present, counts, 0).astype(jnp.int32))
+    inputs = batch.inputs.reshape(*batch.labels.shape[:2], -1)
+    chunk = linear.Chunk(inputs, batch.labels, jnp.where(batch.present, counts, 0).astype(jnp.int32))
     scaling = functools.partial(clip_factor, clip_norm=clip_norm)
     return -linear.scaled_sum(weights, constant, chunk, ClientUpdate(), scaling, loss)
 
 
-def _sum_over_chunks(add_up: Callable[[_Held], Any], held: _Held, *, floats: int, spare: int = 0) -> Any:
+def _sum_over_chunks(add_up: Callable[[_Batch], Any], batch: _Batch, *, floats: int, spare: int = 0) -> Any:
     """The sum of `add_up` over chunks of clients that take this many floats each.
 
     A chunk may be as large as `spare`: where each adds to a sum of that size, small ones would spend their time on it.
     """
-    count = len(held.labels)
+    count = len(batch.labels)
     size = max(1, min(max(chunk_bytes(jax.default_backend()), 4 * spare) // (4 * floats), count))
     chunks = math.ceil(count / size)
     if chunks <= 1:
-        return add_up(held)
+        return add_up(batch)
     size = math.ceil(count / chunks)
 
     def cut(x: jax.Array) -> jax.Array:
         padded = jnp.pad(x, [(0, chunks * size - count)] + [(0, 0)] * (x.ndim - 1))
         return padded.reshape(chunks, size, *x.shape[1:])
 
-    def add(total: Any, chunk: _Held) -> tuple[Any, None]:
+    def add(total: Any, chunk: _Batch) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, add_up(chunk)), None
 
-    cuts = jax.tree.map(cut, held)
+    cuts = jax.tree.map(cut, batch)
     shape = jax.eval_shape(add_up, jax.tree.map(lambda x: x[0], cuts))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     return jax.lax.scan(add, zero, cuts)[0]
 
 
-def _general_sum(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Callable[[_Held], Any]:
+def _general_sum(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Callable[[_Batch], Any]:
     """Any model: one gradient per client."""
 
     def client_loss(weights: Any, x: jax.Array, labels: jax.Array, shares: jax.Array) -> jax.Array:
         return jnp.sum(loss(model.apply(weights, x), labels) * shares)
 
-    def add_up(held: _Held) -> Any:
-        gradients = jax.vmap(jax.grad(client_loss), (None, 0, 0, 0))(weights, *held[:3])
-        factor, _ = clip_factors([Formed(leaf) for leaf in jax.tree.leaves(gradients)], held.present, clip_norm)
+    def add_up(batch: _Batch) -> Any:
+        gradients = jax.vmap(jax.grad(client_loss), (None, 0, 0, 0))(weights, *batch[:3])
+        factor, _ = clip_factors([Formed(leaf) for leaf in jax.tree.leaves(gradients)], batch.present, clip_norm)
         return jax.tree.map(lambda leaf: Formed(leaf).scaled_sum(factor), gradients)
 
     return add_up
 
 
-def _factored_sum(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, loss: Loss) -> Callable[[_Held], Any]:
+def _factored_sum(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, loss: Loss) -> Callable[[_Batch], Any]:
     """Models whose parameters are used as `uses` says: gradients as products, where that is shorter."""
     leaves, structure = jax.tree.flatten(weights)
 
@@ -219,31 +219,31 @@ def _factored_sum(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, 
     probes = [jnp.zeros(use.out.shape, use.out.dtype) for use in uses]
     backward = jax.vmap(jax.grad(client_loss, has_aux=True), (None, 0, 0, 0))
 
-    def add_up(held: _Held) -> Any:
-        slopes, lefts = backward(probes, *held[:3])
-        records = held.labels.shape[1]
+    def add_up(batch: _Batch) -> Any:
+        slopes, lefts = backward(probes, *batch[:3])
+        records = batch.labels.shape[1]
         gradients = [kernel_gradients(left, slope, records=records) for left, slope in zip(lefts, slopes, strict=True)]
         if records > 1:
             gradients = jax.lax.optimization_barrier(gradients)  # what is measured is what is added up, to the last bit
-        own = jnp.sum(held.weights > 0, axis=1)
-        factor, left = clip_factors(gradients, held.present, clip_norm, records=own)
+        own = jnp.sum(batch.weights > 0, axis=1)
+        factor, left = clip_factors(gradients, batch.present, clip_norm, records=own)
         total = jax.tree.unflatten(structure, [gradient.scaled_sum(factor) for gradient in gradients])
         if records == 1:
             return total
-        others = held._replace(present=left)
+        others = batch._replace(present=left)
         return jax.lax.cond(jnp.any(left), lambda total: one_by_one(total, others), lambda total: total, total)
 
-    def one_by_one(total: Any, held: _Held) -> Any:
+    def one_by_one(total: Any, batch: _Batch) -> Any:
         """The sum, and what clients add whose records cancel, each of them formed as everybody is in other ways."""
 
-        def add(total: Any, client: _Held) -> tuple[Any, None]:
+        def add(total: Any, client: _Batch) -> tuple[Any, None]:
             def add_one(total: Any) -> Any:
                 single = jax.tree.map(lambda leaf: leaf[None], client)
                 return jax.tree.map(jnp.add, total, _general_sum(model, weights, clip_norm, loss)(single))
 
             return jax.lax.cond(client.present, add_one, lambda total: total, total), None
 
-        return jax.lax.scan(add, total, held)[0]
+        return jax.lax.scan(add, total, batch)[0]
 
     return add_up
 

@@ -87,8 +87,8 @@ class HostRound:
                 yield self._finite(self._private_updates(params, data, ids, items, keys)), ids
             else:
                 records = self._gather[number](data, ids, keys.order)
-                held = records if self._shared_device else map(np.asarray, records)
-                yield self._finite(self._learner_updates(self.clients.update, params, *held)), ids
+                arguments = records if self._shared_device else map(np.asarray, records)
+                yield self._finite(self._learner_updates(self.clients.update, params, *arguments)), ids
 
     @property
     def _shared_device(self) -> bool:

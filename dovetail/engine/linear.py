@@ -149,8 +149,8 @@ def _gram(
     residual = jax.lax.optimization_barrier(residual)  # what is measured is what is added up, to the last bit
     scaled = _scale_clients(residual, scaling(norms(products, residual, chunk.counts)))
     flat = chunk.inputs.reshape(-1, chunk.inputs.shape[-1])
-    held = jnp.arange(chunk.inputs.shape[1]) < chunk.counts[:, None]  # what is read as padding may be no number, too
-    numbers = (jnp.isfinite(products.lengths) & held).ravel()
+    is_real = jnp.arange(chunk.inputs.shape[1]) < chunk.counts[:, None]  # what is read as padding may be no number, too
+    numbers = (jnp.isfinite(products.lengths) & is_real).ravel()
     return _sum_rows(scaled.reshape(len(flat), -1), flat, constant, numbers=numbers)
 
 
@@ -238,13 +238,13 @@ def _loop(
     batches = math.ceil(records / size)
     spare = batches * size - records
     inputs, labels = (
-        jnp.pad(held, [(0, 0), (0, spare)] + [(0, 0)] * (held.ndim - 2), mode="edge")
-        for held in (chunk.inputs, chunk.labels)
+        jnp.pad(array, [(0, 0), (0, spare)] + [(0, 0)] * (array.ndim - 2), mode="edge")
+        for array in (chunk.inputs, chunk.labels)
     )
 
     def turn(number: jax.Array, state: _Movement) -> _Movement:
         low = number % batches * size
-        part, targets = (jax.lax.dynamic_slice_in_dim(held, low, size, axis=1) for held in (inputs, labels))
+        part, targets = (jax.lax.dynamic_slice_in_dim(array, low, size, axis=1) for array in (inputs, labels))
         (step,) = _steps(Chunk(part, targets, chunk.counts - low), settings, weights.shape[1], loss, most=1)
         return move(state, step._replace(later=True), part, _logits(weights, constant, part))
 
@@ -299,9 +299,9 @@ def _steps(
     for number in range(most or settings.num_steps(records)):
         low = number % math.ceil(records / size) * size
         batch = slice(low, min(low + size, records))
-        held = real[:, batch].sum(axis=1, keepdims=True)
-        keep = jnp.where(held > 0, 1 - rate * settings.mu, 1.0)[..., None]
-        weight = (rate * real[:, batch] / jnp.maximum(held, 1.0))[..., None]
+        num_real = real[:, batch].sum(axis=1, keepdims=True)
+        keep = jnp.where(num_real > 0, 1 - rate * settings.mu, 1.0)[..., None]
+        weight = (rate * real[:, batch] / jnp.maximum(num_real, 1.0))[..., None]
         yield _Step(batch, number > 0, keep, weight, targets[:, batch], loss)
 
 
@@ -388,9 +388,9 @@ def products(inputs: np.ndarray, clients: Clients, *, constant: float) -> Produc
     with np.errstate(over="ignore", invalid="ignore"):
         for low in range(0, len(real), size):
             part = slice(low, low + size)
-            held = flat[clients.rows(np.arange(len(real))[part], width=rows)]
-            held = held * np.float32(1 / 255) if held.dtype == np.uint8 else held
-            double = held.astype(np.float64)
+            block = flat[clients.rows(np.arange(len(real))[part], width=rows)]
+            block = block * np.float32(1 / 255) if block.dtype == np.uint8 else block
+            double = block.astype(np.float64)
             both = real[part, :, None] & real[part, None]
             inner = np.where(both, double @ double.swapaxes(1, 2) + constant**2, 0)
             norm = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))

@@ -189,8 +189,8 @@ class Pipeline:
         )
         size = 4 * self._whitening.images * sum(block.size for block in self._blocks)
         if _accelerator_has_room(2 * size):  # the other half: the basis, and what is made of it
-            held = list(plain)
-            return principal_axes(lambda: iter(held), rank=self._whitening.rank)
+            blocks = list(plain)
+            return principal_axes(lambda: iter(blocks), rank=self._whitening.rank)
         with cache.spool(self._folder, plain) as again:
             return principal_axes(again, rank=self._whitening.rank)
 

@@ -65,14 +65,14 @@ class State:
 
     def __init__(self, module: nn.Module, *, attributes: bool = True) -> None:
         parts = dict(module.named_modules())
-        held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._tensors = [
             (name, value, value.detach().clone())
-            for name, value in held.items()
+            for name, value in tensors.items()
             if not (isinstance(value, nn.Parameter) and value.requires_grad)
         ]
         self._versions = [value._version for _, value, _ in self._tensors]
-        self._same = {id(value): value for value in (*held.values(), *parts.values())}
+        self._same = {id(value): value for value in (*tensors.values(), *parts.values())}
         self._parts = [(name, part, _tables(part), self._attributes(part)) for name, part in parts.items()]
         self._with_attributes = attributes
 
@@ -308,18 +308,18 @@ def _first_part_changing(
     """The innermost part during whose run something that is observed changes; the whole module if it is none."""
     own = copy.deepcopy(module)
     before: list[Any] = []
-    parts: list[str] = []
+    changing: list[str] = []
 
     def after(name: str, part: nn.Module, *_: Any) -> None:
-        if differ(before.pop(), observe()) and not parts:
-            parts.append(describe_part(name, part))
+        if differ(before.pop(), observe()) and not changing:
+            changing.append(describe_part(name, part))
 
     for name, part in own.named_modules():
         part.register_forward_pre_hook(lambda *_: before.append(observe()))
         part.register_forward_hook(functools.partial(after, name))
     with torch.no_grad():
         own(x)
-    return parts[0] if parts else type(module).__name__
+    return changing[0] if changing else type(module).__name__
 
 
 def _generators() -> Any:
@@ -364,14 +364,14 @@ def pure_loss(loss: Any, outputs: torch.Tensor, labels: torch.Tensor) -> Any | N
     graph = _trace(loss)
     if graph is None:
         return None
-    held = {**dict(graph.named_parameters()), **dict(graph.named_buffers())}
-    versions = {name: value._version for name, value in held.items()}
+    tensors = {**dict(graph.named_parameters()), **dict(graph.named_buffers())}
+    versions = {name: value._version for name, value in tensors.items()}
     results = []
     for version in (loss, graph):
         at = outputs.clone().requires_grad_()
         values = version(at, labels)
         results.append([values.detach(), torch.autograd.grad(values.sum(), at, materialize_grads=True)])
-    if changed := [name for name, value in held.items() if value._version != versions[name]]:
+    if changed := [name for name, value in tensors.items() if value._version != versions[name]]:
         raise ValueError(
             f"expected a loss that keeps nothing of the records that it has seen, got {type(loss).__name__}, whose "
             f"tensor {changed[0]!r} changes when it runs"

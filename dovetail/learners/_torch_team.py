@@ -98,8 +98,8 @@ class Team:
 
         def train(client: int) -> torch.Tensor:
             with self._copies.borrow() as own:
-                held = slice(int(counts[client]))
-                return _torch.train_client(own, self._total_loss, steps, start, x[client, held], y[client, held])
+                rows = slice(int(counts[client]))
+                return _torch.train_client(own, self._total_loss, steps, start, x[client, rows], y[client, rows])
 
         began = time.perf_counter()
         updates = torch.stack(_torch.run_in_threads(train, range(len(counts))))
@@ -301,9 +301,9 @@ def _train_into(train: Callable[..., torch.Tensor], request: _Client, memory: mm
     """Write the update that is asked for where it belongs; returns what went wrong, or None."""
     start, x, y, updates = (torch.from_numpy(array.of(memory)) for array in request.arrays)
     client = request.client
-    held = slice(request.records)
+    rows = slice(request.records)
     try:
-        updates[client] = train(request.steps, start, x[client, held], y[client, held]).detach()
+        updates[client] = train(request.steps, start, x[client, rows], y[client, rows]).detach()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None

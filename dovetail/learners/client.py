@@ -139,8 +139,8 @@ def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entr
             return downhill(params, inputs, labels, weight)
 
         def add(total: Any, block: tuple[jax.Array, ...]) -> tuple[Any, None]:
-            held = jnp.sum(block[2])
-            return jax.tree.map(lambda sum_, slope: sum_ + held * slope, total, downhill(params, *block)), None
+            num_real = jnp.sum(block[2])
+            return jax.tree.map(lambda sum_, slope: sum_ + num_real * slope, total, downhill(params, *block)), None
 
         zero = jax.tree.map(jnp.zeros_like, params)
         total, _ = jax.lax.scan(add, zero, _batches(_AT_ONCE, inputs, labels, weight))

@@ -97,8 +97,8 @@ class FunctionLearner:
         moves = np.zeros((len(counts), len(parameters)), np.float32)
         for i, count in enumerate(counts):
             if count:
-                held = Records(inputs[i, :count].copy(), labels[i, :count].copy())
-                moves[i] = self._flatten(self.update(self._unflatten(parameters), held)) - parameters
+                records = Records(inputs[i, :count].copy(), labels[i, :count].copy())
+                moves[i] = self._flatten(self.update(self._unflatten(parameters), records)) - parameters
         return moves
 
     def outputs(self, parameters: Any, inputs: np.ndarray) -> np.ndarray:

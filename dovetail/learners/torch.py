@@ -228,10 +228,10 @@ class TorchLearner:
         y = y.long() if loss == "cross_entropy" else y
         side_by_side = len(start) < _SMALL_MODEL or self.device != "cpu" if self.vectorized is None else self.vectorized
         if side_by_side and not self.exact:
-            held = _tensor(counts).to(self.device)
+            sizes = _tensor(counts).to(self.device)
             train = functools.partial(self._train_side_by_side, settings, self._loss(loss), start)
-            parts = _torch.slices(len(held), _torch.threads() if self.device == "cpu" else 1)
-            some = _torch.run_in_threads(lambda at: train(x[at], y[at], held[at]), parts)
+            parts = _torch.slices(len(sizes), _torch.threads() if self.device == "cpu" else 1)
+            some = _torch.run_in_threads(lambda at: train(x[at], y[at], sizes[at]), parts)
             updates = some[0] if len(some) == 1 else torch.cat(some)
         else:
             steps = _torch.LocalSteps(

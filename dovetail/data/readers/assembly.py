@@ -72,9 +72,9 @@ class Rows:
         before: collections.Counter[str] = collections.Counter()
         names = []
         for record, label in zip(self.inputs, labels, strict=True):
-            held = hashlib.blake2b(record.tobytes() + label.tobytes(), digest_size=16).hexdigest()
-            names.append(f"{held}:{before[held]}")
-            before[held] += 1
+            content = hashlib.blake2b(record.tobytes() + label.tobytes(), digest_size=16).hexdigest()
+            names.append(f"{content}:{before[content]}")
+            before[content] += 1
         return names
 
 
