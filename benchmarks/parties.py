@@ -8,9 +8,9 @@
    the shuffler, seconds from the last upload to the released model, peak memory of both services; and the peak memory
    of the same services after a round of 1,000.
 
-4. The door of an aggregator under load, with one process per core: uploads of 15 KB on 256 connections that stay and on
-   fresh ones, questions for the status, with SQLite and, where it is installed, with PostgreSQL and segments in a
-   folder; a round of 20,000 polite clients; with `--large`, a round of 50,000 end to end.
+4. The HTTP front end of an aggregator under load, with one process per core: uploads of 15 KB on 256 connections that
+   stay and on fresh ones, questions for the status, with SQLite and, where it is installed, with PostgreSQL and
+   segments in a folder; a round of 20,000 polite clients; with `--large`, a round of 50,000 end to end.
 
 Clients run on the same cores as the services, so that uploads per second are what both ends make together. `--door`
 runs 4 alone.
@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import _door
+import _http_load
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -140,11 +140,11 @@ def whole_round(folder: Path, clients: int, cores: int) -> dict[str, float]:
     with Fleet(deployment, workers=cores) as fleet:
         fleet.start_analyzer()
         fleet.start_service(0)
-        _door.wait_for(lambda: fleet.service().status().round == 1)
+        _http_load.wait_for(lambda: fleet.service().status().round == 1)
         begun = time.perf_counter()
         asyncio.run(upload(deployment, path, bodies, headers))
         uploaded = time.perf_counter()
-        _door.wait_for(lambda: fleet.analyzer().status().round == 2, 300.0)
+        _http_load.wait_for(lambda: fleet.analyzer().status().round == 2, 300.0)
         done = time.perf_counter()
         uploads = fleet.privacy()["history"][0]["uploads"]
         peaks = {name: peak_mib(process.pid) for name, process in fleet.processes.items()}
@@ -201,8 +201,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--door", action="store_true")
-    stores = "SQLite,PostgreSQL" if _door.has_postgres() else "SQLite"
-    parser.add_argument("--stores", default=stores, help="with which the door is measured; empty: it is not")
+    stores = "SQLite,PostgreSQL" if _http_load.has_postgres() else "SQLite"
+    parser.add_argument("--stores", default=stores, help="with which the front end is measured; empty: it is not")
     parser.add_argument("--polite", type=int, default=POLITE)
     parser.add_argument("--large", type=int, default=0, metavar="CLIENTS")
     arguments = parser.parse_args()
@@ -218,33 +218,33 @@ def main() -> None:
                 "fewer": whole_round(folder / "fewer", min(FEWER, arguments.clients), cores),
                 "round": whole_round(folder / "round", arguments.clients, cores),
             }
-        figures |= at_the_door(folder, cores, arguments)
+        figures |= at_the_front_end(folder, cores, arguments)
     if arguments.json:
         print(json.dumps(figures))
         return
     table = Table(title=f"parties, {cores} cores")
     for heading in ("what", "figure", "aim"):
         table.add_column(heading)
-    for row in (*([] if arguments.door else round_rows(figures)), *door_rows(figures)):
+    for row in (*([] if arguments.door else round_rows(figures)), *front_end_rows(figures)):
         table.add_row(*row)
     Console().print(table)
 
 
-def at_the_door(folder: Path, cores: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def at_the_front_end(folder: Path, cores: int, arguments: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"door": []}
     load = {"doors": cores, "clients": UPLOADS, "fresh": FRESH, "asked": ASKED, "connections": 256}
     for kind in arguments.stores.split(",") if arguments.stores else ():
-        found["door"].append(_door.throughput(folder / f"door-{kind}", kind=kind, **load))
+        found["door"].append(_http_load.throughput(folder / f"door-{kind}", kind=kind, **load))
     if arguments.polite:
         options = {"clients": arguments.polite, "connections": 256, "round_seconds": 600.0}
-        found["polite"] = _door.polite(folder / "polite", doors=cores, **options)
+        found["polite"] = _http_load.polite(folder / "polite", doors=cores, **options)
     if arguments.large:
         options = {"clients": arguments.large, "connections": 128}
-        found["large"] = _door.large_round(folder / "large", doors=cores, **options)
+        found["large"] = _http_load.large_round(folder / "large", doors=cores, **options)
     return found
 
 
-def door_rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+def front_end_rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = []
     for door in figures["door"]:
         bytes_, fresh = f"{door['upload_bytes']:,} bytes", f"{door['fresh_uploads_a_second']:,.0f}"

@@ -217,7 +217,7 @@ def _intermediary(
     pairs, announced = ServicePairs.find(keys, named[index]), _watch_notices(notices, signer, recovery)
 
     def make(**role: Any) -> tuple[Any, IntermediaryService]:
-        alone = role.get("keeps", True)
+        alone = role.get("coordinates", True)
         party = kind(folder, signed=signed, signer=from_hex(signer), index=index, keys=pairs, alone=alone, **options)
         return party, IntermediaryService(
             party,

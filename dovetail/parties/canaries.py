@@ -1,7 +1,7 @@
 """Canary users in real rounds: what analyzer and all aggregators but one see, when one user holds one of two updates.
 
 Everything that is deployed runs: the client with its policy and ledger, sealing, the aggregators' stores, the analyzer
-with its book; only the network is left out. The adversary holds the analyzer's key and all aggregators' but the first,
+with its store; only the network is left out. The adversary holds the analyzer's key and all aggregators' but the first,
 knows everybody else's update, and asks for sums again as if they had been lost. Each round is one trial, and its scores
 are what the adversary makes of it; how much they tell is for an audit to say.
 """
@@ -31,11 +31,22 @@ from dovetail.statements import Statement
 
 __all__ = ["CanaryRounds"]
 
-_TIMES = 8  # that a sum is asked for
+_REPETITIONS = 8  # of asking for a sum
 
 
 class CanaryRounds:
-    """A task on shares with all its parties in a folder, and a victim that holds one of two updates."""
+    """A task on shares with all its parties in a folder, and a victim that holds one of two updates.
+
+    Arguments:
+        folder: for the parties' keys and stores.
+        protocol: a protocol whose reports can be shared as sums.
+        settings: its settings.
+        dim: numbers of an update.
+        users: users of a round, the victim among them.
+        delta: of the guarantee.
+        trials: rounds of the task.
+        aggregators: how many; all but the first collude.
+    """
 
     def __init__(
         self,
@@ -65,24 +76,26 @@ class CanaryRounds:
             aggregators=tuple(pair.public for pair in keys),
         )
         if self.task.has_proofs:
-            raise ValueError("expected a task whose sums are not verified, got one whose sums are")
+            raise ValueError("canary rounds cannot attack verified sums: set protocol.verified = false")
         self._signed = sign(self.task, signer := KeyPair.generate("sign"))
-        asked: dict[str, Any] = {"signed": self._signed, "signer": signer.public.key_id}
+        options: dict[str, Any] = {"signed": self._signed, "signer": signer.public.key_id}
         self.parties = [
-            Aggregator(folder / f"aggregator-{i}", **asked, index=i, keys=pair) for i, pair in enumerate(keys)
+            Aggregator(folder / f"aggregator-{i}", **options, index=i, keys=pair) for i, pair in enumerate(keys)
         ]
         learning = Learning(initial=np.zeros(dim, np.float32), server=Server(learning_rate=1.0))
-        self._analyzer = Analyzer(folder / "analyzer", **asked, keys=self._ring, learning=learning, workers=1)
-        self._folder, self.present = folder, users
+        self._analyzer = Analyzer(folder / "analyzer", **options, keys=self._ring, learning=learning, workers=1)
+        self._folder = folder
+        self.present = users
         self._users: list[Client] = []
-        self._round, self._before = 0, np.zeros(self.task.contribution().length, np.uint32)
+        self._round = 0
+        self._before = np.zeros(self.task.contribution().length, np.uint32)  # the victim's shares of the last round
 
     def statement(self) -> Statement:
-        """What is certified for one round."""
+        """The certified statement for one round."""
         return certify_task(self.task, 1)[0]
 
     def run(self, trials: int, observe: Callable[[int], None] = lambda done: None) -> dict[str, np.ndarray]:
-        """The scores of so many rounds in each world, by name: (2, trials), the worlds in turn."""
+        """Play so many rounds in each world, in turn; returns the scores by name, an array (2, trials) each."""
         rows: list[list[dict[str, float]]] = [[], []]
         for trial in range(2 * trials):
             rows[trial % 2].append(self.play(trial % 2))
@@ -97,25 +110,26 @@ class CanaryRounds:
             party.store.open_round(self._round, head=self._analyzer.status().head, closes=0.0)
         seen = self._report(direction if world == 0 else -direction)
         self._close()
-        sight = float(np.mean([self._estimate() for _ in range(_TIMES)], axis=0) @ direction)
+        score = float(np.mean([self._estimate() for _ in range(_REPETITIONS)], axis=0) @ direction)
         for index, party in enumerate(self.parties):
-            party.forward(self._round, _Straight(self._analyzer, index))  # type: ignore[arg-type]
-        return {"the sum": sight, "shares beside those of the round before": self._against_before(seen) @ direction}
+            party.forward(self._round, _DirectAnalyzer(self._analyzer, index))  # type: ignore[arg-type]
+        return {"the sum": score, "shares beside those of the round before": self._against_before(seen) @ direction}
 
     def _against_before(self, seen: np.ndarray) -> np.ndarray:
-        """By how much the victim's shares at the colluding aggregators have moved, as signed numbers."""
+        """By how much the victim's shares at the colluding aggregators moved since the last round, with signs."""
         bits = self.task.contribution().bits
-        moved, self._before = (seen - self._before) & np.uint32(2**bits - 1), seen
+        moved = (seen - self._before) & np.uint32(2**bits - 1)
+        self._before = seen
         return (moved.astype(np.int64) - (moved >= 2 ** (bits - 1)) * 2**bits)[: self.task.dim].astype(np.float64)
 
     def shut(self) -> None:
-        """Let go of all files."""
+        """Close the files of all parties."""
         for party in self.parties:
             party.shut()
         self._analyzer.shut()
 
     def _direction(self) -> np.ndarray:
-        """As long as an update may be, and the same in all coordinates."""
+        """The victim's update in the first world: as large as the clip norm allows, the same in all coordinates."""
         protocol = self.task.build()[0]
         clip = getattr(protocol, "clip_norm", None)
         if clip is not None:
@@ -123,8 +137,9 @@ class CanaryRounds:
         return np.full(self.task.dim, float(getattr(protocol, "clip_value", 1.0)))
 
     def _report(self, update: np.ndarray) -> np.ndarray:
-        """Everybody reports, the victim first; what the colluding aggregators hold of the victim's shares, added up."""
-        shared, seen = self.task.contribution(), np.zeros(self.task.contribution().length, np.uint32)
+        """Let all users report, the victim first; returns the sum of its shares at the colluding aggregators."""
+        contribution = self.task.contribution()
+        seen = np.zeros(contribution.length, np.uint32)
         while len(self._users) < self.present:
             number = len(self._users)
             self._users.append(_user(self._folder / f"user-{number}", self._signed, number))
@@ -135,7 +150,7 @@ class CanaryRounds:
                 party.accept(self._round, client=envelope.sender, upload=upload)
                 if number == 0 and party.index > 0:
                     content = party.arrival(self._round, client=envelope.sender, upload=upload).content
-                    add_share(seen, content, shared.bits, last=party.index == len(self.parties) - 1)
+                    add_share(seen, content, contribution.bits, last=party.index == len(self.parties) - 1)
             user.sent(envelope)
         return seen
 
@@ -147,25 +162,27 @@ class CanaryRounds:
             party.close(self._round, others)
 
     def _estimate(self) -> np.ndarray:
-        """The mean update, from sums as they are sent now."""
-        shared, key = self.task.contribution(), self._ring.find(self.task.analyzer.key_id).opening_key()
-        total = np.zeros(shared.length, np.uint32)
+        """The mean update, from the sums as aggregators send them now."""
+        contribution = self.task.contribution()
+        key = self._ring.find(self.task.analyzer.key_id).opening_key()
+        total = np.zeros(contribution.length, np.uint32)
         for index, party in enumerate(self.parties):
             ((_, sealed),) = party.store.parts(self._round, size=1)
             purpose = self.task.sum_purpose(self._round, index, batch=party.store.batch(self._round))
-            total += decode_sum(open_sealed(sealed, key, purpose), shared.length, shared.bits)
+            total += decode_sum(open_sealed(sealed, key, purpose), contribution.length, contribution.bits)
         protocol, cohort = self.task.build()
-        tally = shared.tally(total & np.uint32(2**shared.bits - 1), len(self._users))
+        tally = contribution.tally(total & np.uint32(2**contribution.bits - 1), len(self._users))
         return np.asarray(
             protocol.estimate(tally, cohort.size, protocol.init(self.task.dim), key=jax.random.key(0))[0], np.float64
         )
 
 
-class _Straight:
-    """The analyzer as an aggregator sees it, without a network between them."""
+class _DirectAnalyzer:
+    """The analyzer as an aggregator's client sees it, without a network between them."""
 
     def __init__(self, analyzer: Analyzer, index: int) -> None:
-        self._analyzer, self._index = analyzer, index
+        self._analyzer = analyzer
+        self._index = index
 
     def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         self._analyzer.take(self._index, round, batch, number, part)

@@ -28,7 +28,7 @@ _DIM = 650  # of logistic regression on the digits
 
 
 def demo_config(protocol: str, *, clients: int, overrides: Sequence[str] = ()) -> Config:
-    """Logistic regression on the bundled digits, dealt to the users at random."""
+    """Logistic regression on the bundled digits, spread over the users at random, by a protocol's example settings."""
     settings = SETTINGS.get(protocol) or find(protocol).example(_DIM, {})
     tree = {
         "diagnostics": False,
@@ -50,9 +50,15 @@ def demo_config(protocol: str, *, clients: int, overrides: Sequence[str] = ()) -
 
 
 def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
-    """One row per party, from what it counted."""
-    task, ended = fleet.deployment.task, [one for one in facts["history"] if one["outcome"] != "void"]
-    reports = sum(one["uploads"] for one in ended)
+    """One row per party: what it holds, what it saw by its own counts, and what it never sees.
+
+    Arguments:
+        fleet: its services, which are asked for their counts.
+        facts: what the analyzer says of the training.
+    """
+    task = fleet.deployment.task
+    ended = [row for row in facts["history"] if row["outcome"] != "void"]
+    reports = sum(row["uploads"] for row in ended)
     rows = [
         {
             "party": f"{fleet.deployment.clients} users",
@@ -65,7 +71,7 @@ def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
     rows += _aggregators(task, accepted) if task.aggregators else _shufflers(task, accepted)
     if task.has_proofs:
         refused = fleet.refused_users()
-        users = {one["user"] for one in refused}
+        users = {row["user"] for row in refused}
         rows.append(
             {
                 "party": "who enrols users",
@@ -89,7 +95,7 @@ def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
         {
             "party": "anybody",
             "holds": "nothing",
-            "saw": f"{sum(one['outcome'] == 'released' for one in ended)} released models, the statement",
+            "saw": f"{sum(row['outcome'] == 'released' for row in ended)} released models, the statement",
             "never": "anything else",
         }
     )

@@ -1,8 +1,8 @@
-"""What parties learn, from a config: the first model, how a user trains, how good a model is.
+"""Training in deployed parties, from a config: the first model, how a user trains, how good a model is.
 
-The deployed counterpart of the simulation's engine: the same tasks, models and local updates, one user at a time. Other
-frameworks need none of this: a client takes any function from a flat model to a flat update, an analyzer any first
-model.
+It is the deployed counterpart of the simulation's engine: the same tasks, models and local updates, one user at a time.
+Other frameworks need none of this: a client takes any function from a flat model to a flat update, an analyzer any
+first model.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Federation:
         return len(self.initial)
 
     def train(self, user: int) -> Train:
-        """How one user trains: on its own records alone."""
+        """How one user trains: a function from a flat model to an update, on the user's own records."""
         inputs, labels, count = self._records(user)
 
         def train(model: np.ndarray) -> np.ndarray:
@@ -68,7 +68,7 @@ class Federation:
         return train
 
     def measure(self, user: int) -> Callable[[np.ndarray], dict[str, Any]]:
-        """What one user can tell of a model and of its own records: loss, accuracy, and how often each label occurs."""
+        """What one user measures: a function from a flat model to loss, accuracy, and how often each label occurs."""
         inputs, labels, count = self._records(user)
         counts = np.bincount(np.asarray(labels[:count]), minlength=self.dataset.num_classes).astype(np.float64)
 
@@ -81,7 +81,7 @@ class Federation:
     def _records(self, user: int) -> tuple[jax.Array, jax.Array, int]:
         """A user's inputs and labels, in a power of two of rows (few programs serve all), and how many are its own."""
         if not 0 <= user < self.clients.num_clients:
-            raise ValueError(f"expected a user from 0 to {self.clients.num_clients - 1}, got user={user}")
+            raise ValueError(f"user {user} has no data: this config has users 0 to {self.clients.num_clients - 1}")
         count = int(self._table.counts[user])
         width = min(self._table.max_records, 1 << max(0, count - 1).bit_length())
         rows = self._table.rows(np.array([user]), width=width)[0]
@@ -97,7 +97,8 @@ class Federation:
         def quality(
             model: jax.Array, inputs: jax.Array, labels: jax.Array, count: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
-            logits, weight = self.model.apply(unravel(model), inputs), jnp.arange(len(labels)) < count
+            logits = self.model.apply(unravel(model), inputs)
+            weight = jnp.arange(len(labels)) < count
             mean = functools.partial(jnp.average, weights=weight)
             return mean(cross_entropy(logits, labels)), mean(jnp.argmax(logits, axis=1) == labels)
 
@@ -105,7 +106,7 @@ class Federation:
 
     @functools.cached_property
     def _table(self) -> Clients:
-        """Whose rows of inputs are whose."""
+        """The rows of inputs of every client."""
         return self.clients.with_views(self.dataset.views)
 
     @functools.cached_property
@@ -126,13 +127,17 @@ class Federation:
         """The parameters of a flat model by name."""
         first, unravel = first_parameters(self.model, self.config.seed)
         if model.shape != first.shape:
-            raise ValueError(f"expected a model of {len(first):,} parameters, as the config says, got {len(model):,}")
+            raise ValueError(
+                f"this model has {len(model):,} parameters, and that of the config {len(first):,}: use the config that "
+                "it was trained with"
+            )
         return trees.arrays_by_name(unravel(jnp.asarray(model)))
 
     def learning(self) -> Learning:
-        """What the analyzer needs of it: nothing of anybody's records but those for testing."""
+        """What the analyzer needs: first model, server step and evaluation; of the records, those for testing alone."""
         _, unravel = first_parameters(self.model, self.config.seed)
-        inputs, labels = as_float(jnp.asarray(self.dataset.test_inputs)), jnp.asarray(self.dataset.test_labels)
+        inputs = as_float(jnp.asarray(self.dataset.test_inputs))
+        labels = jnp.asarray(self.dataset.test_labels)
 
         @jax.jit
         def score(model: jax.Array) -> jax.Array:
@@ -147,6 +152,6 @@ class Federation:
 
 
 def federation(config: Config) -> Federation:
-    """The federation of a config."""
+    """Load the data and the model of a config."""
     dataset, clients, model = load_data_for_parties(config)
     return Federation(config=config, dataset=dataset, clients=clients, model=model)

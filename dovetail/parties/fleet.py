@@ -43,7 +43,17 @@ CONFIG, MODEL = "config.toml", "model.npy"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """Where a fleet lives: its folder, its task, and the address of every service."""
+    """The folder of a fleet, its task, and where its services listen.
+
+    Arguments:
+        folder: what all parties have, each in a folder of its own.
+        signed: the task with its signature.
+        task: the task.
+        analyzer_port: where the analyzer listens.
+        service_ports: where the shufflers or aggregators listen.
+        clients: number of users.
+        host: where all of them listen.
+    """
 
     folder: Path
     signed: SignedTask
@@ -55,27 +65,27 @@ class Deployment:
 
     @property
     def kind(self) -> str:
-        """What stands between users and analyzer: shufflers, or aggregators."""
+        """Whether "shuffler"s or "aggregator"s stand between users and analyzer."""
         return "aggregator" if self.task.aggregators else "shuffler"
 
     @property
     def services(self) -> tuple[str, ...]:
-        """Their names, and those of their folders."""
+        """The names of the shufflers or aggregators, which are those of their folders."""
         return tuple(f"{self.kind}-{index}" for index in range(len(self.service_ports)))
 
     @property
     def authority(self) -> Path:
-        """The certificate that everybody trusts."""
+        """The certificate that all parties trust."""
         return self.folder / "authority.crt"
 
     @property
     def analyzer_url(self) -> str:
-        """The analyzer's address."""
+        """The URL of the analyzer."""
         return f"https://{self.host}:{self.analyzer_port}"
 
     @property
     def service_urls(self) -> tuple[str, ...]:
-        """The addresses of the shufflers or aggregators."""
+        """The URLs of the shufflers or aggregators."""
         return tuple(f"https://{self.host}:{port}" for port in self.service_ports)
 
 
@@ -92,16 +102,26 @@ def set_up(
     held_out: float = 0.0,
     round_seconds: float = 120.0,
 ) -> Deployment:
-    """The fleet of a config, in a new folder: every user with its key and policy; a round needs all, unless told.
+    """Make the folder of a fleet from a config, with a key and a policy for every user.
 
-    Reports are shared between aggregators if there are any, or if the protocol's cannot be shuffled.
+    Arguments:
+        folder: new, or empty.
+        config: the experiment: task, protocol, model and privacy.
+        rounds: rounds of the task.
+        clients: number of users.
+        shufflers: how many; None: as many as the protocol needs, if it can be shuffled.
+        aggregators: how many; None: two, if there are no shufflers.
+        min_clients: users that a round needs; None: all.
+        measures: names of what users report beside updates.
+        held_out: share of users that only measure.
+        round_seconds: how long a round takes in reports.
     """
-    _refuse_full(folder)
+    _refuse_used(folder)
     if config.cohort.kind == "secret":
-        raise ValueError("expected another cohort.kind than 'secret' (deployed users' data enter every round), got it")
-    learned = federation(config)
-    beside = measures_by_name(measures, classes=learned.dataset.num_classes)
-    dim = learned.dim + size_of_measures(beside)
+        raise ValueError("cohort.kind = 'secret' cannot be deployed: users' data enter every round; choose another")
+    trained = federation(config)
+    beside = measures_by_name(measures, classes=trained.dataset.num_classes)
+    dim = trained.dim + size_of_measures(beside)
     between = _between(config, clients, dim, shufflers=shufflers, aggregators=aggregators)
     terms = {
         "protocol": config.protocol["name"],
@@ -132,21 +152,22 @@ def set_up(
         aggregators=between.get("aggregators", 0),
     )
     (folder / CONFIG).write_text(to_toml(config))
-    policy, personal = lenient_policy(deployment.signed), deployment.task.build()[0].budgets is not None
+    policy = lenient_policy(deployment.signed)
+    is_personal = deployment.task.build()[0].budgets is not None
     for user, pair in enumerate(pairs):
         home = folder / "clients" / f"user-{user}"
         home.mkdir(parents=True, mode=0o700)
         pair.save(home / "key.json")
-        (home / "policy.json").write_bytes(msgspec.json.encode(policy.with_number(user) if personal else policy))
+        (home / "policy.json").write_bytes(msgspec.json.encode(policy.with_number(user) if is_personal else policy))
     return deployment
 
 
 def _between(
     config: Config, clients: int, dim: int, *, shufflers: int | None, aggregators: int | None
 ) -> dict[str, int]:
-    """How many stand between users and analyzer, and of which kind."""
+    """How many shufflers or aggregators there are, by kind."""
     if shufflers is not None and aggregators is not None:
-        raise ValueError("expected either shufflers or aggregators, got both")
+        raise ValueError("a fleet has either shufflers or aggregators: leave out one of the two numbers")
     if aggregators is not None:
         return {"aggregators": aggregators}
     built = protocols.build(config.protocol["name"], config.protocol_settings)
@@ -172,8 +193,17 @@ def lay_out(
     aggregators: int = 0,
     host: str = HOST,
 ) -> Deployment:
-    """Keys of the services, certificates and the signed task with these fields, in a new folder."""
-    _refuse_full(folder)
+    """Make a folder with keys of the services, certificates and a signed task, but without users.
+
+    Arguments:
+        folder: new, or empty.
+        fields: fields of the task, without its keys.
+        enrolled: the public keys of the users.
+        shufflers: how many.
+        aggregators: how many.
+        host: where services listen.
+    """
+    _refuse_used(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     signer = KeyRing(folder / "signer", "sign").add()
     analyzer = ServicePairs.add(folder / "analyzer" / "keys").public
@@ -181,8 +211,8 @@ def lay_out(
         kind: tuple(ServicePairs.add(folder / f"{kind}-{i}" / "keys").public for i in range(count))
         for kind, count in (("shuffler", shufflers), ("aggregator", aggregators))
     }
-    named: dict[str, Any] = {"analyzer": analyzer.seal, "analyzer_sign": analyzer.sign}
-    task = TrainingTask(**named, shufflers=keys["shuffler"], aggregators=keys["aggregator"], **fields)
+    public: dict[str, Any] = {"analyzer": analyzer.seal, "analyzer_sign": analyzer.sign}
+    task = TrainingTask(**public, shufflers=keys["shuffler"], aggregators=keys["aggregator"], **fields)
     signed = sign(task, signer)
     (folder / "task.json").write_bytes(msgspec.json.encode(signed))
     (folder / "clients.json").write_bytes(msgspec.json.encode(list(enrolled)))
@@ -200,7 +230,7 @@ def lay_out(
 
 
 def lenient_policy(signed: SignedTask) -> Policy:
-    """A policy that pins whom this task names, and asks for nothing else: for demonstrations."""
+    """A policy that pins the services that this task names and limits nothing: for demonstrations."""
     task = verify(signed, signer=signed.signer.key_id)
     return Policy(
         signer=signed.signer.key_id,
@@ -215,28 +245,35 @@ def lenient_policy(signed: SignedTask) -> Policy:
     )
 
 
-def _refuse_full(folder: Path) -> None:
+def _refuse_used(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"expected a new or empty folder, got {str(folder)!r}, which holds something")
+        raise ValueError(f"{str(folder)!r} is not empty: name a new folder for the fleet")
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """So many ports on which nobody listens now."""
     sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
     return ports
 
 
 class Fleet:
     """The processes of a fleet, by name; leaving the context ends those that run.
 
-    The last `hostile` users do not clip what they share. Shufflers or aggregators answer the door by `doors` processes.
+    Arguments:
+        deployment: the fleet's folder and addresses.
+        workers: processes of every service that seal and open messages.
+        hostile: so many users, the last ones, do not clip what they share.
+        http_workers: processes of every shuffler or aggregator that answer requests.
     """
 
-    def __init__(self, deployment: Deployment, *, workers: int = 1, hostile: int = 0, doors: int = 1) -> None:
-        self.deployment, self._workers, self._hostile, self._doors = deployment, workers, hostile, doors
+    def __init__(self, deployment: Deployment, *, workers: int = 1, hostile: int = 0, http_workers: int = 1) -> None:
+        self.deployment = deployment
+        self._workers = workers
+        self._hostile = hostile
+        self._http_workers = http_workers
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Fleet:
@@ -254,19 +291,20 @@ class Fleet:
                 process.wait()
 
     def analyzer(self) -> AnalyzerClient:
-        """The analyzer, to ask it."""
+        """A client of the analyzer."""
         return AnalyzerClient(self.deployment.analyzer_url, ca=self.deployment.authority)
 
     def service(self, index: int = 0) -> IntermediaryClient:
-        """A shuffler or aggregator, to ask it as its owner."""
+        """A client of a shuffler or aggregator, with its owner's key."""
         deployment = self.deployment
         key = KeyRing(deployment.folder / deployment.services[index] / "keys", "sign").current()
         return IntermediaryClient(deployment.service_urls[index], index=index, ca=deployment.authority, key=key)
 
     def start_analyzer(self) -> None:
-        """Start it, or start it again."""
+        """Start the analyzer, or start it again."""
         deployment = self.deployment
-        config, model = deployment.folder / CONFIG, deployment.folder / MODEL
+        config = deployment.folder / CONFIG
+        model = deployment.folder / MODEL
         learning = ["--config", config] if config.exists() else ["--model", model, "--learning-rate", 1]
         options = ["--keys", deployment.folder / "analyzer" / "keys", *learning, "--workers", self._workers]
         self._start(
@@ -275,20 +313,21 @@ class Fleet:
 
     def start_service(self, index: int) -> None:
         """Start a shuffler or aggregator, or start it again."""
-        deployment, name = self.deployment, self.deployment.services[index]
+        deployment = self.deployment
+        name = deployment.services[index]
         home = deployment.folder / name
         peers = [("--peer", url) for i, url in enumerate(deployment.service_urls) if i != index]
         options = [
             *("--keys", home / "keys", "--index", index, "--analyzer", deployment.analyzer_url),
             *("--clients", deployment.folder / "clients.json", "--ca", deployment.authority),
             *(word for pair in peers for word in pair),
-            *("--doors", self._doors),
+            *("--doors", self._http_workers),
             *(("--workers", self._workers) if deployment.kind == "shuffler" else ()),
         ]
         self._start(name, deployment.kind, home, *options, *self._service(deployment.service_ports[index]))
 
     def start_clients(self, processes: int) -> None:
-        """Start the users, dealt to so many processes."""
+        """Start the users, spread over so many processes."""
         deployment = self.deployment
         for index in range(min(processes, deployment.clients)):
             users = ",".join(str(user) for user in range(index, deployment.clients, processes))
@@ -301,7 +340,7 @@ class Fleet:
             self._start(f"clients-{index}", "client", "run", deployment.folder / "clients", *services, *options)
 
     def start(self, *, processes: int = 2) -> None:
-        """Start everybody."""
+        """Start the services, and the users in so many processes."""
         self.start_analyzer()
         for index in range(len(self.deployment.services)):
             self.start_service(index)
@@ -310,16 +349,24 @@ class Fleet:
     def follow(
         self, *, seconds: float, observe: Callable[[int, int], None] = lambda done, rounds: None
     ) -> dict[str, Any]:
-        """Wait until the training is over; what the analyzer says then, and seconds a round and bytes a user took.
+        """Wait until the training is over.
 
-        The seconds of the first round begin here, with everybody's start.
+        Arguments:
+            seconds: how long to wait at most.
+            observe: called with the rounds that are done and those that there are.
+
+        Returns: what the analyzer says of the training, the seconds of each round (of the first from this call on), and
+            the bytes of a user's upload.
         """
-        link, end, done, since = self.analyzer(), time.monotonic() + seconds, 0, time.monotonic()
+        client = self.analyzer()
+        since = time.monotonic()
+        end = since + seconds
+        done = 0
         took: list[float] = []
         while time.monotonic() < end:
             self._check()
             try:
-                status = link.status()
+                status = client.status()
                 done = status.round if status.over else status.round - 1
                 observe(done, self.deployment.task.rounds)
                 if len(took) < done:
@@ -331,31 +378,34 @@ class Fleet:
             except Unreachable:
                 pass
             time.sleep(0.2)
-        raise TimeoutError(f"expected the training to be over in {seconds:g} seconds, got no end to it")
+        raise TimeoutError(
+            f"the training is not over after {seconds:g} seconds, {done} of {self.deployment.task.rounds} rounds are: "
+            f"the logs are in {str(self.deployment.folder)!r}"
+        )
 
     def privacy(self) -> dict[str, Any]:
-        """What the analyzer says of the training."""
-        with contextlib.closing(self.analyzer()) as link:
-            return link.privacy()
+        """What the analyzer says of the training: `Analyzer.privacy`."""
+        with contextlib.closing(self.analyzer()) as client:
+            return client.privacy()
 
     def refused_users(self) -> list[dict[str, Any]]:
-        """Whose proofs aggregators refused, and in which round: what they tell who enrols users."""
+        """The users whose proofs aggregators refused, and the rounds, from the file for whoever enrols users."""
         path = self.deployment.folder / self.deployment.services[0] / REFUSED
         return json.loads(path.read_text()) if path.exists() else []
 
     def counts(self, name: str) -> dict[str, int]:
-        """What a service counted: "analyzer", "shuffler-0" or "aggregator-0"."""
-        link = self.analyzer() if name == "analyzer" else self.service(int(name.rpartition("-")[2]))
-        with contextlib.closing(link):
-            return link.counts()
+        """The counts of a service, by its name: "analyzer", "shuffler-0" or "aggregator-0"."""
+        client = self.analyzer() if name == "analyzer" else self.service(int(name.rpartition("-")[2]))
+        with contextlib.closing(client):
+            return client.counts()
 
     def _service(self, port: int) -> list[object]:
         folder = self.deployment.folder
         host = self.deployment.host
-        certificate = folder / f"tls-{host}.crt", folder / f"tls-{host}.key"
         return [
             *("--task", folder / "task.json", "--signer", self.deployment.signed.signer.key_id.hex()),
-            *("--host", host, "--port", port, "--certificate", certificate[0], "--private-key", certificate[1]),
+            *("--host", host, "--port", port, "--certificate", folder / f"tls-{host}.crt"),
+            *("--private-key", folder / f"tls-{host}.key"),
         ]
 
     def _start(self, name: str, *words: object) -> None:

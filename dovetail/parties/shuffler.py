@@ -40,8 +40,13 @@ _SYSTEM = random.SystemRandom()
 class Shape(NamedTuple):
     """What is public about the uploads of a task: the same for all of them.
 
-    `reports` messages per upload (None: any number up to one per slot), each `length` bytes, in `slots` slots. `pad_to`
-    messages per slot leave, whatever came; None: as many as came.
+    Arguments:
+        slots: slots that this shuffler has; an upload has at most one message in each.
+        reports: messages of every upload; None: any number up to one per slot.
+        length: bytes of a sealed message.
+        min_uploads: a round with fewer uploads is void.
+        max_uploads: a round takes no more than these.
+        pad_to: messages that leave per slot, whatever came; None: as many as came.
     """
 
     slots: int
@@ -53,11 +58,11 @@ class Shape(NamedTuple):
 
 
 class ShuffleStore(RoundStore):
-    """The store of one shuffler; the content of an upload are pairs of slot and ciphertext."""
+    """The store of one shuffler; the content of an upload is a list of pairs of slot and ciphertext."""
 
-    contents: ClassVar[tuple[str, ...]] = ("messages",)
-    additions: ClassVar[tuple[str, ...]] = ("dummies",)
-    leaves: ClassVar[str] = "batch"
+    content_tables: ClassVar[tuple[str, ...]] = ("messages",)
+    extra_tables: ClassVar[tuple[str, ...]] = ("dummies",)
+    output_table: ClassVar[str] = "batch"
 
     def __init__(self, where: Path | str, shape: Shape, *, owner: bytes = b"") -> None:
         _validate.at_least(1, slots=shape.slots, length=shape.length)
@@ -66,7 +71,7 @@ class ShuffleStore(RoundStore):
         super().__init__(where, {"batches": _MIGRATIONS}, owner=owner, **limits)
 
     def missing_dummies(self, round: int, *, roster: Collection[bytes] | None = None) -> dict[int, int]:
-        """How many dummies every slot of a frozen round still needs, counting the reports on the roster alone."""
+        """How many dummies the slots of a frozen round still need, beside the reports on the roster (None: all)."""
         if self._shape.pad_to is None:
             return {}
         counts = dict.fromkeys(range(self._shape.slots), 0)
@@ -79,10 +84,10 @@ class ShuffleStore(RoundStore):
     def add_dummies(self, round: int, dummies: Sequence[tuple[int, bytes]]) -> None:
         """Keep sealed dummies, (slot, ciphertext) each, until the round is closed with them."""
         if any(len(sealed) != self._shape.length for _, sealed in dummies):
-            raise ValueError(f"expected dummies of {self._shape.length} bytes like reports, got others")
+            raise ValueError(f"dummies must have {self._shape.length} bytes each, as reports do")
         with self._transaction():
             if self.state(round) != "frozen":
-                raise ValueError(f"expected a round that is frozen, got round {round}, {self.state(round)}")
+                raise ValueError(f"round {round} is {self.state(round)}; dummies are added while it is frozen")
             self._database.insert("dummies", [(round, slot, sealed) for slot, sealed in dummies])
 
     def parts(self, round: int, *, size: int) -> Iterator[tuple[int, bytes]]:
@@ -103,37 +108,44 @@ class ShuffleStore(RoundStore):
             number += 1
 
     def check(self, arrival: Arrival) -> None:
-        """Turn away messages of another number or length, and slots that do not exist or are there twice."""
-        shape, messages = self._shape, arrival.content
+        """Refuse messages of another number or length, and slots that do not exist or come twice."""
+        shape = self._shape
+        messages = arrival.content
         slots = [slot for slot, _ in messages]
         if len(messages) != shape.reports if shape.reports is not None else len(messages) > shape.slots:
-            raise UploadRefused(f"expected {shape.reports or f'up to {shape.slots}'} messages, got {len(messages)}")
+            number = f"up to {shape.slots}" if shape.reports is None else str(shape.reports)
+            raise UploadRefused(f"an upload of this task has {number} messages, and this one has {len(messages)}")
         if any(not isinstance(slot, int) or not 0 <= slot < shape.slots for slot in slots):
-            raise UploadRefused(f"expected slots from 0 to {shape.slots - 1}, got others")
+            raise UploadRefused(f"this shuffler has slots 0 to {shape.slots - 1}, and a message is for another one")
         if len(set(slots)) != len(slots):
-            raise UploadRefused("expected one message per slot, got more")
+            raise UploadRefused("two messages of this upload are for the same slot")
         if any(len(sealed) != shape.length for _, sealed in messages):
-            raise UploadRefused(f"expected messages of {shape.length} bytes, got others")
+            raise UploadRefused(f"a sealed message of this task has {shape.length} bytes, and one of these has not")
 
-    def _keep(self, arrivals: Sequence[Arrival]) -> None:
-        rows = [(one.round, one.report, slot, sealed) for one in arrivals for slot, sealed in one.content]
+    def _write_contents(self, arrivals: Sequence[Arrival]) -> None:
+        rows = [
+            (arrival.round, arrival.report, slot, sealed) for arrival in arrivals for slot, sealed in arrival.content
+        ]
         self._database.insert("messages", rows)
 
-    def _leave(self, round: int) -> None:
-        """Slot by slot: what is held at a time is one slot."""
-        place, pad_to = 0, self._shape.pad_to
+    def _make_output(self, round: int) -> None:
+        """Permute slot by slot: only one slot is in memory at a time."""
+        place = 0
+        pad_to = self._shape.pad_to
         for slot in range(self._shape.slots):
-            sealed = self._shuffled("messages", round, slot)
+            sealed = self._shuffle_slot("messages", round, slot)
             if pad_to is not None:
                 sealed = sealed[:pad_to]
-                sealed += self._shuffled("dummies", round, slot)[: pad_to - len(sealed)]
+                sealed += self._shuffle_slot("dummies", round, slot)[: pad_to - len(sealed)]
                 if len(sealed) != pad_to:
-                    raise ValueError(f"expected dummies up to {pad_to} messages in slot {slot}, got {len(sealed)}")
+                    raise ValueError(
+                        f"slot {slot} of round {round} has {len(sealed)} messages with its dummies, and needs {pad_to}"
+                    )
                 _SYSTEM.shuffle(sealed)
             self._database.insert("batch", [(round, place + i, slot, message) for i, message in enumerate(sealed)])
             place += len(sealed)
 
-    def _shuffled(self, table: str, round: int, slot: int) -> list[bytes]:
+    def _shuffle_slot(self, table: str, round: int, slot: int) -> list[bytes]:
         rows = self._rows(f"SELECT sealed FROM {table} WHERE round = ? AND slot = ?", round, slot)
         sealed = [row[0] for row in rows]
         _SYSTEM.shuffle(sealed)
@@ -157,7 +169,7 @@ class Shuffler(Intermediary[ShuffleStore]):
 
     @classmethod
     def service_keys(cls, task: TrainingTask) -> Sequence[ServiceKeys]:
-        """The task's shufflers."""
+        """The public keys of the task's shufflers."""
         return task.shufflers
 
     def _open_store(self, where: Path | str, owner: bytes) -> ShuffleStore:
@@ -166,15 +178,15 @@ class Shuffler(Intermediary[ShuffleStore]):
 
     @property
     def max_content_bytes(self) -> int:
-        """A message in every slot, or as many as a client sends."""
+        """Bytes of a message in every slot, or of as many as a client sends."""
         return Packed.size(self.shape.reports or self.shape.slots, length=self.shape.length)
 
     def _content(self, opened: bytes, purpose: Purpose) -> Any:
         packed = Packed.decode(opened, length=self.shape.length)
         return list(zip(packed.slots.tolist(), packed.ciphertexts(), strict=True))
 
-    def _complete(self, round: int, roster: Collection[bytes] | None) -> None:
-        """Seal the dummies that slots lack, some at a time."""
+    def _prepare_close(self, round: int, roster: Collection[bytes] | None) -> None:
+        """Seal the dummies that slots lack, some at a time, before the round is closed."""
         missing = self.store.missing_dummies(round, roster=roster)
         slots = iter([slot for slot, count in missing.items() for _ in range(count)])
         while chunk := list(itertools.islice(slots, PART)):
@@ -183,18 +195,24 @@ class Shuffler(Intermediary[ShuffleStore]):
             self.store.add_dummies(round, list(zip(chunk, sealed, strict=True)))
 
     def shut(self) -> None:
-        """Let go of files and processes."""
+        """Close the store, and end the worker processes."""
         super().shut()
         self._workers.shut()
 
 
 def _shape(task: TrainingTask, index: int) -> Shape:
-    messages, (protocol, _) = task.messages(), task.build()
-    mine, padding = len(task.assign_slots().slots[index]), protocol.layout(task.dim).padding
-    dense = messages.per_client == messages.slots
+    messages = task.messages()
+    protocol, _ = task.build()
+    padding = protocol.layout(task.dim).padding
+    slots = len(task.assign_slots().slots[index])
+    reports: int | None
+    if messages.per_client == messages.slots:
+        reports = slots
+    else:
+        reports = messages.per_client if len(task.shufflers) == 1 else None
     return Shape(
-        slots=mine,
-        reports=mine if dense else messages.per_client if len(task.shufflers) == 1 else None,
+        slots=slots,
+        reports=reports,
         length=task.message_bytes,
         min_uploads=task.min_clients,
         max_uploads=task.max_clients,

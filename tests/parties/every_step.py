@@ -130,14 +130,14 @@ class World:
         rounds = self._ground.task.rounds
         for _ in range(20 * rounds):
             self._revive()
-            self.let_services(lambda service: service._close())  # whoever comes back finds that time went on
+            self.let_services(lambda service: service._close_rounds())  # whoever comes back finds that time went on
             self.let_services(lambda service: service._follow())
             self._revive()
             status = self._parties["analyzer"].status()
             if status.over:
                 break
             self._let_users(envelope, users, status)
-            self.let_services(lambda service: service._close())
+            self.let_services(lambda service: service._close_rounds())
         else:
             raise AssertionError("expected a training that ends, got none")
         models = [self._model(number) for number in range(rounds + 1)]
@@ -232,7 +232,7 @@ class World:
         round = status.round
         for index in range(1 if user == self._halfway else self._oracle.services):
             if user == self._slow and index == 1:
-                self.let_services(lambda service: service._close(), only=0)
+                self.let_services(lambda service: service._close_rounds(), only=0)
 
             def send(service: Any, number: int = round, version: int = 0, to: int = index) -> str:
                 sent = envelope(number, user, version)

@@ -150,7 +150,7 @@ class Direct:
 
     def signed_model(self, round, *, dim=None):
         model = self._analyzer.model(round)
-        return model, self._analyzer.announcer.model(round, model)
+        return model, self._analyzer.model_signature(round, model)
 
     def send_part(self, round, batch, number, part):
         self.parts.append((round, number, part))

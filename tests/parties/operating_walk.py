@@ -537,7 +537,7 @@ class Walk:
         shutil.rmtree(operator.at("analyzer", "state-5"))
         shutil.copytree(operator.at("analyzer", "backup"), operator.at("analyzer", "state-5"))
         operator.follow("Start", only=("analyzer",), **self._names(5))
-        words = "expected round 2 or a later one, got round 1: the analyzer was set back"
+        words = "the analyzer opens round 1 after round 2: its ledger was restored from an older copy"
         for name in SERVICES[1:]:
             wait_until(lambda name=name: words in operator.said(name), f"{words!r} in the log of {name}", 60)
         wait_until(lambda: not any(map(self._ready, SERVICES[1:])), "aggregators that are not ready", 30)

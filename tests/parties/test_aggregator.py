@@ -103,13 +103,13 @@ def test_nothing_is_left_after_a_round(tmp_path, monkeypatch, small):
     parties = [sharing.aggregator(i) for i in range(2)]
     kept = []
     for party in parties:
-        keep, party.store._keep = party.store._keep, None
+        keep, party.store._write_contents = party.store._write_contents, None
 
         def spy(arrivals, keep=keep):
             kept.extend(one.content[8:] for one in arrivals)
             keep(arrivals)
 
-        party.store._keep = spy
+        party.store._write_contents = spy
     whole_round(sharing, [np.zeros(40, np.float32)] * 4, parties=parties)
     assert len(kept) == 8
     found = [path for i in range(2) for path in (tmp_path / f"aggregator-{i}").rglob("*") if path.is_file()]
@@ -131,7 +131,7 @@ def test_an_upload_is_its_senders_for_this_aggregator_and_round(tmp_path):
         (parties[0], mine, Upload(bytes(16), uploads[0].sealed), 1),  # under another id
         (parties[0], mine, Upload(uploads[0].report, uploads[0].sealed[:-1]), 1),
     ):
-        with pytest.raises(Malformed, match="expected an upload sealed to this aggregator"):
+        with pytest.raises(Malformed, match="this upload is not sealed to aggregator"):
             party.accept(round, client=client, upload=upload)
     assert parties[0].accept(1, client=mine, upload=uploads[0]) == "accepted"
     assert parties[0].accept(1, client=mine, upload=uploads[0]) == "known"
@@ -205,13 +205,13 @@ def test_a_sum_is_bound_to_its_aggregator_round_and_batch(tmp_path):
     close(parties)
     batch = parties[0].store.batch(1)
     ((_, sealed),) = parties[0].store.parts(1, size=1)
-    with pytest.raises(Malformed, match="expected the sum of aggregator 1"):
+    with pytest.raises(Malformed, match="this is not a sum that aggregator 1 sealed"):
         analyzer.take(1, 1, batch, 0, sealed)
-    with pytest.raises(Malformed, match="expected a sealed sum of"):
+    with pytest.raises(Malformed, match="a sealed sum of this task has"):
         analyzer.take(0, 1, batch, 0, sealed[:-1])
     assert analyzer.take(0, 1, batch, 0, sealed) == "accepted"
     assert analyzer.take(0, 1, batch, 0, sealed) == "known"
-    with pytest.raises(Malformed, match="expected the 2 parts"):
+    with pytest.raises(Malformed, match="with 2 parts, and"):
         analyzer.note_closed(0, 1, Closed(state="sent", parts=2, uploads=4, batch=batch))
 
 

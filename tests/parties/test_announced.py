@@ -233,7 +233,7 @@ def test_anybody_can_fetch_the_model_and_see_whose_it_is(world, tmp_path, comman
         (["--signer", signer, "--out", str(out), "--config", "digits"], "expected --out to end with .npz"),
         (
             ["--signer", signer, "--out", str(out.with_suffix(".npz")), "--config", "digits"],
-            "expected a model of 650 parameters, as the config says, got 3",
+            "this model has 3 parameters, and that of the config 650",
         ),
     ):
         status, _, err = command("party", "model", world.line.url, *words)

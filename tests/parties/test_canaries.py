@@ -57,7 +57,7 @@ def test_an_aggregator_that_forgets_its_noise_is_caught(monkeypatch):
     """Both do: the statement needs the honest one's."""
 
     def forget(canaries):
-        monkeypatch.setattr(type(canaries.parties[0]._shared), "noise", lambda self, *, sampler: None)
+        monkeypatch.setattr(type(canaries.parties[0]._contribution), "noise", lambda self, *, sampler: None)
 
     assert refuted(AGGREGATORS, forget)
 
@@ -65,7 +65,7 @@ def test_an_aggregator_that_forgets_its_noise_is_caught(monkeypatch):
 @pytest.mark.soak
 def test_noise_that_is_drawn_anew_on_resending_is_caught(monkeypatch):
     """The adversary asks for a sum 800 times, and averages: in 3,000 draws of such scores, 0 refuted too little."""
-    monkeypatch.setattr("dovetail.parties.canaries._TIMES", 800)
+    monkeypatch.setattr("dovetail.parties.canaries._REPETITIONS", 800)
 
     def redraw(canaries):
         for party in canaries.parties:

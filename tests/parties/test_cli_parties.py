@@ -107,7 +107,7 @@ def test_a_task_has_a_window(tmp_path, command, made):
         ),
         (
             ["fleet", "demo", "--protocol", "privunit", "--shufflers", "1", "--aggregators", "2"],
-            "expected either shufflers or aggregators, got both",
+            "a fleet has either shufflers or aggregators",
         ),
     ],
 )

@@ -92,10 +92,10 @@ def test_the_longest_silent_make_room_for_who_comes(tmp_path, tls):
         async with Opened(tmp_path, most=20, tls=tls) as opened:
             quiet = await asyncio.to_thread(silent, opened.address, 60)
             answers = [await opened.ask() for _ in range(5)]
-            held = opened.door.open
+            held = opened.door.num_connections
             for one in quiet:
                 one.close()
-            return answers, held, opened.door.turned["silent"]
+            return answers, held, opened.door.dropped["silent"]
 
     answers, held, turned = asyncio.run(siege())
     assert answers == [b"200"] * 5
@@ -160,7 +160,7 @@ def test_who_was_answered_and_does_not_stop_sending_is_let_go_of(tmp_path, monke
                     writer.write(bytes(1000))
                     await writer.drain()
                     await asyncio.sleep(0.05)
-            return opened.door.turned["overdue"], await opened.ask()
+            return opened.door.dropped["overdue"], await opened.ask()
 
     assert asyncio.run(asyncio.wait_for(send(), 20)) == (1, b"200")
 
@@ -172,7 +172,7 @@ def test_who_was_answered_and_sends_on_makes_room_for_who_comes(tmp_path):
             for reader, writer in lines:
                 writer.write(ENDLESS)
                 assert (await reader.readuntil(b"\r\n")).split()[1] == b"200"
-            return await opened.ask(), opened.door.turned
+            return await opened.ask(), opened.door.dropped
 
     answer, turned = asyncio.run(send())
     assert answer == b"200" and turned == {"silent": 1}
@@ -184,7 +184,7 @@ def test_a_process_with_too_few_files_does_not_begin():
         "from dovetail.parties.http.server import max_connections\nmax_connections()"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "expected a limit of at least 192 open files (ulimit -n), got 100" in found.stderr
+    assert "this process may open 100 files and needs at least 192" in found.stderr
 
 
 def test_the_soft_limit_is_raised():

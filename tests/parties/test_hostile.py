@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import http
 import json
 import logging
 import random
+import re
 import time
 
 import httpx
@@ -111,7 +113,8 @@ def check(attack, answer):
         return
     assert answer.status in attack.statuses, (attack.kind, answer, attack.pieces[0][:300])
     if answer.status >= 400 and not answer.by_server and not attack.pieces[0].startswith(b"HEAD "):
-        assert answer.text.startswith(("expected ", "not signed by a key ")), (attack.kind, answer)
+        assert answer.text != http.HTTPStatus(answer.status).phrase.lower(), (attack.kind, answer)  # but a sentence
+        assert len(answer.text.split()) > 2, (attack.kind, answer)
         assert len(answer.text) < 300 and answer.text.isprintable(), (attack.kind, answer)
 
 
@@ -176,8 +179,8 @@ def besieged(tmp_path_factory, monkeymodule):
 
 
 SENTENCES = [
-    ("shuffler", "swapped_round", 425, "expected an upload to an open round, got one to round"),
-    ("analyzer", "swapped_round", 425, "expected something about the open round, got round"),
+    ("shuffler", "swapped_round", 425, "round N is not open here yet"),
+    ("analyzer", "swapped_round", 425, "round N is not open yet: round N is"),
     (
         "analyzer",
         "swapped_round_of_another_signature",
@@ -191,31 +194,36 @@ SENTENCES = [
         "not signed by a key that is enrolled here and has not expired",
     ),
     ("shuffler", "path_in_the_host_header", 401, "not signed by a key that is enrolled here and has not expired"),
-    ("shuffler", "swapped_task", 400, "expected task "),
-    ("analyzer", "swapped_task", 400, "expected task "),
+    ("shuffler", "swapped_task", 400, "this service runs task "),
+    ("analyzer", "swapped_task", 400, "this service runs task "),
     ("shuffler", "wrong_key_id", 401, "not signed by a key that is enrolled here"),
     ("shuffler", "unknown_key", 401, "not signed by a key that is enrolled here and has not expired"),
     ("analyzer", "unknown_key", 401, "not signed by a key that is enrolled here and has not expired"),
     ("shuffler", "expired_key", 401, "not signed by a key that is enrolled here and has not expired"),
     ("shuffler", "messages_with_a_truncated_ciphertext", 400, "expected messages of 49 bytes with their slots, got"),
     ("shuffler", "messages_with_an_extended_ciphertext", 400, "expected messages of 49 bytes with their slots, got"),
-    ("shuffler", "messages_out_of_range", 409, "expected slots from 0 to 5, got others"),
-    ("shuffler", "upload_that_is_not_sealed", 400, "expected an upload sealed to this shuffler by its sender"),
-    ("shuffler", "upload_with_a_changed_seal", 400, "expected an upload sealed to this shuffler by its sender"),
-    ("shuffler", "upload_with_a_truncated_seal", 400, "expected an upload sealed to this shuffler by its sender"),
-    ("shuffler", "upload_under_another_id", 400, "expected an upload sealed to this shuffler by its sender"),
-    ("shuffler", "upload_sealed_for_another_round", 400, "expected an upload sealed to this shuffler by its sender"),
-    ("shuffler", "upload_copied_by_another_client", 400, "expected an upload sealed to this shuffler by its sender"),
-    ("analyzer", "part_with_an_odd_batch", 400, "expected the id of a batch, 32 hexadecimal digits, got something"),
-    ("analyzer", "slots_out_of_range", 400, "expected slots from 0 to 5, got"),
-    ("shuffler", "messages_in_one_slot", 409, "expected one message per slot, got more"),
-    ("shuffler", "messages_too_few", 409, "expected 6 messages, got"),
-    ("shuffler", "oversize_body", 413, "expected a smaller body, got one that is too large"),
-    ("analyzer", "oversize_body_in_chunks", 411, "expected a body whose length is stated, got one in chunks"),
-    ("analyzer", "closed_with_wrong_json", 400, "expected "),
-    ("shuffler", "odd_number_in_the_path", 400, "expected a round as a number, got something else"),
-    ("shuffler", "other_method", 405, "expected another method on this path"),
+    ("shuffler", "messages_out_of_range", 409, "this shuffler has slots 0 to 5, and a message is for another one"),
+    ("shuffler", "upload_that_is_not_sealed", 400, "this upload is not sealed to shuffler 0 for round N"),
+    ("shuffler", "upload_with_a_changed_seal", 400, "this upload is not sealed to shuffler 0 for round N"),
+    ("shuffler", "upload_with_a_truncated_seal", 400, "this upload is not sealed to shuffler 0 for round N"),
+    ("shuffler", "upload_under_another_id", 400, "this upload is not sealed to shuffler 0 for round N"),
+    ("shuffler", "upload_sealed_for_another_round", 400, "this upload is not sealed to shuffler 0 for round N"),
+    ("shuffler", "upload_copied_by_another_client", 400, "this upload is not sealed to shuffler 0 for round N"),
+    ("analyzer", "part_with_an_odd_batch", 400, "the id of a batch in the path must be 32 hexadecimal digits"),
+    ("analyzer", "slots_out_of_range", 400, "slot N does not exist: shuffler 0 has slots 0 to 5"),
+    ("shuffler", "messages_in_one_slot", 409, "two messages of this upload are for the same slot"),
+    ("shuffler", "messages_too_few", 409, "an upload of this task has 6 messages"),
+    ("shuffler", "oversize_body", 413, "the body is larger than anything that this path takes"),
+    ("analyzer", "oversize_body_in_chunks", 411, "state the length of the body: one in chunks is not read"),
+    ("analyzer", "closed_with_wrong_json", 400, "this does not say how a round was closed"),
+    ("shuffler", "odd_number_in_the_path", 400, "the round in the path must be a number of at most 9 digits"),
+    ("shuffler", "other_method", 405, "this path takes another method"),
 ]
+
+
+def without_numbers(text):
+    """Rounds and slots are drawn."""
+    return re.sub(r"\b(round|slot) \d+", r"\1 N", text)
 
 
 @pytest.mark.parametrize(("name", "kind", "status", "sentence"), SENTENCES)
@@ -225,7 +233,7 @@ def test_it_is_refused_in_one_sentence_and_counted(besieged, name, kind, status,
     before = counts[f"refused {status}"]
     answer = send_one(targets[name], Mutator(targets[name], 1).attack(kind))
     assert answer.status == status
-    assert answer.text.startswith(sentence)
+    assert without_numbers(answer.text).startswith(sentence)
     assert counts[f"refused {status}"] == before + 1
     assert up.complaints.texts == []
 
@@ -241,13 +249,13 @@ def besieged_aggregator(tmp_path_factory, monkeymodule):
 @pytest.mark.parametrize(
     ("name", "kind", "status", "sentence"),
     [
-        ("aggregator", "swapped_round", 425, "expected an upload to an open round, got one to round"),
+        ("aggregator", "swapped_round", 425, "round N is not open here yet"),
         ("aggregator", "unknown_key", 401, "not signed by a key that is enrolled here and has not expired"),
         ("aggregator", "share_of_another_length", 409, "expected a share of 40 bytes, got one of"),
         ("aggregator", "share_of_another_form", 409, "expected a share of 6 integers modulo 2^"),
-        ("aggregator", "share_that_is_too_long", 413, "expected a smaller body, got one that is too large"),
-        ("aggregator", "upload_that_is_not_sealed", 400, "expected an upload sealed to this aggregator by its sender"),
-        ("aggregator", "upload_copied_by_another_client", 400, "expected an upload sealed to this aggregator by its"),
+        ("aggregator", "share_that_is_too_long", 413, "the body is larger than anything that this path takes"),
+        ("aggregator", "upload_that_is_not_sealed", 400, "this upload is not sealed to aggregator 0 for round N"),
+        ("aggregator", "upload_copied_by_another_client", 400, "this upload is not sealed to aggregator 0 for round N"),
         ("aggregator", "question_unsigned", 401, "not signed by a key that is enrolled here and has not expired"),
         ("aggregator", "question_by_another", 401, "not signed by a key that is enrolled here and has not expired"),
         (
@@ -256,11 +264,11 @@ def besieged_aggregator(tmp_path_factory, monkeymodule):
             401,
             "not signed by a key that is enrolled here and has not expired",
         ),
-        ("aggregator", "question_with_an_odd_round", 400, "expected a round as a number, got something else"),
-        ("aggregator", "question_of_another_task", 400, "expected task "),
-        ("analyzer", "sum_with_a_changed_seal", 400, "expected the sum of aggregator 0 over its batch, got another"),
-        ("analyzer", "sum_of_another_batch", 400, "expected the sum of aggregator 0 over its batch, got another"),
-        ("analyzer", "sum_of_another_aggregator", 400, "expected the sum of aggregator 1 over its batch, got another"),
+        ("aggregator", "question_with_an_odd_round", 400, "the round in the path must be a number of at most 9 digits"),
+        ("aggregator", "question_of_another_task", 400, "this service runs task "),
+        ("analyzer", "sum_with_a_changed_seal", 400, "this is not a sum that aggregator 0 sealed for round N"),
+        ("analyzer", "sum_of_another_batch", 400, "this is not a sum that aggregator 0 sealed for round N"),
+        ("analyzer", "sum_of_another_aggregator", 400, "this is not a sum that aggregator 1 sealed for round N"),
     ],
 )
 def test_what_is_not_for_an_aggregator_or_its_sum_is_refused_in_one_sentence(
@@ -270,7 +278,7 @@ def test_what_is_not_for_an_aggregator_or_its_sum_is_refused_in_one_sentence(
     counts = up.analyzer_counts if name == "analyzer" else up.service_counts
     before = counts[f"refused {status}"]
     answer = send_one(targets[name], Mutator(targets[name], 1).attack(kind))
-    assert (answer.status, answer.text[: len(sentence)]) == (status, sentence)
+    assert (answer.status, without_numbers(answer.text)[: len(sentence)]) == (status, sentence)
     assert counts[f"refused {status}"] == before + 1
     assert up.complaints.texts == []
 
@@ -289,7 +297,7 @@ def test_there_are_no_redirects(besieged):
     _, _, targets = besieged
     for path in ("/v1/task/", "/v1/status/", "//v1/task"):
         answer = send_one(targets["shuffler"], Attack("", (Request("GET", path).raw(),)))
-        assert (answer.status, answer.text) == (404, "expected a path of this service, got another one")
+        assert (answer.status, answer.text) == (404, "this service has no such path")
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(besieged, monkeypatch):
@@ -297,7 +305,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(besieged, monkeypatch):
     monkeypatch.setattr(http_module, "SLOWEST", 0.2)
     request = targets["shuffler"].taken[0].signed(targets["shuffler"].key)
     answer = send_one(targets["shuffler"], Attack("", (request.head() + request.body[:20],), keep=False))
-    assert (answer.status, answer.text) == (408, "expected the whole body in time, got a part of it")
+    assert (answer.status, answer.text) == (408, "the body did not come in time: send it again, faster")
     assert up.shuffler_counts["refused 408"] == 1
 
 
@@ -311,7 +319,7 @@ def test_who_is_too_early_or_not_written_down_tries_again(tmp_path, monkeypatch)
         with pytest.raises(Unreachable):
             household.give(link, 0, early, round=2)
         with monkeypatch.context() as broken:
-            broken.setattr(ShuffleStore, "_keep", lambda store, arrivals: 1 / 0)
+            broken.setattr(ShuffleStore, "_write_contents", lambda store, arrivals: 1 / 0)
             with pytest.raises(Unreachable):
                 envelope.give(0, link)
         envelope.give(0, link)
@@ -343,7 +351,10 @@ def test_a_second_report_of_a_client_is_refused_and_the_first_one_stays(tmp_path
         assert send_one(shuffler, Attack("", (valid.signed(shuffler.key).raw(),))).text == "accepted"
         again = valid.replace(body=shuffler.sealed(bytes(16), shuffler.content))
         answer = send_one(shuffler, Attack("", (again.signed(shuffler.key).raw(),)))
-        assert (answer.status, answer.text) == (409, "expected one upload per client and round, got another one")
+        assert (answer.status, answer.text) == (
+            409,
+            "this client has another upload in round 1: one counts per client and round",
+        )
         assert send_one(shuffler, Attack("", (valid.signed(shuffler.key).raw(),))).text == "known"
         assert up.shuffler_counts == {"accepted": 1, "known": 1, "refused 409": 1}
 

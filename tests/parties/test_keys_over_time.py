@@ -236,7 +236,7 @@ def test_a_list_of_users_is_read_again_when_it_changes(tmp_path, monkeypatch, ca
     assert set(enrolled) == {pair.public.key_id for pair in pairs} and len(enrolled) == 3
     assert revoke(clients, [pairs[1].public.key_id]) == 2
     assert pairs[1].public.key_id not in enrolled and pairs[2].public.key_id in enrolled
-    with pytest.raises(ValueError, match="expected the key of an enrolled user"):
+    with pytest.raises(ValueError, match=r"no user on .* has the key"):
         revoke(clients, [pairs[1].public.key_id])
     assert not caplog.messages
     clients.write_text("half of a li")
@@ -260,7 +260,7 @@ def test_a_user_that_rotates_its_key_stays_the_user_that_it_was(tmp_path):
     user(tmp_path / "1")
     rotate_user(tmp_path / "1")
     (stranger,) = (tmp_path / "1").glob("rotation-*.json")
-    with pytest.raises(ValueError, match="expected the rotation of an enrolled user's key"):
+    with pytest.raises(ValueError, match="which no enrolled user has"):
         enrol(clients, [stranger])
 
 
@@ -277,7 +277,7 @@ def test_a_new_key_does_not_count_twice_in_a_round(tmp_path):
         if sender == 0:
             assert party.accept(1, client=client, sender=pair.public.key_id, upload=upload) == "accepted"
         else:
-            with pytest.raises(ValueError, match="expected one upload per client and round"):
+            with pytest.raises(ValueError, match="this client has another upload in round"):
                 party.accept(1, client=client, sender=pair.public.key_id, upload=upload)
     party.shut()
 
@@ -312,7 +312,7 @@ def test_services_hand_out_notices_and_heed_them_without_a_restart(tmp_path, mon
     for app in (watching.app, service.app):
         (found,) = msgspec.json.decode(ask(app, "GET", "/v1/notices").content, type=list[SignedNotice])
         assert Notices(sharing.signer.public.key_id, [found]).why_ended(sharing.signed)
-    asyncio.run(watching._look())
+    asyncio.run(watching._check_progress())
     assert analyzer.status().over
     refused = ask(service.app, "POST", upload_path(sharing.task.task_id, 1, 0), content=b"anything")
     assert (refused.status_code, refused.text) == (
@@ -350,7 +350,7 @@ def test_keys_are_rotated_and_announced_by_commands(tmp_path, command):
         assert status == 0, err
     key = KeyPair.load(tmp_path / "user" / "key.json").public.key_id.hex()
     status, _, err = command("client", "revoke", str(tmp_path / "clients.json"), key)
-    assert status == 2 and "expected the key of an enrolled user" in " ".join(err.split())
+    assert status == 2 and "nobody was revoked" in " ".join(err.split())
     (rotation,) = (tmp_path / "user").glob("rotation-*.json")
     assert command("client", "enrol", str(tmp_path / "clients.json"), str(rotation))[0] == 0
     status, out, _ = command("client", "revoke", str(tmp_path / "clients.json"), key)

@@ -220,14 +220,14 @@ def test_a_batch_leaves_only_after_its_round_has_closed(tmp_path, monkeypatch, w
 
     for user in range(3):
         give(user)
-        asyncio.run(service._close())
+        asyncio.run(service._close_rounds())
     assert (link.parts, shuffler.store.state(1)) == ([], "open")
     if why == "full":
         give(3)
     else:
         now = time.time
         monkeypatch.setattr("dovetail.parties.http.intermediary.time.time", lambda: now() + 601)
-    asyncio.run(service._close())
+    asyncio.run(service._close_rounds())
     assert len(link.parts) == 1 and shuffler.store.state(1) == "done"
     shuffler.shut()
     analyzer.shut()

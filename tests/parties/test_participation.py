@@ -162,7 +162,7 @@ class Taken(Scripted):
     """A shuffler that has something else of this user."""
 
     def upload(self, *said, **more):
-        raise Conflict("expected one upload per client and round, got another one")
+        raise Conflict("this client has another upload in round 1: one counts per client and round")
 
 
 def test_a_user_whose_round_is_taken_goes_on_to_the_next(tmp_path):
@@ -174,16 +174,16 @@ def test_a_user_whose_round_is_taken_goes_on_to_the_next(tmp_path):
 
 def test_pacing_tells_the_time_that_is_left_and_nothing_of_who_reported():
     task = types.SimpleNamespace(min_clients=5, max_clients=9, round_seconds=600.0)
-    pacing = Backoff(task)
-    assert pacing.headers(0.0) == {}
-    pacing.saw(1, 100.0)
-    assert pacing.headers(100.0) == {RETRY_AFTER: "60.00"} and pacing.headers(650.0) == {RETRY_AFTER: "50.00"}
-    assert pacing.headers(701.0) == {RETRY_AFTER: "60.00"}  # it takes longer than it should
+    backoff = Backoff(task)
+    assert backoff.headers(0.0) == {}
+    backoff.note_round(1, 100.0)
+    assert backoff.headers(100.0) == {RETRY_AFTER: "60.00"} and backoff.headers(650.0) == {RETRY_AFTER: "50.00"}
+    assert backoff.headers(701.0) == {RETRY_AFTER: "60.00"}  # it takes longer than it should
 
 
 def test_a_round_that_needs_all_is_expected_to_take_as_long_as_the_last_one():
-    pacing = Backoff(types.SimpleNamespace(min_clients=5, max_clients=5, round_seconds=600.0))
-    pacing.saw(1, 100.0)
-    assert pacing.headers(101.0) == {}
-    pacing.saw(2, 130.0)
-    assert pacing.headers(140.0) == {RETRY_AFTER: "20.00"}
+    backoff = Backoff(types.SimpleNamespace(min_clients=5, max_clients=5, round_seconds=600.0))
+    backoff.note_round(1, 100.0)
+    assert backoff.headers(101.0) == {}
+    backoff.note_round(2, 130.0)
+    assert backoff.headers(140.0) == {RETRY_AFTER: "20.00"}

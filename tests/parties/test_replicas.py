@@ -130,10 +130,12 @@ def test_partial_sums_add_up_whichever_replica_made_them(tmp_path, url, monkeypa
         one.store.add_up(1, roster[:2])
         finished, sums = [], one.store._sharing.empty_sum()
         for name in roster:
-            one.store._sharing.merge(sums, one.store._added(1, [name]))
+            one.store._sharing.merge(sums, one.store._sum_shares(1, [name]))
         added, other.store._finish = [], lambda round, total: finished.append(total) or b"sealed"
-        compute = other.store._added
-        monkeypatch.setattr(other.store, "_added", lambda round, names: added.append(names) or compute(round, names))
+        compute = other.store._sum_shares
+        monkeypatch.setattr(
+            other.store, "_sum_shares", lambda round, names: added.append(names) or compute(round, names)
+        )
         other.store.add_up(1, roster)
         assert added == [roster[2:]]  # the first two were there
         assert other.store.close(1, roster=roster) == "sent" and added == [roster[2:]]

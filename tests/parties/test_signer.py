@@ -503,7 +503,7 @@ class Aggregators:
         async def steps():
             for _ in range(4):  # they wait for each other
                 for service in self.services:
-                    await service._close()
+                    await service._close_rounds()
                 for service in self.services:
                     await service._follow()
 

@@ -81,12 +81,15 @@ def test_the_same_report_again_is_known_also_after_closing(place):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (upload(0), "expected one upload per client and round"),
-        (upload(7)._replace(content=upload(7).content[:2]), "expected 3 messages, got 2"),
-        (upload(7)._replace(content=[(3, bytes(8)), *upload(7).content[:2]]), "expected slots from 0 to 2"),
-        (upload(7)._replace(content=[(-1, bytes(8)), *upload(7).content[:2]]), "expected slots from 0 to 2"),
-        (upload(7)._replace(content=[(0, bytes(8))] * 3), "expected one message per slot"),
-        (upload(7)._replace(content=[(0, bytes(9)), *upload(7).content[1:]]), "expected messages of 8 bytes"),
+        (upload(0), "this client has another upload in round 1"),
+        (upload(7)._replace(content=upload(7).content[:2]), "has 3 messages, and this one has 2"),
+        (upload(7)._replace(content=[(3, bytes(8)), *upload(7).content[:2]]), "this shuffler has slots 0 to 2"),
+        (upload(7)._replace(content=[(-1, bytes(8)), *upload(7).content[:2]]), "this shuffler has slots 0 to 2"),
+        (upload(7)._replace(content=[(0, bytes(8))] * 3), "two messages of this upload are for the same slot"),
+        (
+            upload(7)._replace(content=[(0, bytes(9)), *upload(7).content[1:]]),
+            "a sealed message of this task has 8 bytes",
+        ),
         (upload(7)._replace(report=b"short"), "and the report id 16; got"),
         (upload(7)._replace(client=bytes(65)), "client id must have 1 to 64 bytes"),
     ],
@@ -106,12 +109,12 @@ def test_a_round_takes_no_more_than_planned_and_nothing_once_closed(place):
     store = opened(place("store"))
     for client in range(5):
         store.accept(upload(client))
-    with pytest.raises(UploadRefused, match="expected at most 5 uploads in a round"):
+    with pytest.raises(UploadRefused, match="round 1 is full: it has 5 uploads"):
         store.accept(upload(5))
     close(store)
-    with pytest.raises(UploadRefused, match="got one to round 1, which is closed"):
+    with pytest.raises(UploadRefused, match="round 1 is closed and takes no more uploads"):
         store.accept(upload(6))
-    with pytest.raises(UploadRefused, match="got one to round 2, which is not open"):
+    with pytest.raises(UploadRefused, match="round 2 is not open here yet"):
         store.accept(upload(6, round=2))
     store.open_round(2, head=b"head", closes=0.0)
     assert store.accept(upload(6, round=2)) == "accepted"
@@ -134,9 +137,9 @@ def test_slots_are_filled_up_or_cut_to_a_public_number(place, uploads, pad_to):
     store = opened(place("store"), SHAPE._replace(pad_to=pad_to, reports=None))
     for client in range(uploads):
         store.accept(upload(client, slots=2))  # nobody reports the third slot
-    with pytest.raises(ValueError, match="expected dummies up to"):
+    with pytest.raises(ValueError, match="messages with its dummies, and needs"):
         close(store)
-    with pytest.raises(ValueError, match="expected dummies of 8 bytes"):
+    with pytest.raises(ValueError, match="dummies must have 8 bytes each"):
         close(store, dummy=lambda slot: b"dummy")
     assert close(store, dummy=lambda slot: bytes([255, slot]) * 4) == "sent"
     batch = everything(store)
@@ -250,7 +253,7 @@ def test_only_users_on_every_roster_count_and_a_frozen_roster_is_final(place):
         store.accept(upload(client, report=report))
     assert store.roster(1) is None
     assert store.freeze(1) == reports == store.roster(1)
-    with pytest.raises(UploadRefused, match="which is closed"):
+    with pytest.raises(UploadRefused, match="is closed and takes no more uploads"):
         store.accept(upload(4))
     assert close(store, roster={reports[0], reports[2], b"somebody else..."}) == "sent"
     assert {sealed[0] for _, sealed in everything(store)} == {0, 2}
@@ -280,7 +283,7 @@ def test_after_the_end_of_a_task_nothing_is_left_of_its_rounds(place):
     assert store.pending_rounds() == [] and store.why_ended() == "withdrawn"
     for number in (1, 2, 3):
         assert list(store.parts(number, size=9)) == []
-        with pytest.raises(UploadRefused, match="which is closed"):
+        with pytest.raises(UploadRefused, match="is closed and takes no more uploads"):
             store.accept(upload(3, round=number))
     with pytest.raises(ValueError, match="round 4 stays closed: withdrawn"):
         store.open_round(4, head=b"head", closes=0.0)
@@ -299,10 +302,10 @@ def test_dummies_count_reports_on_the_roster_alone(place):
 def test_an_analyzer_that_was_set_back_is_refused(place):
     store = opened(place("store"), rounds=(1, 2))
     store.open_round(2, head=b"head", closes=9.0)  # said again
-    with pytest.raises(ValueError, match="expected round 2 under the ledger that opened it"):
+    with pytest.raises(ValueError, match="the analyzer opens round 2 again under another ledger"):
         store.open_round(2, head=b"another", closes=0.0)
     store = opened(place("store"), rounds=())
-    with pytest.raises(ValueError, match="the analyzer was set back"):
+    with pytest.raises(ValueError, match="its ledger was restored from an older copy"):
         store.open_round(0, head=b"head", closes=0.0)
 
 
@@ -318,7 +321,7 @@ def test_one_bad_upload_does_not_spoil_those_written_with_it(place):
 def test_another_owner_is_refused(place):
     ShuffleStore(place("store"), SHAPE, owner=b"one task").shut()
     ShuffleStore(place("store"), SHAPE, owner=b"one task").shut()
-    with pytest.raises(ValueError, match="expected the store of this task and party"):
+    with pytest.raises(ValueError, match="is the store of another task or party"):
         ShuffleStore(place("store"), SHAPE._replace(min_uploads=1), owner=b"another")
 
 
@@ -326,7 +329,7 @@ def test_a_report_id_of_another_client_is_not_known(place):
     store = opened(place("store"))
     first = upload(0)
     store.accept(first)
-    with pytest.raises(UploadRefused, match="expected a report id of the client's own"):
+    with pytest.raises(UploadRefused, match="another client has used this report id"):
         store.accept(upload(1, report=first.report))
 
 
@@ -357,7 +360,7 @@ def test_a_batch_has_a_name_that_a_copy_of_the_store_does_not_know(tmp_path):
     store = opened(tmp_path / "store")
     for client in range(3):
         store.accept(upload(client))
-    with pytest.raises(ValueError, match="expected a round that is closed, got round 1, open"):
+    with pytest.raises(ValueError, match="round 1 is open; it has a batch only after it is closed"):
         store.batch(1)
     store.shut()
     shutil.copy(tmp_path / "store", tmp_path / "copy")

@@ -69,14 +69,17 @@ def test_an_upload_is_for_one_shuffler_and_counts_are_for_its_owner(tmp_path):
     analyzer, shuffler = household.analyzer(), household.shuffler(0)
     service = IntermediaryService(shuffler, enrolled=household.enrolled, analyzer=Direct(analyzer), peers=[_Peer()])
     seen, counts, roster, agreed = asyncio.run(_against_the_first(household, service))
-    assert seen["for another"] == (400, "expected an upload for shuffler 0, got one for another")
+    assert seen["for another"] == (400, "this is shuffler 0, and the path names another one")
     assert seen["readdressed"] == (401, "not signed by a key that is enrolled here and has not expired")
     assert seen["own"] == (200, "accepted")
     assert seen["again"] == (200, "known")
-    unopened = (400, "expected an upload sealed to this shuffler by its sender, got another one")
+    unopened = (400, "this upload is not sealed to shuffler 0 for round 1 by the key that signed it")
     assert seen["under another name"] == seen["what was for another"] == unopened
     assert seen["by a shuffler"] == (401, "not signed by a key that is enrolled here and has not expired")
-    assert seen["another's id"] == (409, "expected a report id of the client's own, got another client's")
+    assert seen["another's id"] == (
+        409,
+        "another client has used this report id in this round: seal the report again under a fresh one",
+    )
     assert [answer.status_code for answer in counts] == [401, 401, 200]
     assert counts[2].json()["accepted"] == 1
     assert [answer.status_code for answer in roster] == [401, 200]

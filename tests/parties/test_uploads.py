@@ -1,16 +1,14 @@
-"""Uploads at the door go past the application; what holds of them there holds here."""
+"""Uploads over connections of their own: taken once, by whom they say, one at a time, in time."""
 
 import asyncio
 import time
 
-import pytest
 from parties.household import Direct, Household
 from parties.test_door import Opened
 
 from dovetail.parties.common.wire import Upload, sign_request, upload_path
 from dovetail.parties.http import requests as http_module
 from dovetail.parties.http.intermediary import IntermediaryService
-from dovetail.parties.http.uploads import Uploads
 
 STATUS = b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -56,15 +54,7 @@ async def answer(reader):
     return int(head[9:12]), (await reader.readexactly(length)).decode()
 
 
-@pytest.fixture
-def past_the_application(monkeypatch):
-    async def never(*_):
-        raise AssertionError("expected the short way, got the long one")
-
-    monkeypatch.setattr(Uploads, "serve", never)
-
-
-def test_an_upload_is_taken_once_and_is_known_when_it_comes_again(tmp_path, past_the_application):
+def test_an_upload_is_taken_once_and_is_known_when_it_comes_again(tmp_path):
     async def post():
         async with Posted(tmp_path) as posted:
             reader, writer = await posted.line()
@@ -75,14 +65,14 @@ def test_an_upload_is_taken_once_and_is_known_when_it_comes_again(tmp_path, past
                 await writer.drain()
                 await asyncio.sleep(0.02)
                 said += [await answer(reader)] if part.endswith(body[9:]) else []
-            return said, posted.service.counts, posted.uploads.under_way
+            return said, posted.service.counts, posted.uploads.in_progress
 
-    said, counts, under_way = asyncio.run(post())
+    said, counts, in_progress = asyncio.run(post())
     assert said == [(200, "accepted"), (200, "known")]
-    assert counts == {"accepted": 1, "known": 1} and not under_way
+    assert counts == {"accepted": 1, "known": 1} and not in_progress
 
 
-def test_answers_come_in_the_order_of_requests(tmp_path, past_the_application):
+def test_answers_come_in_the_order_of_requests(tmp_path):
     async def post():
         async with Posted(tmp_path) as posted:
             reader, writer = await posted.line()
@@ -95,7 +85,7 @@ def test_answers_come_in_the_order_of_requests(tmp_path, past_the_application):
     assert first == last == (200, "accepted") and [status for status, _ in others] == [503, 503]
 
 
-def test_a_stranger_is_refused_at_once_and_nothing_of_its_body_is_kept(tmp_path, past_the_application):
+def test_a_stranger_is_refused_at_once_and_nothing_of_its_body_is_kept(tmp_path):
     async def post():
         async with Posted(tmp_path) as posted:
             reader, writer = await posted.line()
@@ -105,7 +95,7 @@ def test_a_stranger_is_refused_at_once_and_nothing_of_its_body_is_kept(tmp_path,
             writer.write(body)
             await asyncio.sleep(0.05)
             (connection,) = posted.opened.door.server_state.connections
-            assert not connection.cycle._parts
+            assert not connection.cycle.body
             writer.write(b"".join(posted.request(0)))
             return [*said, await answer(reader)]
 
@@ -114,7 +104,7 @@ def test_a_stranger_is_refused_at_once_and_nothing_of_its_body_is_kept(tmp_path,
     assert known == (200, "accepted")
 
 
-def test_what_is_not_sealed_to_it_or_is_another_body_is_refused(tmp_path, past_the_application):
+def test_what_is_not_sealed_to_it_or_is_another_body_is_refused(tmp_path):
     async def post():
         async with Posted(tmp_path) as posted:
             reader, writer = await posted.line()
@@ -123,25 +113,25 @@ def test_what_is_not_sealed_to_it_or_is_another_body_is_refused(tmp_path, past_t
             for request in (head + bytes(len(body)), b"".join(posted.request(0, Upload(bytes(16), bytes(90))))):
                 writer.write(request)
                 said.append(await answer(reader))
-            return said, posted.uploads.under_way
+            return said, posted.uploads.in_progress
 
-    (changed, unsealed), under_way = asyncio.run(post())
-    assert (changed[0], unsealed[0]) == (401, 400) and not under_way
-    assert unsealed[1] == "expected an upload sealed to this shuffler by its sender, got another one"
+    (changed, unsealed), in_progress = asyncio.run(post())
+    assert (changed[0], unsealed[0]) == (401, 400) and not in_progress
+    assert unsealed[1] == "this upload is not sealed to shuffler 0 for round 1 by the key that signed it"
 
 
-def test_one_upload_of_a_sender_at_a_time_and_none_of_who_left(tmp_path, past_the_application):
+def test_one_upload_of_a_sender_at_a_time_and_none_of_who_left(tmp_path):
     async def post():
         async with Posted(tmp_path) as posted:
             head, body = posted.request(0)
             (_, half), (reader, writer) = await posted.line(), await posted.line()
             half.write(head + body[:5])
-            while not posted.uploads.under_way:
+            while not posted.uploads.in_progress:
                 await asyncio.sleep(0.01)
             writer.write(head + body)
             said = [await answer(reader)]
             half.close()
-            while posted.uploads.under_way:
+            while posted.uploads.in_progress:
                 await asyncio.sleep(0.01)
             writer.write(head + body)
             return [*said, await answer(reader)]
@@ -149,7 +139,7 @@ def test_one_upload_of_a_sender_at_a_time_and_none_of_who_left(tmp_path, past_th
     assert [status for status, _ in asyncio.run(post())] == [429, 200]
 
 
-def test_a_body_that_does_not_come_in_time_is_given_up(tmp_path, monkeypatch, past_the_application):
+def test_a_body_that_does_not_come_in_time_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(http_module, "SLOWEST", 0.05)
 
     async def post():
@@ -157,19 +147,19 @@ def test_a_body_that_does_not_come_in_time_is_given_up(tmp_path, monkeypatch, pa
             reader, writer = await posted.line()
             head, body = posted.request(0)
             writer.write(head + body[:5])
-            return await answer(reader), posted.uploads.under_way
+            return await answer(reader), posted.uploads.in_progress
 
-    said, under_way = asyncio.run(post())
-    assert said == (408, "expected the whole body in time, got a part of it") and not under_way
+    said, in_progress = asyncio.run(post())
+    assert said == (408, "the body did not come in time: send it again, faster") and not in_progress
 
 
-def test_an_error_of_ours_is_no_fault_of_the_sender(tmp_path, monkeypatch, past_the_application):
+def test_an_error_of_ours_is_no_fault_of_the_sender(tmp_path, monkeypatch):
     async def post():
         async with Posted(tmp_path) as posted:
             reader, writer = await posted.line()
             monkeypatch.setattr(posted.service._party, "arrival", lambda *_, **__: 1 / 0)
             writer.write(b"".join(posted.request(0)))
-            return await answer(reader), posted.uploads.under_way
+            return await answer(reader), posted.uploads.in_progress
 
-    said, under_way = asyncio.run(post())
-    assert said == (500, "internal server error") and not under_way
+    said, in_progress = asyncio.run(post())
+    assert said == (500, "internal server error") and not in_progress

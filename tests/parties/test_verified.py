@@ -191,7 +191,7 @@ def test_a_round_has_one_key_and_one_answer(tmp_path):
         def challenge(self, round):
             return bytes(32)
 
-    with pytest.raises(ValueError, match="key of round 1 that was formed before"):
+    with pytest.raises(ValueError, match="form another key for round 1 than before"):
         honest.exchange(1, [Another(other)])
     assert honest.verifiers(1, 0) == told
     honest.shut()
@@ -237,11 +237,11 @@ def test_an_announced_round_gets_nobody_a_second_answer(tmp_path):
     async def served():
         heard.set()
         await service._follow()
-        await service._close()
+        await service._close_rounds()
         first = honest.verifiers(1, 0)
         assert (honest.store.state(1), first.total) == ("frozen", 4)
         heard.clear(), waiting.clear()
-        closing = asyncio.create_task(service._close())
+        closing = asyncio.create_task(service._close_rounds())
         await asyncio.to_thread(waiting.wait, 20)
         told_by.round = 2
         await service._follow()
@@ -261,7 +261,7 @@ def test_no_part_of_a_key_is_drawn_for_a_round_that_is_closed(tmp_path):
     assert closed(parties) == ["sent", "sent"]
     parties[0].store.open_round(2, head=b"h", closes=0.0)
     assert parties[0].challenge(1) is None
-    with pytest.raises(ValueError, match="a round that is frozen, got round 1, sent"):
+    with pytest.raises(ValueError, match="round 1 is sent; proofs are tested while it is frozen"):
         parties[0].store.answer(1, [], bytes(32))
 
 

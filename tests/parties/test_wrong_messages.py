@@ -157,7 +157,9 @@ def test_an_upload_that_its_sender_did_not_seal_to_this_shuffler_is_refused(tmp_
     shuffler, client = household.shuffler(0), household.users[0].public.key_id
     shuffler.store.open_round(1, head=b"head", closes=0.0)
     upload = household.envelope(0).uploads[0]
-    with pytest.raises(Malformed, match="expected an upload sealed to this shuffler by its sender, got another one"):
+    with pytest.raises(
+        Malformed, match="this upload is not sealed to shuffler 0 for round 1 by the key that signed it"
+    ):
         shuffler.accept(1, client=client, upload=wrong(household, upload))
     assert shuffler.store.uploads(1) == 0
     assert shuffler.accept(1, client=client, upload=upload) == "accepted"
@@ -253,7 +255,7 @@ def test_below_the_minimum_nothing_is_sent_or_kept(tmp_path, monkeypatch, client
     left = b"".join(files_under(tmp_path / "shuffler-0", tmp_path / "analyzer").values())
     assert not any(message in left for message in messages) and not any(one in left for one in ids)
     assert (late.status_code, service.counts["refused 410"]) == (410, 1)
-    assert late.text == "expected an upload to an open round, got one to round 1, which is closed"
+    assert late.text == "round 1 is closed and takes no more uploads"
     reason = f"{clients} users reported, and the task asks for {clients + 1}"
     ended = {"round": 1, "outcome": "void", "uploads": clients, "accuracy": None, "reason": reason}
     assert analyzer.privacy()["history"] == [ended]

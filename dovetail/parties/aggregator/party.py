@@ -43,16 +43,19 @@ class Aggregator(Intermediary[SumStore]):
     kind: ClassVar[str] = "aggregator"
 
     def __init__(self, folder: Path, *, segments: Path | None = None, **options: Any) -> None:
-        self._sampler, self._folder, self._segments = ExactSampler(), folder, segments
+        self._sampler = ExactSampler()
+        self._folder = folder
+        self._segments = segments
         super().__init__(folder, **options)
 
     @classmethod
     def service_keys(cls, task: TrainingTask) -> Sequence[ServiceKeys]:
-        """The task's aggregators."""
+        """The public keys of the task's aggregators."""
         return task.aggregators
 
     def _open_store(self, where: Path | str, owner: bytes) -> SumStore:
-        self._shared, self._sharing = self.task.contribution(), self.task.sharing()
+        self._contribution = self.task.contribution()
+        self._sharing = self.task.sharing()
         return (VerifiedStore if self.task.has_proofs else SumStore)(
             where,
             sharing=self._sharing,
@@ -66,14 +69,14 @@ class Aggregator(Intermediary[SumStore]):
 
     @property
     def max_content_bytes(self) -> int:
-        """A share."""
+        """Bytes of a share."""
         return self._sharing.size(self.index)
 
     def exchange(self, round: int, peers: Sequence[IntermediaryClient]) -> State:
         """Agree with the others on whom to count, on whose proofs hold where there are proofs, and close.
 
-        Parts of the round's key travel with the rosters, and what everybody found with the digests of what was agreed:
-        verifying takes one exchange. Where users' proofs do not hold the round goes on without them.
+        Parts of the round's key travel with the rosters, and verifiers with the digests of what was agreed: verifying
+        takes one exchange. Where users' proofs do not hold the round goes on without them.
         """
         if not isinstance(self.store, VerifiedStore):
             return super().exchange(round, peers)
@@ -90,10 +93,10 @@ class Aggregator(Intermediary[SumStore]):
         agreed = all_answers([peer.agreed_digest(round) for peer in peers])
         if agreed is None or any(other != digest for other in agreed):
             return "frozen" if agreed is None else self.close(round, rosters, agreed=agreed)
-        told = all_answers([peer.verifiers(round, reports=len(counted)) for peer in peers])
-        if told is None:
+        verifiers = all_answers([peer.verifiers(round, reports=len(counted)) for peer in peers])
+        if verifiers is None:
             return "frozen"
-        valid = self.store.judge(round, counted, told)
+        valid = self.store.decide_valid(round, counted, verifiers)
         self.store.write_refused(self._folder / REFUSED)
         return self.close(round, rosters, agreed=agreed, valid=valid)
 
@@ -102,17 +105,17 @@ class Aggregator(Intermediary[SumStore]):
         return self.store.challenge(round) if isinstance(self.store, VerifiedStore) else None
 
     def verifiers(self, round: int, first: int) -> Verifiers | None:
-        """What it found about a round's proofs, from this report on."""
+        """Its verifiers of a round's reports, from the one with this number on."""
         return self.store.verifiers(round, first) if isinstance(self.store, VerifiedStore) else None
 
     def _content(self, opened: bytes, purpose: Purpose) -> bytes:
-        """Where there is a proof, with what it must be bound to."""
+        """The share; before it, where there is a proof, the nonce that binds it to user, round and report."""
         if not isinstance(self.store, VerifiedStore):
             return opened
         return proof_nonce(purpose.task_id, purpose.round, purpose.sender, purpose.report) + opened
 
-    def _complete(self, round: int, roster: Collection[bytes] | None) -> None:
-        """Partial sums, outside of the transaction that closes the round."""
+    def _prepare_close(self, round: int, roster: Collection[bytes] | None) -> None:
+        """Make partial sums, outside of the transaction that closes the round."""
         if roster is not None:
             self.store.add_up(round, roster)
 
@@ -122,6 +125,6 @@ class Aggregator(Intermediary[SumStore]):
 
     def _finish(self, round: int, total: np.ndarray) -> bytes:
         """The sum with this aggregator's noise, sealed to the analyzer."""
-        noise = self._shared.noise(sampler=self._sampler)
+        noise = self._contribution.noise(sampler=self._sampler)
         purpose = self.task.sum_purpose(round, self.index, batch=self.store.batch(round))
         return seal(self._sharing.encode_sum(total, noise), self.task.analyzer.sealing_key(), purpose)

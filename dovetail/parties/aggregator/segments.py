@@ -25,7 +25,7 @@ _ZEROS = bytes(1 << 20)
 
 
 class Place(NamedTuple):
-    """Where something is: in which segment, from which byte on, and how many they are."""
+    """Where a content is: the name of its segment, its first byte there, and its size."""
 
     segment: bytes
     at: int
@@ -43,13 +43,17 @@ class Segments:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._round, self._name, self._file, self._end = 0, b"", -1, 0  # the segment that is appended to
+        self._round = 0  # of the segment that is appended to, as are the next three
+        self._name = b""
+        self._file = -1
+        self._end = 0
 
     def append(self, round: int, contents: Sequence[bytes]) -> list[Place]:
-        """Keep these; for one thread at a time."""
+        """Write contents to disk, and return where each of them is; for one thread at a time."""
         if self._file < 0 or self._round != round:
             self._begin(round)
-        places, at = [], self._end
+        places = []
+        at = self._end
         for content in contents:
             places.append(Place(self._name, at, len(content)))
             at += len(content)
@@ -63,35 +67,41 @@ class Segments:
         return places
 
     def read(self, round: int, places: Iterable[Place]) -> Iterator[bytes]:
-        """What is in these places, one after the other."""
+        """The contents at these places, one after the other."""
         with contextlib.ExitStack() as stack:
             files: dict[bytes, int] = {}
             for name, at, size in places:
                 if name not in files:
-                    folder = stack.enter_context(_opened(self._path(round)))
+                    folder = stack.enter_context(_open_folder(self._path(round)))
                     files[name] = os.open(name.hex(), os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
                     stack.callback(os.close, files[name])
-                found = os.pread(files[name], size, at)
-                if len(found) != size:
-                    raise ValueError(f"expected {size} bytes of an upload in a segment of round {round}, got less")
-                yield found
+                content = os.pread(files[name], size, at)
+                if len(content) != size:
+                    path = str(self._path(round) / name.hex())
+                    raise ValueError(
+                        f"{path!r} ends after {len(content)} of the {size} bytes of an upload at {at}: "
+                        "restore database and segments from one backup, or wait until the analyzer gives up the round"
+                    )
+                yield content
 
     def rounds(self) -> list[int]:
-        """The rounds that there are segments of."""
+        """The rounds that have segments, in order."""
         if not self._folder.is_dir():
             return []
         names = (path.name for path in self._folder.iterdir())
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def drop(self, round: int) -> None:
-        """Overwrite and delete what there is of a round; several may do so at once."""
+        """Overwrite and delete the segments of a round; several processes may do so at once."""
         if self._round == round:
             self.shut()
         if self._path(round).is_symlink():
-            _LOG.warning("%s is a symbolic link, which is removed; what it leads to stays", self._path(round))
+            _LOG.warning(
+                "%s is a symbolic link: it was removed, and what it points to was left alone", self._path(round)
+            )
             self._path(round).unlink(missing_ok=True)
             return
-        with contextlib.suppress(FileNotFoundError), _opened(self._path(round)) as folder:
+        with contextlib.suppress(FileNotFoundError), _open_folder(self._path(round)) as folder:
             for name in os.listdir(folder):  # noqa: PTH208 - by its descriptor
                 with contextlib.suppress(FileNotFoundError):
                     _erase(name, folder)
@@ -99,7 +109,7 @@ class Segments:
             self._path(round).rmdir()
 
     def shut(self) -> None:
-        """Let go of the files."""
+        """Close the segment that is appended to."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -109,11 +119,14 @@ class Segments:
         folder = self._path(round)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = secrets.token_bytes(_NAME)
-        with _opened(folder) as inside:
+        with _open_folder(folder) as inside:
             file = os.open(name.hex(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600, dir_fd=inside)
         for changed in (folder, self._folder, self._folder.parent):
             _sync(changed)
-        self._round, self._name, self._file, self._end = round, name, file, 0
+        self._round = round
+        self._name = name
+        self._file = file
+        self._end = 0
 
     def _path(self, round: int) -> Path:
         return self._folder / str(round)
@@ -131,29 +144,29 @@ def _write(file: int, contents: Sequence[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    """A folder that is one, and no symbolic link to another."""
+def _open_folder(folder: Path) -> Iterator[int]:
+    """A descriptor of a folder; refuses a symbolic link to one."""
     try:
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except NotADirectoryError as error:
-        raise ValueError(f"expected a folder of segments in {str(folder)!r}, got a file or a symbolic link") from error
+        raise ValueError(f"{str(folder)!r} is a file or a symbolic link; segments need a folder there") from error
     try:
-        yield opened
+        yield descriptor
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 def _erase(name: str, folder: int) -> None:
-    """Overwrite and delete a file; of what is none, such as a symbolic link, delete the name alone."""
+    """Overwrite and delete a file; of anything else, such as a symbolic link, delete the name alone."""
     if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
         _overwrite(os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder))
     else:
-        _LOG.warning("%r among segments is no file: its name is removed, and what it leads to stays", name)
+        _LOG.warning("%r among the segments is not a file: it was removed, and what it points to was left alone", name)
     os.unlink(name, dir_fd=folder)
 
 
-def _overwrite(opened: int) -> None:
-    with open(opened, "r+b", buffering=0) as file:
+def _overwrite(descriptor: int) -> None:
+    with open(descriptor, "r+b", buffering=0) as file:
         left = os.fstat(file.fileno()).st_size
         while left > 0:
             left -= file.write(_ZEROS[:left])
@@ -161,8 +174,8 @@ def _overwrite(opened: int) -> None:
 
 
 def _sync(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)

@@ -61,23 +61,32 @@ CREATE TABLE IF NOT EXISTS refused (round INTEGER, client BLOB, PRIMARY KEY (rou
 )
 _AT_ONCE = 1 << 18  # elements that are verified at a time
 _PAGE = 1 << 22  # bytes of verifiers in an answer, about
-_JUDGED = 1024  # reports that are judged at a time
+_DECIDED = 1024  # reports that are decided about at a time
 _DIGEST = 32
-_AT_A_TIME, _MOST_BYTES = 1024, 1 << 23  # reports of a partial sum, and bytes of their shares
+_AT_A_TIME = 1024  # reports of a partial sum
+_MOST_BYTES = 1 << 23  # bytes of the shares of a partial sum
 _SMALL = 1024  # bytes of a share that is kept in the database itself
 _SEGMENTS = "segments"  # the folder beside a file
-Finish = Callable[[int, np.ndarray], bytes]  # from a round and its sum to what leaves
+Finish = Callable[[int, np.ndarray], bytes]  # from a round and its sum to the bytes for the analyzer
 
 
 class SumStore(RoundStore):
-    """The store of the aggregator with this index; the content of an upload is its share.
+    """The store of an aggregator; the content of an upload is its share.
 
-    `finish` makes from a sum what leaves. `segments` is where large shares are; a SQLite file has its own place.
+    Arguments:
+        where: the path of a SQLite file, or the URL of a PostgreSQL database.
+        sharing: how shares are written, checked and added.
+        index: the aggregator's place in the task.
+        finish: makes the message for the analyzer from a round and its sum.
+        min_uploads: a round with fewer uploads is void.
+        max_uploads: a round takes no more than these.
+        owner: names task and party; a store of another owner is refused.
+        segments: folder for large shares; None: beside a SQLite file, or in the PostgreSQL database itself.
     """
 
-    contents: ClassVar[tuple[str, ...]] = ("shares", "places")
-    additions: ClassVar[tuple[str, ...]] = ("partials",)
-    leaves: ClassVar[str] = "sums"
+    content_tables: ClassVar[tuple[str, ...]] = ("shares", "places")
+    extra_tables: ClassVar[tuple[str, ...]] = ("partials",)
+    output_table: ClassVar[str] = "sums"
     migrations: ClassVar[Mapping[str, tuple[str, ...]]] = {"sums": _SUM_MIGRATIONS}
 
     def __init__(
@@ -92,40 +101,43 @@ class SumStore(RoundStore):
         owner: bytes = b"",
         segments: Path | None = None,
     ) -> None:
-        self._sharing, self._index, self._finish = sharing, index, finish
+        self._sharing = sharing
+        self._index = index
+        self._finish = finish
         if segments is None and isinstance(where, Path):
             segments = where.with_name(_SEGMENTS)
-        name = hashlib.sha256(owner).hexdigest()[:32]  # whoever shares the folder does not sweep it for others
+        name = hashlib.sha256(owner).hexdigest()[:32]  # several parties may share the folder; each sweeps its own part
         self._segments = None if segments is None else Segments(segments / name)
         super().__init__(where, self.migrations, min_uploads=min_uploads, max_uploads=max_uploads, owner=owner)
         self._sweep()
 
     def check(self, arrival: Arrival) -> None:
-        """Turn away a share of another form."""
+        """Refuse a share of another form."""
         try:
             self._sharing.check(self._share(arrival.content), self._index)
         except Malformed as error:
             raise UploadRefused(str(error)) from error
 
     def parts(self, round: int, *, size: int) -> Iterator[tuple[int, bytes]]:
-        """One: the sealed sum."""
-        found = self._one("SELECT sealed FROM sums WHERE round = ?", round)
-        if found is not None:
-            yield 0, found[0]
+        """The only part: the sealed sum."""
+        row = self._one("SELECT sealed FROM sums WHERE round = ?", round)
+        if row is not None:
+            yield 0, row[0]
 
     def _share(self, content: bytes) -> bytes:
-        """The share in what is kept of an upload."""
+        """The share in the stored content of an upload."""
         return content
 
     def add_up(self, round: int, roster: Collection[bytes]) -> None:
-        """Make the partial sums of the reports on a frozen round's roster that nobody has made yet."""
+        """Make the missing partial sums of the reports on a frozen round's roster."""
         for names in self._chunks(roster):
-            if self._kept(round, names) is None:
-                made = round, _digest(names), self._added(round, names).tobytes()
+            if self._partial_sum(round, names) is None:
+                partial = self._sum_shares(round, names).tobytes()
                 with self._transaction():
                     if self.state(round) != "frozen":
                         return
-                    self._do("INSERT INTO partials VALUES (?, ?, ?) ON CONFLICT DO NOTHING", *made)
+                    query = "INSERT INTO partials VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+                    self._do(query, round, _digest(names), partial)
 
     def close(self, round: int, *, roster: Collection[bytes] | None = None, batch: bytes | None = None) -> State:
         """Close a frozen round; its shares are gone for good when this ends."""
@@ -139,70 +151,79 @@ class SumStore(RoundStore):
         self._sweep()
 
     def shut(self) -> None:
-        """Let go of it."""
+        """Close the database and the segments."""
         super().shut()
         if self._segments is not None:
             self._segments.shut()
 
     def _sweep(self) -> None:
-        """Drop the segments of rounds that are closed, also if who closed them did not come to it."""
+        """Drop the segments of closed rounds, also of those whose process died before it could."""
         if self._segments is not None:
             for round in self._segments.rounds():
                 if self.state(round) in ("void", "sent", "done"):
                     self._segments.drop(round)
 
-    def _keep(self, arrivals: Sequence[Arrival]) -> None:
-        if self._segments is None or all(len(one.content) <= _SMALL for one in arrivals):
-            self._database.insert("shares", [(one.round, one.report, one.content) for one in arrivals])
+    def _write_contents(self, arrivals: Sequence[Arrival]) -> None:
+        if self._segments is None or all(len(arrival.content) <= _SMALL for arrival in arrivals):
+            rows = [(arrival.round, arrival.report, arrival.content) for arrival in arrivals]
+            self._database.insert("shares", rows)
             return
-        for round in {one.round for one in arrivals}:
-            some = [one for one in arrivals if one.round == round]
-            places = self._segments.append(round, [one.content for one in some])
-            rows = [(round, one.report, *place) for one, place in zip(some, places, strict=True)]
-            self._database.insert("places", rows)
+        for round in {arrival.round for arrival in arrivals}:
+            group = [arrival for arrival in arrivals if arrival.round == round]
+            places = self._segments.append(round, [arrival.content for arrival in group])
+            placed = [(round, arrival.report, *place) for arrival, place in zip(group, places, strict=True)]
+            self._database.insert("places", placed)
 
     def _contents(self, round: int, names: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """The reports of these names with what is kept of them, in any order."""
+        """The named reports with their stored contents, in any order."""
         for low in range(0, len(names), _AT_A_TIME):
-            some = names[low : low + _AT_A_TIME]
-            asked = f"WHERE round = ? AND report IN ({','.join('?' * len(some))})"
-            yield from self._rows(f"SELECT report, share FROM shares {asked}", round, *some)
-            query = f"SELECT report, segment, at, size FROM places {asked} ORDER BY segment, at"
-            placed = self._rows(query, round, *some)
+            group = names[low : low + _AT_A_TIME]
+            where = f"WHERE round = ? AND report IN ({','.join('?' * len(group))})"
+            yield from self._rows(f"SELECT report, share FROM shares {where}", round, *group)
+            query = f"SELECT report, segment, at, size FROM places {where} ORDER BY segment, at"
+            placed = self._rows(query, round, *group)
             if placed and self._segments is None:
-                raise ValueError("expected the folder of this store's segments, got none")
+                raise ValueError(
+                    f"shares of round {round} are in segments, and this process has no folder for them: "
+                    "start every replica with the same --segments"
+                )
             if placed and self._segments is not None:
-                found = self._segments.read(round, (Place(*row[1:]) for row in placed))
-                yield from zip((row[0] for row in placed), found, strict=True)
+                contents = self._segments.read(round, (Place(*row[1:]) for row in placed))
+                yield from zip((row[0] for row in placed), contents, strict=True)
 
-    def _leave(self, round: int) -> None:
+    def _make_output(self, round: int) -> None:
         total = self._sharing.empty_sum()
         for names in self._chunks(name for (name,) in self._rows("SELECT report FROM uploads WHERE round = ?", round)):
-            kept = self._kept(round, names)
-            self._sharing.merge(total, self._added(round, names) if kept is None else kept)
+            partial = self._partial_sum(round, names)
+            self._sharing.merge(total, self._sum_shares(round, names) if partial is None else partial)
         self._do("INSERT INTO sums VALUES (?, ?)", round, self._finish(round, total))
 
     def _chunks(self, reports: Iterable[bytes]) -> list[list[bytes]]:
         """Reports in order, some at a time: always the same for the same reports."""
-        names, step = sorted(reports), max(1, min(_AT_A_TIME, _MOST_BYTES // self._sharing.size(self._index)))
+        names = sorted(reports)
+        step = max(1, min(_AT_A_TIME, _MOST_BYTES // self._sharing.size(self._index)))
         return [names[low : low + step] for low in range(0, len(names), step)]
 
-    def _added(self, round: int, names: Sequence[bytes]) -> np.ndarray:
-        total, count = self._sharing.empty_sum(), 0
+    def _sum_shares(self, round: int, names: Sequence[bytes]) -> np.ndarray:
+        total = self._sharing.empty_sum()
+        count = 0
         for _, content in self._contents(round, names):
             self._sharing.add(total, self._share(content), self._index)
             count += 1
         if count != len(names):
-            raise ValueError(f"expected the shares of {len(names)} reports of round {round}, got {count}")
+            raise ValueError(
+                f"{len(names) - count} of {len(names)} shares of round {round} are missing: restore database "
+                "and segments from one backup, or wait until the analyzer gives up the round"
+            )
         return total
 
-    def _kept(self, round: int, names: Sequence[bytes]) -> np.ndarray | None:
-        found = self._one("SELECT total FROM partials WHERE round = ? AND reports = ?", round, _digest(names))
-        return None if found is None else np.frombuffer(found[0], self._sharing.empty_sum().dtype)
+    def _partial_sum(self, round: int, names: Sequence[bytes]) -> np.ndarray | None:
+        row = self._one("SELECT total FROM partials WHERE round = ? AND reports = ?", round, _digest(names))
+        return None if row is None else np.frombuffer(row[0], self._sharing.empty_sum().dtype)
 
 
 def round_key(task_id: bytes, round: int, parts: Collection[bytes]) -> bytes:
-    """The key of a round, from every aggregator's part, in whatever order."""
+    """The key that a round's proofs are tested with, from every aggregator's part, in whatever order."""
     return hashlib.sha256(b"dovetail key\0" + task_id + round.to_bytes(4, "big") + b"".join(sorted(parts))).digest()
 
 
@@ -218,9 +239,9 @@ class VerifiedStore(SumStore):
     _sharing: VerifiedSharing
 
     def open_round(self, round: int, *, head: bytes, closes: float) -> None:
-        """Begin to take uploads; nobody asks about rounds any more that were closed before.
+        """Begin to take uploads, and forget verifiers of closed rounds, for which nobody asks any more.
 
-        What was answered stays while the shares do, whoever announces which round: a second answer would tell of them.
+        Verifiers stay while the shares do, whoever announces which round: a second answer would tell more of them.
         """
         super().open_round(round, head=head, closes=closes)
         still = "SELECT round FROM rounds WHERE state IN ('open', 'frozen')"
@@ -232,37 +253,41 @@ class VerifiedStore(SumStore):
         """This aggregator's part of the round's key, drawn while the round is frozen, and kept."""
         with self._transaction():
             if self.state(round) == "frozen":
-                drawn = round, secrets.token_bytes(SEED)
-                self._do("INSERT INTO challenges (round, part) VALUES (?, ?) ON CONFLICT DO NOTHING", *drawn)
-        found = self._one("SELECT part FROM challenges WHERE round = ?", round)
-        return None if found is None else found[0]
+                query = "INSERT INTO challenges (round, part) VALUES (?, ?) ON CONFLICT DO NOTHING"
+                self._do(query, round, secrets.token_bytes(SEED))
+        row = self._one("SELECT part FROM challenges WHERE round = ?", round)
+        return None if row is None else row[0]
 
     def answer(self, round: int, roster: Collection[bytes], key: bytes) -> None:
-        """Find out about the reports on the roster, with the round's key; what was found before stays."""
+        """Compute the verifier of every report on the roster, with the round's key; those computed before stay."""
         with self._transaction():
             if (state := self.state(round)) != "frozen":
-                raise ValueError(f"expected a round that is frozen, got round {round}, {state}")
+                raise ValueError(f"round {round} is {state}; proofs are tested while it is frozen")
             self._do("UPDATE challenges SET key = ? WHERE round = ? AND key IS NULL", key, round)
         if self._one("SELECT key FROM challenges WHERE round = ?", round) != (key,):
-            raise ValueError(f"expected the key of round {round} that was formed before, got another one")
+            raise ValueError(
+                f"the aggregators form another key for round {round} than before: one of them has lost its part, "
+                "or its store was restored from an older copy"
+            )
         done = {row[0] for row in self._rows("SELECT report FROM verifiers WHERE round = ?", round)}
-        missing, proof = sorted(set(roster) - done), self._sharing.proof
+        missing = sorted(set(roster) - done)
+        proof = self._sharing.proof
         step = max(1, _AT_ONCE // proof.elements)
         for low in range(0, len(missing), step):
             names = missing[low : low + step]
             reports = self._reports(round, names)
-            found = proof.query(key, self._index, reports)
-            told = [
-                (round, name, one.verifier + hashlib.sha256(report.public).digest())
-                for name, report, one in zip(names, reports, found, strict=True)
+            answers = proof.query(key, self._index, reports)
+            rows = [
+                (round, name, answer.verifier + hashlib.sha256(report.public).digest())
+                for name, report, answer in zip(names, reports, answers, strict=True)
             ]
             with self._transaction():
-                self._database.many("INSERT INTO verifiers VALUES (?, ?, ?) ON CONFLICT DO NOTHING", told)
+                self._database.many("INSERT INTO verifiers VALUES (?, ?, ?) ON CONFLICT DO NOTHING", rows)
 
     def verifiers(self, round: int, first: int = 0) -> Verifiers | None:
-        """What was found, in the order of reports, from the one with this number on; None if something is missing.
+        """Verifiers in the order of reports, from the one with this number on; None while some are missing.
 
-        As much as fits into an answer.
+        As many as fit into an answer: whoever asks goes on with the number after the last.
         """
         agreed = self.agreed_digest(round)
         if agreed is None:
@@ -273,57 +298,68 @@ class VerifiedStore(SumStore):
         size = max(1, _PAGE // (self._sharing.proof.verifier_size + _DIGEST))
         return Verifiers(index=self._index, total=len(names), results=self._kept_verifiers(round, first, size))
 
-    def judge(self, round: int, roster: Collection[bytes], others: Sequence[Verifiers]) -> set[bytes]:
-        """The reports that everybody accepts, given what the others found; users of the others are written down.
+    def decide_valid(self, round: int, roster: Collection[bytes], others: Sequence[Verifiers]) -> set[bytes]:
+        """The reports whose proofs hold; users whose proofs do not are written down.
 
-        All aggregators judge by the same: what all found, and the public share, which must be the same everywhere and
-        be what was found.
+        All aggregators decide by the same: the verifiers of all, and the public share, which must be the same at all
+        of them and follow from the verifiers.
         """
-        names, proof = sorted(roster), self._sharing.proof
-        by_index = {one.index: one.results for one in others}
+        names = sorted(roster)
+        proof = self._sharing.proof
+        by_index = {other.index: other.results for other in others}
         by_index[self._index] = self._kept_verifiers(round, 0, len(names))
-        if sorted(by_index) != list(range(proof.shares)) or any(len(told) != len(names) for told in by_index.values()):
-            raise ValueError(f"expected what every aggregator found of {len(names)} reports, got something else")
+        if sorted(by_index) != list(range(proof.shares)) or any(
+            len(verifiers) != len(names) for verifiers in by_index.values()
+        ):
+            raise ValueError(
+                f"the {proof.shares} aggregators must each send verifiers of {len(names)} reports: another aggregator "
+                "sends more, fewer, or those of a third one"
+            )
         rows = list(zip(*(by_index[index] for index in range(proof.shares)), strict=True))
-        fine: set[bytes] = set()
-        for low in range(0, len(rows), _JUDGED):
-            some = rows[low : low + _JUDGED]
-            decided = proof.decide([[told[:-_DIGEST] for told in row] for row in some])
-            fine |= {
+        valid: set[bytes] = set()
+        for low in range(0, len(rows), _DECIDED):
+            group = rows[low : low + _DECIDED]
+            messages = proof.decide([[verifier[:-_DIGEST] for verifier in row] for row in group])
+            valid |= {
                 name
-                for name, row, message in zip(names[low : low + _JUDGED], some, decided, strict=True)
-                if message is not None and _same_public(proof, row)
+                for name, row, message in zip(names[low : low + _DECIDED], group, messages, strict=True)
+                if message is not None and _has_one_public_share(proof, row)
             }
-        self._write_down(round, set(names) - fine)
-        return fine
+        self._note_refused(round, set(names) - valid)
+        return valid
 
     def refused_users(self) -> list[dict[str, Any]]:
-        """Whose proofs were refused, by round."""
+        """Whose proofs did not hold: a round and the id of a user each."""
         return [
             {"round": round, "user": client.hex()}
             for round, client in self._rows("SELECT round, client FROM refused ORDER BY round, client")
         ]
 
     def write_refused(self, path: Path) -> None:
-        """For who enrols users."""
+        """Write `refused_users` to a file, for whoever enrols users."""
         write_atomically(path, msgspec.json.format(msgspec.json.encode(self.refused_users())) + b"\n")
 
     def _share(self, content: bytes) -> bytes:
         if len(content) < KEPT_NONCE:
-            raise Malformed("expected a share after its nonce, got less")
+            raise Malformed(
+                f"a share has a nonce of {KEPT_NONCE} bytes before it; this content has {len(content)} bytes in all"
+            )
         return content[KEPT_NONCE:]
 
     def _reports(self, round: int, names: Sequence[bytes]) -> list[SharedReport]:
-        found = dict(self._contents(round, names))
-        if len(found) != len(names):
-            raise ValueError(f"expected the share of every report on the roster of round {round}, got none of one")
-        return [self._sharing.report(found[name][KEPT_NONCE:], found[name][:KEPT_NONCE]) for name in names]
+        contents = dict(self._contents(round, names))
+        if len(contents) != len(names):
+            raise ValueError(
+                f"{len(names) - len(contents)} of {len(names)} shares of round {round} are missing: restore database "
+                "and segments from one backup, or wait until the analyzer gives up the round"
+            )
+        return [self._sharing.report(contents[name][KEPT_NONCE:], contents[name][:KEPT_NONCE]) for name in names]
 
     def _kept_verifiers(self, round: int, first: int, count: int) -> list[bytes]:
         query = "SELECT told FROM verifiers WHERE round = ? ORDER BY report LIMIT ? OFFSET ?"
-        return [told for (told,) in self._rows(query, round, count, first)]
+        return [verifier for (verifier,) in self._rows(query, round, count, first)]
 
-    def _write_down(self, round: int, reports: set[bytes]) -> None:
+    def _note_refused(self, round: int, reports: set[bytes]) -> None:
         query = (
             "INSERT INTO refused SELECT round, client FROM uploads WHERE round = ? AND report = ? "
             "ON CONFLICT DO NOTHING"
@@ -332,10 +368,10 @@ class VerifiedStore(SumStore):
             self._database.many(query, [(round, report) for report in sorted(reports)])
 
 
-def _same_public(proof: ProofSystem, row: Sequence[bytes]) -> bool:
-    """Whether the public share is the same everywhere, and is what aggregators found."""
-    found = proof.public_of([told[:-_DIGEST] for told in row])
-    return {told[-_DIGEST:] for told in row} == {hashlib.sha256(found).digest()}
+def _has_one_public_share(proof: ProofSystem, row: Sequence[bytes]) -> bool:
+    """Whether all aggregators hold the same public share of a report, and it follows from their verifiers."""
+    public = proof.public_of([verifier[:-_DIGEST] for verifier in row])
+    return {verifier[-_DIGEST:] for verifier in row} == {hashlib.sha256(public).digest()}
 
 
 def _digest(names: Sequence[bytes]) -> bytes:

@@ -1,7 +1,7 @@
-"""What reaches the analyzer in a round, and whether it is all that should: messages from shufflers, or sums.
+"""What reaches the analyzer in a round, and whether it is complete: messages from shufflers, or sums.
 
 Shufflers send parts of a batch of messages, each sealed on its own; a message whose encapsulated key was seen before in
-the round is not counted, for nobody honest sends one twice. Aggregators send one sum each, over the same users.
+the round is not counted, for no honest user sends one twice. Aggregators send one sum each, over the same users.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENCAPSULATED = 16  # bytes of an encapsulated key that tell it from others
 
 
 class OpenedPart(NamedTuple):
-    """A part as it counts: how many messages it has, which of them do not count, and what the others add up to."""
+    """An opened part: how many messages it has, how many of them do not count and why, and the sums of the others."""
 
     messages: int
     refused: Refusals
@@ -33,34 +33,49 @@ class OpenedPart(NamedTuple):
 
 
 class Incoming(abc.ABC):
-    """What intermediaries of a task send."""
+    """What the shufflers or aggregators of a task send, a part at a time."""
 
     def __init__(self, task: TrainingTask, key: X25519PrivateKey) -> None:
-        self._task, self._key = task, key
+        self._task = task
+        self._key = key
 
     @property
     @abc.abstractmethod
     def max_part_bytes(self) -> int:
-        """Bytes of a part, at most."""
+        """The most bytes that a part has."""
 
     @abc.abstractmethod
     def marks(self, sender: int, data: bytes) -> list[bytes]:
-        """By what each message of a part is told from others of the round; refuses a part of another form."""
+        """A mark for each message of a part, by which repetitions are recognised; refuses a part of another form."""
 
     @abc.abstractmethod
-    def read(self, sender: int, round: int, batch: bytes, data: bytes, *, repeated: set[int]) -> OpenedPart:
-        """What a part adds up to, without the messages that are repeated."""
+    def read_part(self, sender: int, round: int, batch: bytes, data: bytes, *, repeated: set[int]) -> OpenedPart:
+        """Open a part and add it up.
+
+        Arguments:
+            sender: the index of the shuffler or aggregator.
+            round: the round that the part is for.
+            batch: the id of the sender's batch.
+            data: the part as it was sent.
+            repeated: places of messages that were counted before, which are left out.
+        """
 
     @abc.abstractmethod
-    def is_complete(self, round: int, said: Mapping[int, Closed], store: AnalyzerStore) -> bool:
-        """Whether a round has what intermediaries must send."""
+    def is_complete(self, round: int, closures: Mapping[int, Closed], store: AnalyzerStore) -> bool:
+        """Whether all that honest shufflers or aggregators send in such a round was counted.
+
+        Arguments:
+            round: a round that all of them have closed.
+            closures: how each of them closed it, by index.
+            store: what was counted.
+        """
 
     def shut(self) -> None:  # noqa: B027 - most have no processes
-        """Let go of processes."""
+        """End the worker processes, if there are any."""
 
-    def _same_users(self, said: Mapping[int, Closed]) -> bool:
-        """Whether everybody counted as many users, within the task's limits."""
-        uploads = {one.uploads for one in said.values()}
+    def _has_one_count(self, closures: Mapping[int, Closed]) -> bool:
+        """Whether all counted the same number of users, and the task allows it."""
+        uploads = {closed.uploads for closed in closures.values()}
         return len(uploads) == 1 and self._task.min_clients <= min(uploads) <= self._task.max_clients
 
 
@@ -69,42 +84,50 @@ class ShuffledParts(Incoming):
 
     def __init__(self, task: TrainingTask, key: X25519PrivateKey, learner: Learner, workers: int | None) -> None:
         super().__init__(task, key)
-        self._learner, self._workers = learner, Workers(workers)
-        self._messages, self._length, self._deal = task.messages(), task.message_bytes, task.assign_slots()
+        self._learner = learner
+        self._workers = Workers(workers)
+        self._messages = task.messages()
+        self._length = task.message_bytes
+        self._deal = task.assign_slots()
 
     @property
     def max_part_bytes(self) -> int:
-        """So many messages with their slots."""
+        """Bytes of a part that is full of messages, with their slots."""
         return Packed.size(PART, length=self._length)
 
     def marks(self, sender: int, data: bytes) -> list[bytes]:
-        """Encapsulated keys."""
-        packed, slots = Packed.decode(data, length=self._length), self._deal.slots[sender]
+        """The beginnings of the encapsulated keys."""
+        packed = Packed.decode(data, length=self._length)
+        slots = self._deal.slots[sender]
         if len(packed.slots) and not packed.slots.max() < len(slots):
-            raise Malformed(f"expected slots from 0 to {len(slots) - 1}, got {int(packed.slots.max())}")
+            raise Malformed(
+                f"slot {int(packed.slots.max())} does not exist: shuffler {sender} has slots 0 to {len(slots) - 1}"
+            )
         return [ciphertext[:_ENCAPSULATED] for ciphertext in packed.ciphertexts()]
 
-    def read(self, sender: int, round: int, batch: bytes, data: bytes, *, repeated: set[int]) -> OpenedPart:
-        """The tally of what opens, once."""
-        packed, slots = Packed.decode(data, length=self._length), self._deal.slots[sender]
+    def read_part(self, sender: int, round: int, batch: bytes, data: bytes, *, repeated: set[int]) -> OpenedPart:
+        """Open messages in worker processes, and tally those that open and fit."""
+        packed = Packed.decode(data, length=self._length)
+        slots = self._deal.slots[sender]
         kept = [i for i in range(len(packed.slots)) if i not in repeated]
         ciphertexts = packed.ciphertexts()
-        opened = self._workers.open_all([ciphertexts[i] for i in kept], self._key, self._task.purpose(round))
-        fine = [i for i, body in zip(kept, opened, strict=True) if body is not None]
-        bodies = np.frombuffer(b"".join(body for body in opened if body is not None), np.uint8)
+        bodies = self._workers.open_all([ciphertexts[i] for i in kept], self._key, self._task.purpose(round))
+        opened = [i for i, body in zip(kept, bodies, strict=True) if body is not None]
+        rows = np.frombuffer(b"".join(body for body in bodies if body is not None), np.uint8)
         tally, out_of_range = self._learner.tally(
-            slots[packed.slots[fine]], bodies.reshape(len(fine), self._messages.size)
+            slots[packed.slots[opened]], rows.reshape(len(opened), self._messages.size)
         )
-        return OpenedPart(len(ciphertexts), Refusals(len(kept) - len(fine), out_of_range, len(repeated)), tally)
+        return OpenedPart(len(ciphertexts), Refusals(len(kept) - len(opened), out_of_range, len(repeated)), tally)
 
-    def is_complete(self, round: int, said: Mapping[int, Closed], store: AnalyzerStore) -> bool:
-        """As many users everywhere, all of their messages, or dummies.
+    def is_complete(self, round: int, closures: Mapping[int, Closed], store: AnalyzerStore) -> bool:
+        """Whether all shufflers counted as many users, and sent all of their messages and dummies.
 
         Of shares, none may be missing; of other reports, those that did not open or fit are left out.
         """
-        if not self._same_users(said):
+        if not self._has_one_count(closures):
             return False
-        uploads, layout = said[0].uploads, self._task.build()[0].layout(self._task.dim)
+        uploads = closures[0].uploads
+        layout = self._task.build()[0].layout(self._task.dim)
         for shuffler, slots in enumerate(self._deal.slots):
             expected = uploads * len(slots)
             if layout.padding is not None:
@@ -129,32 +152,35 @@ class SharedSums(Incoming):
 
     @property
     def max_part_bytes(self) -> int:
-        """A sealed sum."""
+        """Bytes of a sealed sum."""
         return self._sharing.sum_size + OVERHEAD
 
     def marks(self, sender: int, data: bytes) -> list[bytes]:
-        """The encapsulated key."""
+        """The beginning of the encapsulated key."""
         if len(data) != self.max_part_bytes:
-            raise Malformed(f"expected a sealed sum of {self.max_part_bytes} bytes, got {len(data)}")
+            raise Malformed(f"a sealed sum of this task has {self.max_part_bytes} bytes, and this one {len(data)}")
         return [data[:_ENCAPSULATED]]
 
-    def read(self, sender: int, round: int, batch: bytes, data: bytes, *, repeated: set[int]) -> OpenedPart:
-        """The sum itself; one that came before in the round is nobody's."""
+    def read_part(self, sender: int, round: int, batch: bytes, data: bytes, *, repeated: set[int]) -> OpenedPart:
+        """Open the sum of an aggregator; refuses one that came before in the round, from whomever."""
         if repeated:
-            raise Malformed(f"expected a sum of aggregator {sender}'s own, got one that came before")
+            raise Malformed(f"aggregator {sender} sends a sum that came before in round {round}")
         purpose = self._task.sum_purpose(round, sender, batch=batch)
         try:
-            opened = open_sealed(data, self._key, purpose)
+            encoded = open_sealed(data, self._key, purpose)
         except Unsealable as error:
-            raise Malformed(f"expected the sum of aggregator {sender} over its batch, got another message") from error
-        return OpenedPart(1, Refusals(0, 0, 0), self._sharing.read_sum(opened))
+            raise Malformed(
+                f"this is not a sum that aggregator {sender} sealed for round {round} and batch {batch.hex()}"
+            ) from error
+        return OpenedPart(1, Refusals(0, 0, 0), self._sharing.read_sum(encoded))
 
-    def is_complete(self, round: int, said: Mapping[int, Closed], store: AnalyzerStore) -> bool:
-        """A sum from everybody, over the same users."""
-        batches = {one.batch for one in said.values()}
-        return self._same_users(said) and len(batches) == 1 and all(store.parts(round, one) == 1 for one in said)
+    def is_complete(self, round: int, closures: Mapping[int, Closed], store: AnalyzerStore) -> bool:
+        """Whether every aggregator sent a sum, over the same users."""
+        batches = {closed.batch for closed in closures.values()}
+        has_all = all(store.parts(round, sender) == 1 for sender in closures)
+        return self._has_one_count(closures) and len(batches) == 1 and has_all
 
 
 def incoming_of(task: TrainingTask, key: X25519PrivateKey, learner: Learner, *, workers: int | None) -> Incoming:
-    """What the intermediaries of a task send."""
+    """The kind of messages that a task's shufflers or aggregators send, opened by so many worker processes."""
     return SharedSums(task, key) if task.aggregators else ShuffledParts(task, key, learner, workers)

@@ -2,20 +2,12 @@
 
 Before a round takes in anything its cost is certified, with the task's minimum of honest users, and reserved in the
 ledger. Parts of batches are opened and added to the sums of the round (`incoming`). When every shuffler or aggregator
-has said that it is done, the estimate moves the model; the model is kept, then the ledger releases it, and only then
-does anybody get it. Each step is durable before the next, and done again after a crash it gives the same.
+has closed the round, the estimate moves the model; the model is kept, then the ledger releases it, and only then does
+anybody get it. Each step is durable before the next, and done again after a crash it gives the same.
 
-A round with fewer users than the minimum is void. One is spoiled in which shares do not open, other numbers of messages
-came than its users send, aggregators added up different users, or somebody began a second batch or drew a part anew, as
-one whose store was restored from a copy does: the model stays as it is, and what was reserved stays spent.
-
-Whether an analyzer's ledger and book belong together, or one of them was restored from an older copy.
-
-Why a round released nothing, in a sentence for its owner.
-
-What an analyzer tells machines and people about its training: the statement, what was spent, how rounds ended.
-
-What the analyzer says to everybody, signed once for every round, with the key that the task names for it.
+A round with fewer users than the minimum is void. It is spoiled if shares do not open, if other numbers of messages
+came than its users send, if aggregators added up different users, or if somebody began a second batch or drew a part
+anew, as a party does whose store was restored from a copy: the model stays as it is, and what was reserved stays spent.
 """
 
 from __future__ import annotations
@@ -35,7 +27,7 @@ import numpy as np
 from dovetail.files import hold
 from dovetail.parties.analyzer.incoming import incoming_of
 from dovetail.parties.analyzer.learning import Learner, Learning
-from dovetail.parties.analyzer.store import AnalyzerStore, Checkpoint, Refusals, Stale
+from dovetail.parties.analyzer.store import AnalyzerStore, Refusals, Stale, StoredModel
 from dovetail.parties.common.database import locate_store, retry_until_available
 from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.keys import KeyRing
@@ -53,25 +45,27 @@ from dovetail.parties.common.wire import (
 )
 from dovetail.statements import Statement
 
-__all__ = [
-    "Analyzer",
-    "RoundSigner",
-    "check_same_backup",
-    "incomplete",
-    "privacy_facts",
-    "set_back",
-    "silent",
-    "void",
-]
+__all__ = ["Analyzer"]
+
+_ONE_BACKUP = "restore book.db and ledger.db from one backup"
 
 
 class Analyzer:
-    """The analyzer of one task, or one replica of it, without the network around it; replicas share a `store`, a URL.
+    """The analyzer of one task, or one replica of it, without the network around it.
+
+    Arguments:
+        folder: where an analyzer without a database keeps book.db and ledger.db.
+        signed: the task, whose signature is verified.
+        signer: the id of the key that must have signed it.
+        keys: the analyzer's keys; the task names one of them.
+        learning: the first model, the server's step, and the evaluation.
+        workers: processes that open messages; None: one per core.
+        store: URL of a database that replicas share; None: files in the folder.
 
     Guarantees:
         A round is reserved in the ledger before it is open, and a model is released there before anybody gets it.
         Every part counts once.
-        A ledger or a book that was restored from an older copy is refused.
+        A ledger or a store that was restored from an older copy is refused.
         Memory does not grow with the number of reports.
     """
 
@@ -91,9 +85,10 @@ class Analyzer:
         self._learner = Learner(self.task, learning)
         self._alone = hold(folder)
         key = keys.find(self.task.analyzer.key_id).opening_key()
-        self.announcer = RoundSigner(self.task, keys)
+        self._round_signer = _RoundSigner(self.task, keys)
         self.incoming = incoming_of(self.task, key, self._learner, workers=workers)
-        self._lock, self._inside = threading.RLock(), False
+        self._lock = threading.RLock()
+        self._is_inside = False
         self._store = retry_until_available(lambda: AnalyzerStore(locate_store(store, folder, "book.db")))
         budget = {"eps": self.task.budget, "delta": self.task.delta}
         where = locate_store(store, folder, "ledger.db")
@@ -102,57 +97,71 @@ class Analyzer:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """One thread of one replica at a time, who knows what the others did."""
+        """One thread of one replica at a time, after it has seen what the others did."""
         with self._lock:
-            if self._inside:
+            if self._is_inside:
                 yield
                 return
             with self._store.exclusive():
-                self._inside = True
+                self._is_inside = True
                 try:
                     self._catch_up()
                     yield
                 finally:
-                    self._inside = False
+                    self._is_inside = False
 
     def _catch_up(self) -> None:
-        """See what other replicas reserved and ended; open what one that died did not get to."""
+        """See what other replicas reserved and ended; open the next round if the one that should have died."""
         self.ledger.refresh()
-        if (settled := self._store.last_ended()) >= self._round + self._over:
-            self._open(settled + 1)
+        if (ended := self._store.last_ended()) >= self._round + self._over:
+            self._open(ended + 1)
 
-    def _look(self) -> None:
-        """Catch up if there is something to catch up with."""
+    def _refresh(self) -> None:
+        """Catch up with other replicas if they have ended a round."""
         if self._store.last_ended() >= self._round + self._over:
             with self._turn():
                 pass
 
     def status(self) -> RoundStatus:
-        """Which round is open, and until when, signed."""
+        """Which round is open and until when, signed with the key that the task names."""
         with self._lock:
-            self._look()
-            where = RoundStatus(
+            self._refresh()
+            status = RoundStatus(
                 task_id=self.task.task_id, round=self._round, over=self._over, head=self._head, closes=self._closes
             )
-            return self.announcer.status(where)
+            return self._round_signer.signed_status(status)
 
     def model(self, round: int) -> bytes:
         """The model after a round, if it was released; a round without a release has that of the round before.
 
-        Users train on what it is; when training is over, that of the last round is the one to publish.
+        It is what users train on; after the last round it is the model to publish.
         """
         with self._lock:
-            self._look()
+            self._refresh()
             if round >= self._round + self._over:
-                raise TooLate(f"expected a round whose model was released, got round {round}")
+                raise TooLate(f"the model after round {round} is not released")
             leaves = self._store.released_model(round).leaves
             last = self._over and round == self._round
             return vector_to(self._learner.model_to_publish(leaves) if last else leaves[0])
 
+    def model_signature(self, round: int, data: bytes) -> bytes:
+        """The signature of the model after a round; empty if the task names no key for it."""
+        return self._round_signer.model_signature(round, data)
+
     def take(self, sender: int, round: int, batch: bytes, number: int, data: bytes) -> Literal["accepted", "known"]:
-        """Count a part of the batch of a shuffler or aggregator, once."""
+        """Count a part of a batch, once.
+
+        Arguments:
+            sender: the index of the shuffler or aggregator.
+            round: the open round.
+            batch: the id of the sender's batch.
+            number: the number of the part.
+            data: the part as it was sent.
+
+        Returns: "known" if the part was counted before.
+        """
         with self._lock:
-            self._look()
+            self._refresh()
             self._refuse_other(round)
         self._refuse_second(sender, round, batch)
         marks = self.incoming.marks(sender, data)
@@ -161,38 +170,40 @@ class Analyzer:
             return "known"
         while True:
             repeated = self._store.repeated_marks(round, marks)
-            part = self.incoming.read(sender, round, batch, data, repeated=repeated)
+            part = self.incoming.read_part(sender, round, batch, data, repeated=repeated)
             with self._turn():
                 self._refuse_other(round)
                 self._refuse_second(sender, round, batch)
                 if sender in self._store.closures(round):
-                    raise Malformed(f"expected no more parts of sender {sender}, which has closed round {round}")
+                    raise Malformed(f"sender {sender} has closed round {round}, and cannot add part {number}")
                 with contextlib.suppress(Stale):
                     if self._store.count(round, sender, batch, number, marks=marks, **part._asdict()):
                         return "accepted"
                     self._refuse_redrawn(sender, round, marks)
                     return "known"
 
-    def note_closed(self, sender: int, round: int, said: Closed) -> None:
-        """Note that a shuffler or aggregator is done; after the last one the round ends."""
+    def note_closed(self, sender: int, round: int, closed: Closed) -> None:
+        """Note that a shuffler or aggregator has closed a round, and how; after the last one the round ends."""
         with self._turn():
             if round < self._round:
-                return  # it did not hear the answer
+                return  # the answer to the first time was lost
             self._refuse_other(round)
-            self._refuse_second(sender, round, said.batch)
-            if said.state == "sent" and self._store.parts(round, sender) != said.parts:
-                counted = self._store.parts(round, sender)
-                raise Malformed(f"expected the {said.parts} parts that sender {sender} sent, got {counted}")
-            self._store.note_closed(round, sender, said)
+            self._refuse_second(sender, round, closed.batch)
+            counted = self._store.parts(round, sender)
+            if closed.state == "sent" and counted != closed.parts:
+                raise Malformed(
+                    f"sender {sender} closes round {round} with {closed.parts} parts, and {counted} have come"
+                )
+            self._store.note_closed(round, sender, closed)
             self._end_if_complete()
 
     def _refuse_second(self, sender: int, round: int, batch: bytes) -> None:
-        """End a round in which somebody begins another batch: its store was set back, or it is not honest."""
+        """End a round in which a sender begins another batch: its store was restored, or it is not honest."""
         with self._turn():
             if self._store.batch(round, sender) in (None, batch):
                 return
-            self._spoil(round, set_back(self.task, sender, "began a second batch"))
-        raise TooLate(f"expected the batch that sender {sender} has begun in round {round}, got another one")
+            self._spoil(round, _why_restored(self.task, sender, "began a second batch"))
+        raise TooLate(f"sender {sender} began another batch in round {round}, which is spoiled")
 
     def _refuse_redrawn(self, sender: int, round: int, marks: list[bytes]) -> None:
         """End a round in which a part that was counted comes again with other messages: it was drawn twice.
@@ -202,8 +213,10 @@ class Analyzer:
         with self._turn():
             if len(self._store.repeated_marks(round, marks)) == len(marks):
                 return
-            self._spoil(round, set_back(self.task, sender, "drew a part anew"))
-        raise TooLate(f"expected the part that sender {sender} has sent in round {round}, got another one")
+            self._spoil(round, _why_restored(self.task, sender, "drew a part anew"))
+        raise TooLate(
+            f"sender {sender} sent a part of round {round} with other messages than before; the round is spoiled"
+        )
 
     def _spoil(self, round: int, reason: str) -> None:
         self._refuse_other(round)
@@ -211,10 +224,10 @@ class Analyzer:
         self._open(round + 1)
 
     def give_up(self, round: int, reason: str | None = None) -> None:
-        """End a round that somebody never closed: nothing of it is used."""
+        """End a round that some shuffler or aggregator never closed: nothing of it is used."""
         with self._turn():
             if round == self._round and not self._over:
-                why = reason or silent(self.task, self._store.closures(round))
+                why = reason or _why_silent(self.task, self._store.closures(round))
                 self._store.end_round(round, "void", uploads=0, accuracy=None, reason=why)
                 self._open(round + 1)
 
@@ -227,46 +240,48 @@ class Analyzer:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The round, and how many of its messages have come: what stands still may have been given up by others."""
+        """The open round, and how many of its messages have come: where these stand still, somebody may be down."""
         with self._lock:
-            self._look()
+            self._refresh()
             return self._round, self._store.messages(self._round)
 
     def privacy(self) -> dict[str, Any]:
-        """What is promised for the rounds that were reserved, what was spent of which budget, and how it went."""
+        """The statement for the rounds that were reserved, what was spent of the budget, and how each round ended."""
         with self._lock:
-            self._look()
+            self._refresh()
             self.ledger.refresh()
             notes = self._learner.notes
-            return privacy_facts(self.task, self.ledger, self._store, round=self._round, notes=notes)
+            return _privacy_facts(self.task, self.ledger, self._store, round=self._round, notes=notes)
 
     def shut(self) -> None:
-        """Let go of files and processes."""
+        """Close files and database, and end the worker processes."""
         self.ledger.close()
         self._store.shut()
         self.incoming.shut()
         self._alone.close()
 
     def _resume(self) -> None:
-        """Take up where the files say that it stopped; refuse files that do not belong together."""
+        """Go on where the files say that it stopped; refuse files that do not belong together."""
         with self._lock, self._store.exclusive():
             self.ledger.refresh()
-            self._resume_alone()
+            self._resume_exclusively()
 
-    def _resume_alone(self) -> None:
+    def _resume_exclusively(self) -> None:
         first = self._store.model(0)
         if first is None or first.head is None:  # never started, or killed before it had its first model
             if len(self.ledger.entries) > 1:
-                raise ValueError("expected the book that belongs to the ledger, got an empty one")
+                raise ValueError(
+                    f"book.db is empty but ledger.db has {len(self.ledger.entries)} entries: {_ONE_BACKUP}"
+                )
             self._propose(0, self._learner.initial_leaves())
             self._store.confirm(0, self.ledger.head)
-        check_same_backup(self.ledger, self._store)
+        _check_same_backup(self.ledger, self._store)
         self._open(self._store.last_ended() + 1)
         if not self._over:
             self._end_if_complete()
 
     def _open(self, round: int) -> None:
-        """Reserve a round, then let it take reports; the training is over if none is left or it cannot be paid."""
+        """Reserve a round, then let it take reports; training is over if none is left or the budget is spent."""
         ended = self._store.why_ended()
         if ended is not None and round in self.ledger.reserved_rounds:
             self._store.end_round(round, "void", uploads=0, accuracy=None, reason=ended)
@@ -279,25 +294,30 @@ class Analyzer:
                 self._head = self.ledger.reserve(round, eps=max(certified.eps, spent), delta=self.task.delta)
             except Overspent:
                 self._over = True
-        self._round, self._head = (round - 1, self.ledger.head) if self._over else (round, self._head)
-        ends = {"now": time.time(), "seconds": self.task.round_seconds}
-        self._closes = 0 if self._over else self._store.open_round(round, **ends)
+        if self._over:
+            self._round = round - 1
+            self._head = self.ledger.head
+            self._closes = 0
+        else:
+            self._round = round
+            self._closes = self._store.open_round(round, now=time.time(), seconds=self.task.round_seconds)
 
     def _refuse_other(self, round: int) -> None:
         if round > self._round:
-            raise TooEarly(f"expected something about the open round, got round {round}, which is not open")
+            raise TooEarly(f"round {round} is not open yet: round {self._round} is")
         if round < self._round or self._over:
-            raise TooLate(f"expected something about the open round, got round {round}, which is over")
+            raise TooLate(f"round {round} is over")
 
     def _end_if_complete(self) -> None:
-        said = self._store.closures(self._round)
-        if len(said) < len(self.task.intermediaries):
+        closures = self._store.closures(self._round)
+        if len(closures) < len(self.task.intermediaries):
             return
-        round, uploads = self._round, min(one.uploads for one in said.values())
-        if (why := void(self.task, said)) is not None:
+        round = self._round
+        uploads = min(closed.uploads for closed in closures.values())
+        if (why := _why_void(self.task, closures)) is not None:
             self._store.end_round(round, "void", uploads=uploads, accuracy=None, reason=why)
-        elif not self.incoming.is_complete(round, said, self._store):
-            why = incomplete(self.task, said, self._store.refusals(round))
+        elif not self.incoming.is_complete(round, closures, self._store):
+            why = _why_spoiled(self.task, closures, self._store.refusals(round))
             self._store.end_round(round, "spoiled", uploads=uploads, accuracy=None, reason=why)
         else:
             self._release(round, uploads)
@@ -305,86 +325,96 @@ class Analyzer:
 
     def _release(self, round: int, uploads: int) -> None:
         sums = self._store.tally(round) or self._learner.zero_sums()
-        leaves, found = self._learner.step(self._store.released_model(round - 1).leaves, sums, users=uploads)
+        leaves, measures = self._learner.step(self._store.released_model(round - 1).leaves, sums, users=uploads)
         proposed = self._propose(round, leaves)
         self._store.confirm(round, self.ledger.release(round, model=proposed.digest))
         accuracy = self._learner.score(proposed.leaves)
-        self._store.end_round(round, "released", uploads=uploads, accuracy=accuracy, measured=found)
+        self._store.end_round(round, "released", uploads=uploads, accuracy=accuracy, measured=measures)
 
-    def _propose(self, round: int, leaves: list[np.ndarray]) -> Checkpoint:
+    def _propose(self, round: int, leaves: list[np.ndarray]) -> StoredModel:
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).digest()
-        self._store.propose(Checkpoint(round, leaves, digest, None))
-        return self._store.model(round) or Checkpoint(round, leaves, digest, None)
+        self._store.propose(StoredModel(round, leaves, digest, None))
+        return self._store.model(round) or StoredModel(round, leaves, digest, None)
 
 
-def check_same_backup(ledger: Ledger, store: AnalyzerStore) -> None:
-    """Refuse a ledger and a book of different times; a model that the ledger released last is bound to it."""
+def _check_same_backup(ledger: Ledger, store: AnalyzerStore) -> None:
+    """Refuse a ledger and a store of different times; the model that the ledger released last is bound to it."""
     released = ledger.last_release
     if released is not None:
         kept = store.model(released.round)
         if kept is None or kept.digest != released.model:
-            raise ValueError("expected the models that the ledger released, got a book without the last of them")
+            raise ValueError(
+                f"book.db lacks the model that ledger.db released in round {released.round}, so book.db is older: "
+                f"{_ONE_BACKUP}"
+            )
         head = ledger.release(released.round, model=released.model)
-        if kept.head is None:  # killed between the ledger and the book
+        if kept.head is None:  # killed between the ledger and the store
             store.confirm(released.round, head)
         ledger.check(model=kept.digest, head=kept.head or head)
+    last_released = 0 if released is None else released.round
     newest = store.model()
-    if newest is not None and newest.head is not None and newest.round > (released.round if released else 0):
-        raise ValueError("expected the ledger that released the last model, got an older one")
+    if newest is not None and newest.head is not None and newest.round > last_released:
+        raise ValueError(
+            f"book.db has the released model of round {newest.round}, and ledger.db ends with that of round "
+            f"{last_released}, so ledger.db is older: {_ONE_BACKUP}"
+        )
     reserved = max(entry.round for entry in ledger.entries)
-    settled = store.last_ended()
-    if settled > reserved:
-        raise ValueError("expected the ledger that reserved the last round, got an older one")
-    if reserved > settled + 1:
-        raise ValueError("expected the book of the rounds that were reserved, got an older one")
+    ended = store.last_ended()
+    if ended > reserved:
+        raise ValueError(
+            f"book.db ended round {ended}, and ledger.db reserved none after {reserved}, so ledger.db is older: "
+            f"{_ONE_BACKUP}"
+        )
+    if reserved > ended + 1:
+        raise ValueError(
+            f"ledger.db reserved round {reserved}, and book.db ended none after {ended}, so book.db is older: "
+            f"{_ONE_BACKUP}"
+        )
 
 
 def _name(task: TrainingTask, sender: int) -> str:
     return f"{'aggregator' if task.aggregators else 'shuffler'} {sender}"
 
 
-def silent(task: TrainingTask, closed: Collection[int]) -> str:
-    """Some did not close it."""
-    missing = [_name(task, sender) for sender in range(len(task.intermediaries)) if sender not in closed]
+def _why_silent(task: TrainingTask, closures: Collection[int]) -> str:
+    """Why a round was given up: some shufflers or aggregators did not close it."""
+    missing = [_name(task, sender) for sender in range(len(task.intermediaries)) if sender not in closures]
     return f"nothing was heard in time from {', '.join(missing)}"
 
 
-def set_back(task: TrainingTask, sender: int, what: str) -> str:
-    """Somebody says something else than before."""
-    return f"{_name(task, sender)} {what}: its store was set back, or it is not honest"
+def _why_restored(task: TrainingTask, sender: int, deed: str) -> str:
+    """Why a round is spoiled in which a sender contradicts what it sent before."""
+    return f"{_name(task, sender)} {deed}: its store was set back, or it is not honest"
 
 
-def void(task: TrainingTask, said: Mapping[int, Closed]) -> str | None:
-    """Somebody closed it as void; None if nobody did."""
-    names = [_name(task, sender) for sender, one in sorted(said.items()) if one.state == "void"]
-    uploads = min(one.uploads for one in said.values())
+def _why_void(task: TrainingTask, closures: Mapping[int, Closed]) -> str | None:
+    """Why a round is void that somebody closed as void; None if nobody did."""
+    names = [_name(task, sender) for sender, closed in sorted(closures.items()) if closed.state == "void"]
+    uploads = min(closed.uploads for closed in closures.values())
     if names and uploads < task.min_clients:
         where = "" if len(task.intermediaries) == 1 else f" to all {'aggregators' if task.aggregators else 'shufflers'}"
         return f"{uploads} users reported{where}, and the task asks for {task.min_clients}"
     return f"{', '.join(names)} did not agree with the others on whom to count" if names else None
 
 
-def incomplete(task: TrainingTask, said: Mapping[int, Closed], refused: Refusals) -> str:
-    """Something else came than its users send."""
-    uploads = [one.uploads for _, one in sorted(said.items())]
+def _why_spoiled(task: TrainingTask, closures: Mapping[int, Closed], refused: Refusals) -> str:
+    """Why a round is spoiled in which something else came than its users send."""
+    uploads = [closed.uploads for _, closed in sorted(closures.items())]
     if len(set(uploads)) > 1 or not task.min_clients <= min(uploads) <= task.max_clients:
         return f"numbers of users differ, or are not what the task allows: {uploads}"
-    if task.aggregators and len({one.batch for one in said.values()}) > 1:
+    if task.aggregators and len({closed.batch for closed in closures.values()}) > 1:
         return "aggregators added up different users"
     if any(refused):
         return f"messages do not count: {refused._asdict()}"
     return f"other numbers of messages came than {uploads[0]} users send"
 
 
-def privacy_facts(
+def _privacy_facts(
     task: TrainingTask, ledger: Ledger, store: AnalyzerStore, *, round: int, notes: Sequence[str]
 ) -> dict[str, Any]:
-    """What is promised for the rounds that were reserved, what was spent of which budget, and how it went.
+    """What `Analyzer.privacy` returns; `round` is the open one, `notes` are the learner's assumptions."""
 
-    `round` is the open one; `notes` are what the statement assumes of the learner.
-    """
-
-    def noted(statement: Statement) -> dict[str, Any]:
+    def with_notes(statement: Statement) -> dict[str, Any]:
         return dataclasses.replace(statement, assumptions=(*statement.assumptions, *notes)).to_json()
 
     reserved = max((entry.round for entry in ledger.entries), default=0)
@@ -398,42 +428,43 @@ def privacy_facts(
         "rounds": task.rounds,
         "budget": {"eps": task.eps, "delta": task.delta},
         "spent": {"eps": None if math.isinf(eps) else eps, "delta": delta},
-        "statement": noted(certified),
-        "without_trust": noted(local),
+        "statement": with_notes(certified),
+        "without_trust": with_notes(local),
         "ledger_head": ledger.head.hex(),
         "history": [
-            {"round": number, "outcome": outcome, "uploads": uploads, "accuracy": accuracy, **found}
-            for number, outcome, uploads, accuracy, found in store.outcomes()
+            {"round": number, "outcome": outcome, "uploads": uploads, "accuracy": accuracy, **measures}
+            for number, outcome, uploads, accuracy, measures in store.outcomes()
         ],
         "refused_messages": store.refusals(round)._asdict(),
         "messages": store.messages(round),
     }
 
 
-class RoundSigner:
-    """Signs a task's status and models; they stay as they are if the task names no key for it."""
+class _RoundSigner:
+    """Signs a task's status and models, once each; they stay unsigned if the task names no key for it."""
 
     def __init__(self, task: TrainingTask, keys: KeyRing) -> None:
-        self._task_id, named = task.task_id, task.analyzer_sign
-        self._pair = None if named is None else KeyRing(keys.folder, "sign").find(named.key_id)
-        self._said: tuple[RoundStatus, RoundStatus] | None = None
+        self._task_id = task.task_id
+        public = task.analyzer_sign
+        self._pair = None if public is None else KeyRing(keys.folder, "sign").find(public.key_id)
+        self._status: tuple[RoundStatus, RoundStatus] | None = None  # without and with its signature
         self._model: tuple[int, bytes, bytes] | None = None
 
-    def status(self, status: RoundStatus) -> RoundStatus:
+    def signed_status(self, status: RoundStatus) -> RoundStatus:
         """The status with its signature."""
         if self._pair is None:
             return status
-        known = self._said
-        if known is None or known[0] != status:
-            self._said = known = status, sign_status(status, self._pair)
-        return known[1]
+        last = self._status
+        if last is None or last[0] != status:
+            self._status = last = status, sign_status(status, self._pair)
+        return last[1]
 
-    def model(self, round: int, data: bytes) -> bytes:
-        """The signature of the model after a round; empty if there is none."""
+    def model_signature(self, round: int, data: bytes) -> bytes:
+        """The signature of the model after a round; empty without a key."""
         if self._pair is None:
             return b""
-        known = self._model
-        if known is None or known[:2] != (round, data):
+        last = self._model
+        if last is None or last[:2] != (round, data):
             signature = sign_model(data, task_id=self._task_id, round=round, pair=self._pair)
-            self._model = known = round, data, signature
-        return known[2]
+            self._model = last = round, data, signature
+        return last[2]

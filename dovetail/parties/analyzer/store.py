@@ -1,8 +1,8 @@
-"""The analyzer's working memory: whose batches, which parts of them it counted, the sums so far, and the models.
+"""The analyzer's store: whose batches it began, which parts it counted, the sums so far, and the models.
 
 A part is counted in the transaction that notes its number, so that it counts once, whenever the process dies. Memory
-and file grow with the model, not with the reports: only sums are kept. A model is on disk before the ledger releases
-it, and carries the ledger's hash afterwards.
+and file grow with the model, not with the number of reports: only sums are kept. A model is on disk before the ledger
+releases it, and carries the ledger's hash afterwards.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 
 from dovetail._structs import ready
 from dovetail.parties.common.database import Database
-from dovetail.parties.common.wire import Closed
+from dovetail.parties.common.wire import Closed, Malformed
 
 __all__ = [
     "AnalyzerStore",
-    "Checkpoint",
     "Refusals",
     "Stale",
+    "StoredModel",
 ]
 
 Outcome = Literal["released", "void", "spoiled"]
@@ -50,20 +50,20 @@ CREATE TABLE IF NOT EXISTS models (round INTEGER PRIMARY KEY, leaves BLOB NOT NU
 )
 
 
-class Stale(ValueError):  # noqa: N818 - it says why a part is read again
-    """A part that was read before others that bear on it were counted."""
+class Stale(ValueError):  # noqa: N818 - the caller reads the part again
+    """A part with messages that were counted, from another part, after it was read."""
 
 
 class Refusals(NamedTuple):
-    """Messages of a round that were not counted."""
+    """How many messages of a round were not counted, by reason."""
 
     unsealable: int
     out_of_range: int
     repeated: int
 
 
-class Checkpoint(NamedTuple):
-    """A model with all that training needs to go on; `head` is None until the ledger has released it."""
+class StoredModel(NamedTuple):
+    """The leaves after a round; `head` is None until the ledger has released the model."""
 
     round: int
     leaves: list[np.ndarray]
@@ -72,7 +72,7 @@ class Checkpoint(NamedTuple):
 
 
 class AnalyzerStore(Database):
-    """The analyzer's file for one task, or its tables in the database of its replicas.
+    """The analyzer's SQLite file for one task, or its tables in the database that replicas share.
 
     Guarantees:
         A part counts once, and what it adds is on disk before `count` returns.
@@ -83,13 +83,14 @@ class AnalyzerStore(Database):
         super().__init__(where, {"book": _MIGRATIONS})
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Keep out other replicas, and other threads, for several steps."""
+        """Keep out other replicas and threads for several steps."""
         return self._database.exclusive()
 
     def open_round(self, round: int, *, now: float, seconds: float) -> int:
-        """The second at which a round closes: so many seconds after it was first opened, whoever asks.
+        """Open a round, once, and return the second at which it closes: so many after it was first opened.
 
-        One that was due before anybody sent anything began while nobody was there to hear of it: it begins again.
+        A round whose time was up before anybody sent anything was opened while no service was there to hear of it: it
+        is opened again.
         """
         with self._transaction():
             (closes,) = self._one("SELECT closes FROM openings WHERE round = ?", round) or (None,)
@@ -101,25 +102,25 @@ class AnalyzerStore(Database):
         return int(closes)
 
     def batch(self, round: int, sender: int) -> bytes | None:
-        """The batch that a sender has begun to send in a round: the first of which anything counted."""
-        found = self._one("SELECT batch FROM batches WHERE round = ? AND sender = ?", round, sender)
-        return None if found is None else found[0]
+        """The batch that a sender has begun in a round: the first of which anything was counted."""
+        row = self._one("SELECT batch FROM batches WHERE round = ? AND sender = ?", round, sender)
+        return None if row is None else row[0]
 
     def has_part(self, round: int, sender: int, number: int) -> bool:
-        """Whether a part was counted."""
+        """Whether a part of a sender's batch was counted."""
         query = "SELECT 1 FROM parts WHERE round = ? AND sender = ? AND number = ?"
         return self._one(query, round, sender, number) is not None
 
     def repeated_marks(self, round: int, marks: Sequence[bytes]) -> set[int]:
-        """Which of these marks a round has already, in parts that were counted or earlier in this list."""
-        asked, found = ",".join("?" * len(marks)), set()
-        query = f"SELECT mark FROM marks WHERE round = ? AND mark IN ({asked})"
+        """The places of marks that the round has already, in parts that were counted or earlier in this list."""
+        repeated = set()
+        query = f"SELECT mark FROM marks WHERE round = ? AND mark IN ({','.join('?' * len(marks))})"
         seen = {mark for (mark,) in self._rows(query, round, *marks)}
         for place, mark in enumerate(marks):
             if mark in seen:
-                found.add(place)
+                repeated.add(place)
             seen.add(mark)
-        return found
+        return repeated
 
     def count(
         self,
@@ -133,15 +134,29 @@ class AnalyzerStore(Database):
         tally: Sequence[np.ndarray],
         marks: Sequence[bytes] = (),
     ) -> bool:
-        """Add what a part of the sender's batch tallies to; False, and nothing changes, if it was counted before.
+        """Count a part of a sender's batch.
 
-        Refuses a part with marks that came in after it was read: read it again.
+        Raises `Stale` if some of its marks were counted, with another part, after it was read: it must be read again.
+
+        Arguments:
+            round: the open round.
+            sender: the index of the shuffler or aggregator.
+            batch: the id of its batch.
+            number: the number of the part.
+            messages: how many messages the part has.
+            refused: how many of them do not count.
+            tally: the sums of the others.
+            marks: marks of the messages, by which repetitions are recognised.
+
+        Returns: False, and nothing changes, if the part was counted before.
         """
         with self._transaction():
             if self.has_part(round, sender, number):
                 return False
             if len(self.repeated_marks(round, marks)) != refused.repeated:
-                raise Stale("expected a part that was read after all others that were counted, got one read before")
+                raise Stale(
+                    f"part {number} of sender {sender} was read before another part with its messages was counted"
+                )
             self._pin(round, sender, batch)
             self._do("INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?, ?)", round, sender, number, messages, *refused)
             query = "INSERT INTO marks VALUES (?, ?) ON CONFLICT DO NOTHING"
@@ -153,12 +168,12 @@ class AnalyzerStore(Database):
             return True
 
     def tally(self, round: int) -> list[np.ndarray] | None:
-        """The sums of a round so far."""
-        found = self._one("SELECT leaves FROM tallies WHERE round = ?", round)
-        return None if found is None else _unpack(found[0])
+        """The sums of a round so far; None before anything was counted."""
+        row = self._one("SELECT leaves FROM tallies WHERE round = ?", round)
+        return None if row is None else _unpack(row[0])
 
     def refusals(self, round: int) -> Refusals:
-        """What a round did not count."""
+        """How many messages of a round were not counted, by reason."""
         query = (
             "SELECT COALESCE(SUM(unsealable), 0), COALESCE(SUM(out_of_range), 0), COALESCE(SUM(repeated), 0) "
             "FROM parts WHERE round = ?"
@@ -166,35 +181,34 @@ class AnalyzerStore(Database):
         return Refusals(*map(int, self._one(query, round) or (0, 0, 0)))
 
     def messages(self, round: int, sender: int | None = None) -> int:
-        """How many messages a round had, of one sender or of all."""
-        query, values = "SELECT COALESCE(SUM(messages), 0) FROM parts WHERE round = ?", [round]
-        if sender is not None:
-            query, values = f"{query} AND sender = ?", [round, sender]
-        return int((self._one(query, *values) or (0,))[0])
+        """How many messages of a round have come, from one sender or from all."""
+        query = "SELECT COALESCE(SUM(messages), 0) FROM parts WHERE round = ?"
+        row = self._one(query, round) if sender is None else self._one(f"{query} AND sender = ?", round, sender)
+        return int((row or (0,))[0])
 
-    def note_closed(self, round: int, sender: int, said: Closed) -> None:
-        """Remember what a sender said; refuses another word later."""
+    def note_closed(self, round: int, sender: int, closed: Closed) -> None:
+        """Note how a sender closed a round; refuses to change it later."""
         with self._transaction():
-            found = self._one("SELECT said FROM closed WHERE round = ? AND sender = ?", round, sender)
-            body = msgspec.json.encode(said)
-            if found is not None and found[0] != body:
-                raise ValueError(f"expected what sender {sender} said of round {round} before, got another word")
-            self._pin(round, sender, said.batch)
+            row = self._one("SELECT said FROM closed WHERE round = ? AND sender = ?", round, sender)
+            body = msgspec.json.encode(closed)
+            if row is not None and row[0] != body:
+                raise Malformed(f"sender {sender} has closed round {round} with other numbers before")
+            self._pin(round, sender, closed.batch)
             self._do("INSERT INTO closed VALUES (?, ?, ?) ON CONFLICT DO NOTHING", round, sender, body)
 
     def closures(self, round: int) -> dict[int, Closed]:
-        """What each sender said of a round."""
+        """How each sender closed a round, by its index."""
         rows = self._rows("SELECT sender, said FROM closed WHERE round = ?", round)
-        return {sender: msgspec.json.decode(said, type=ready(Closed)) for sender, said in rows}
+        return {sender: msgspec.json.decode(body, type=ready(Closed)) for sender, body in rows}
 
     def parts(self, round: int, sender: int) -> int:
         """How many parts of a sender's batch were counted."""
-        found = self._one("SELECT COUNT(*) FROM parts WHERE round = ? AND sender = ?", round, sender)
-        return int((found or (0,))[0])
+        row = self._one("SELECT COUNT(*) FROM parts WHERE round = ? AND sender = ?", round, sender)
+        return int((row or (0,))[0])
 
-    def propose(self, checkpoint: Checkpoint) -> None:
-        """Keep a model that the ledger has not released yet."""
-        values = (checkpoint.round, _pack(checkpoint.leaves), checkpoint.digest)
+    def propose(self, stored: StoredModel) -> None:
+        """Keep a model that the ledger has not released yet; the first one of a round stays."""
+        values = (stored.round, _pack(stored.leaves), stored.digest)
         with self._transaction():
             self._do("INSERT INTO models VALUES (?, ?, ?, NULL) ON CONFLICT DO NOTHING", *values)
 
@@ -203,21 +217,21 @@ class AnalyzerStore(Database):
         with self._transaction():
             self._do("UPDATE models SET head = ? WHERE round = ?", head, round)
 
-    def model(self, round: int | None = None) -> Checkpoint | None:
-        """The model after a round, or the last one."""
+    def model(self, round: int | None = None) -> StoredModel | None:
+        """The model after a round (None: the last one), whether or not it was released; None if there is none."""
         where = "ORDER BY round DESC LIMIT 1" if round is None else "WHERE round = ?"
-        found = self._one(
-            f"SELECT round, leaves, digest, head FROM models {where}", *([] if round is None else [round])
-        )
-        return None if found is None else Checkpoint(found[0], _unpack(found[1]), found[2], found[3])
+        query = f"SELECT round, leaves, digest, head FROM models {where}"
+        row = self._one(query, *([] if round is None else [round]))
+        return None if row is None else StoredModel(row[0], _unpack(row[1]), row[2], row[3])
 
-    def released_model(self, round: int) -> Checkpoint:
+    def released_model(self, round: int) -> StoredModel:
         """The last model that was released up to a round."""
         query = "SELECT MAX(round) FROM models WHERE round <= ? AND head IS NOT NULL"
         (number,) = self._one(query, round) or (None,)
-        if number is None or (found := self.model(number)) is None:
-            raise ValueError("expected the first model in the book, got none")
-        return found
+        stored = None if number is None else self.model(number)
+        if stored is None:
+            raise ValueError("book.db has no released model: restore book.db and ledger.db from one backup")
+        return stored
 
     def end_round(
         self,
@@ -229,12 +243,21 @@ class AnalyzerStore(Database):
         measured: Mapping[str, Any] | None = None,
         reason: str | None = None,
     ) -> None:
-        """End a round; its sums are no longer needed. `reason` says why nothing was released, to its owner."""
-        told = {"measured": measured, "reason": reason}
-        said = msgspec.json.encode({name: value for name, value in told.items() if value}).decode()
+        """End a round, and delete its sums; an outcome that is there stays.
+
+        Arguments:
+            round: the round.
+            outcome: how it ended.
+            uploads: how many users counted.
+            accuracy: the score of the model after it, if there is one.
+            measured: the task's measures of the round.
+            reason: why nothing was released, for the operator.
+        """
+        notes = {"measured": measured, "reason": reason}
+        body = msgspec.json.encode({name: value for name, value in notes.items() if value}).decode()
         with self._transaction():
             query = "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-            self._do(query, round, outcome, uploads, accuracy, said)
+            self._do(query, round, outcome, uploads, accuracy, body)
             for table in ("tallies", "marks"):
                 self._database.clear(table, round)
 
@@ -242,22 +265,22 @@ class AnalyzerStore(Database):
         self._do("INSERT INTO batches VALUES (?, ?, ?) ON CONFLICT DO NOTHING", round, sender, batch)
 
     def end_task(self, reason: str) -> None:
-        """Remember that the task ended before its time; the first reason stays."""
+        """Note that the task ended before its time, and why; the first reason stays."""
         with self._transaction():
             self._do("INSERT INTO ended SELECT ? WHERE NOT EXISTS (SELECT 1 FROM ended)", reason)
 
     def why_ended(self) -> str | None:
         """Why the task ended before its time; None if it goes on."""
-        found = self._one("SELECT reason FROM ended")
-        return None if found is None else str(found[0])
+        row = self._one("SELECT reason FROM ended")
+        return None if row is None else str(row[0])
 
     def last_ended(self) -> int:
-        """The last round that ended."""
-        (found,) = self._one("SELECT MAX(round) FROM outcomes") or (None,)
-        return 0 if found is None else int(found)
+        """The number of the last round that ended; 0 before the first has."""
+        (last,) = self._one("SELECT MAX(round) FROM outcomes") or (None,)
+        return 0 if last is None else int(last)
 
     def outcomes(self) -> list[tuple[int, Outcome, int, float | None, dict[str, Any]]]:
-        """Every round that ended: its number, how, how many uploads were in it, the accuracy after it, measures."""
+        """Every round that ended: number, outcome, users who counted, accuracy after it, measures and reason."""
         rows = self._rows("SELECT * FROM outcomes ORDER BY round")
         return [(*row[:-1], msgspec.json.decode(row[-1])) for row in rows]
 

@@ -22,7 +22,7 @@ from dovetail.parties.http.monitoring import Pulse, health_routes, metrics_of, s
 from dovetail.parties.http.requests import (
     Counts,
     ServiceApp,
-    announced,
+    authenticate_head,
     cacheable_response,
     model_response,
     number_of,
@@ -40,7 +40,11 @@ _PATIENCE = 600.0  # seconds that releasing a model and testing it may take
 class AnalyzerService:
     """An analyzer behind HTTP.
 
-    A round in which nothing has come for `grace` seconds after its time was up is given up.
+    Arguments:
+        analyzer: the party.
+        grace: seconds after the end of a round's time in which nothing comes, after which the round is given up.
+        notices: reads what the task's signer has announced.
+        metrics_port: port on this machine for metrics; None: there are none.
     """
 
     def __init__(
@@ -51,13 +55,16 @@ class AnalyzerService:
         notices: Callable[[], Notices] | None = None,
         metrics_port: int | None = None,
     ) -> None:
-        self._metrics_port, self._failing = metrics_port, False
-        self._analyzer, self._grace = analyzer, grace
+        self._metrics_port = metrics_port
+        self._failing = False
+        self._analyzer = analyzer
+        self._grace = grace
         self._notices = notices or functools.partial(Notices, analyzer.signed.signer.key_id)
         signing = [keys.sign for keys in analyzer.task.intermediaries]
         self._senders = {key.key_id: index for index, key in enumerate(signing)}
         self._keys = {key.key_id: key for key in signing}
-        self._seen, self._since = (0, 0), time.monotonic()
+        self._seen = (0, 0)  # the last progress
+        self._since = time.monotonic()  # when it was seen
         self.counts = Counts()
         prefix = "/v1/tasks/{task}"
         pulse = Pulse(lambda: analyzer.progress, patience=_PATIENCE)
@@ -71,7 +78,7 @@ class AnalyzerService:
             Route("/v1/counts", self._get_counts),
             Route(f"{prefix}/models/{{round}}", self._get_model),
             Route(f"{prefix}/rounds/{{round}}/batches/{{batch}}/parts/{{number}}", self._part, methods=["POST"]),
-            Route(f"{prefix}/rounds/{{round}}/closed", self._closed, methods=["POST"]),
+            Route(f"{prefix}/rounds/{{round}}/closed", self._note_closed, methods=["POST"]),
         ]
         self.app = ServiceApp(routes, self.counts, self._work, pulse=pulse)
 
@@ -97,39 +104,40 @@ class AnalyzerService:
         return JSONResponse(dict(self.counts))
 
     async def _get_model(self, request: Request) -> Response:
-        round = number_of(request, self._analyzer.task.task_id)
+        round = number_of(request.path_params, self._analyzer.task.task_id)
         model = await asyncio.to_thread(self._analyzer.model, round)
-        return model_response(request, model, self._analyzer.announcer.model(round, model))
+        return model_response(request, model, self._analyzer.model_signature(round, model))
 
     async def _part(self, request: Request) -> Response:
         task = self._analyzer.task
-        round, number = number_of(request, task.task_id), number_of(request, task.task_id, "number")
+        round = number_of(request.path_params, task.task_id)
+        number = number_of(request.path_params, task.task_id, "number")
         batch = _batch(request.path_params["batch"])
-        sender, body = await self._said(request, most=self._analyzer.incoming.max_part_bytes)
-        taken = await asyncio.to_thread(self._analyzer.take, sender, round, batch, number, body)
-        self.counts[taken] += 1
-        return PlainTextResponse(taken)
+        sender, body = await self._authenticate(request, most=self._analyzer.incoming.max_part_bytes)
+        outcome = await asyncio.to_thread(self._analyzer.take, sender, round, batch, number, body)
+        self.counts[outcome] += 1
+        return PlainTextResponse(outcome)
 
-    async def _closed(self, request: Request) -> Response:
-        round = number_of(request, self._analyzer.task.task_id)
-        sender, body = await self._said(request, most=1024)
+    async def _note_closed(self, request: Request) -> Response:
+        round = number_of(request.path_params, self._analyzer.task.task_id)
+        sender, body = await self._authenticate(request, most=1024)
         try:
-            said = msgspec.json.decode(body, type=ready(Closed))
+            closed = msgspec.json.decode(body, type=ready(Closed))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Malformed(f"expected what is said of a closed round, got something else ({error})") from error
-        await asyncio.to_thread(self._analyzer.note_closed, sender, round, said)
+            raise Malformed(f"this does not say how a round was closed: {error}") from error
+        await asyncio.to_thread(self._analyzer.note_closed, sender, round, closed)
         self.counts["closed"] += 1
         return PlainTextResponse("closed")
 
-    async def _said(self, request: Request, *, most: int) -> tuple[int, bytes]:
-        """Which shuffler or aggregator sends a request, and its body."""
-        said = announced(self._keys, request.method, path_of(request), request.headers, most=most)
-        body = await read_body(request, most=said.length)
-        said.check(body)
-        return self._senders[said.sender], body
+    async def _authenticate(self, request: Request, *, most: int) -> tuple[int, bytes]:
+        """The index of the shuffler or aggregator that sends a request, and its body."""
+        head = authenticate_head(self._keys, request.method, path_of(request), request.headers, most=most)
+        body = await read_body(request.receive, most=head.length)
+        head.check(body)
+        return self._senders[head.sender], body
 
     async def _work(self) -> None:
-        duties = [repeat_forever(1.0, self._look, self._complain)]
+        duties = [repeat_forever(1.0, self._check_progress, self._complain)]
         if self._metrics_port is not None:
             duties.append(serve_metrics(self._metrics_port, self._metrics))
         await asyncio.gather(*duties)
@@ -140,35 +148,37 @@ class AnalyzerService:
 
     async def _metrics(self) -> str:
         facts = await asyncio.to_thread(self._analyzer.privacy)
-        outcomes = collections.Counter(one["outcome"] for one in facts["history"])
+        outcomes = collections.Counter(row["outcome"] for row in facts["history"])
         gauges = {f"rounds_{name}": float(outcomes[name]) for name in ("released", "void", "spoiled")}
-        spent, budget = facts["spent"]["eps"], facts["budget"]["eps"]
+        spent = facts["spent"]["eps"]
+        budget = facts["budget"]["eps"]
         gauges |= {
             "rounds_reserved": facts["rounds_reserved"],
             "rounds": facts["rounds"],
             "messages": facts["messages"],
         }
-        if spent is not None and budget:  # a share: eps itself is told in statements alone
+        if spent is not None and budget:  # a ratio: eps itself is in statements alone
             gauges["budget_spent"] = spent / budget
         return metrics_of(self.counts.everywhere(), gauges)
 
-    async def _look(self) -> None:
-        """End a training that was withdrawn, and give up a round that somebody does not close."""
+    async def _check_progress(self) -> None:
+        """End a training that was withdrawn, and give up a round that nobody closes."""
         if reason := self._notices().why_ended(self._analyzer.signed):
             await asyncio.to_thread(self._analyzer.end_task, reason)
         progress = await asyncio.to_thread(lambda: self._analyzer.progress)
         self._failing = False
         if progress != self._seen:
-            self._seen, self._since = progress, time.monotonic()
+            self._seen = progress
+            self._since = time.monotonic()
         elif time.monotonic() - self._since > self._analyzer.task.round_seconds + self._grace:
             await asyncio.to_thread(self._analyzer.give_up, progress[0])
 
 
 def _batch(text: str) -> bytes:
     try:
-        found = bytes.fromhex(text)
+        batch = bytes.fromhex(text)
     except ValueError:
-        found = b""
-    if len(found) != BATCH_ID or text != found.hex():
-        raise Malformed(f"expected the id of a batch, {2 * BATCH_ID} hexadecimal digits, got something else")
-    return found
+        batch = b""
+    if len(batch) != BATCH_ID or text != batch.hex():
+        raise Malformed(f"the id of a batch in the path must be {2 * BATCH_ID} hexadecimal digits in lower case")
+    return batch

@@ -1,8 +1,8 @@
 """What operators look at: health, readiness, Prometheus metrics, and logs as JSON; nothing in them is about a user.
 
-Health and readiness are told at the door. Metrics say how many uploads come when, so they have a port of their own on
-this machine, for whoever collects them. A process whose loop or store hangs cannot be mended from within: it says where
-it hangs and ends, and whoever watches over it starts another one; systemd is told that it works (sd_notify).
+Health and readiness are on the service's own port. Metrics show how many uploads come when, so they have a port of
+their own on this machine. A process whose loop or store hangs cannot be mended from within: it logs where it hangs and
+ends, and its supervisor starts another one; systemd is notified as long as it works (sd_notify).
 
 The analyzer's page for people: where the training stands, what was spent, how good the model is.
 """
@@ -44,79 +44,84 @@ __all__ = [
 Gauges = Mapping[str, float]  # by name, without the prefix
 _LOG = logging.getLogger(__name__)
 _PREFIX = "dovetail_"
-_LONGEST_LINE = 8192  # bytes of a question for metrics
-_SECONDS = 10.0  # for a question to come
-PATIENCE = 120.0  # seconds without a word from the store after which a process is taken to hang
+_LONGEST_HEAD = 8192  # bytes of a request for metrics
+_SECONDS = 10.0  # for a request for metrics to come
+PATIENCE = 120.0  # seconds without an answer from the store after which a process is taken to hang
 _BEAT = 2.0  # seconds between two signs of life
 _SLOW = 30.0  # seconds without a good answer from the store after which a service is not ready
 
 
-def notify_systemd(words: str) -> None:
-    """Tell systemd, where it started this process and asks to be told (NOTIFY_SOCKET)."""
-    where = os.environ.get("NOTIFY_SOCKET", "")
-    if where[:1] not in ("/", "@"):
+def notify_systemd(message: str) -> None:
+    """Notify systemd, if it started this process and asks for it (NOTIFY_SOCKET)."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if path[:1] not in ("/", "@"):
         return
-    address = "\0" + where[1:] if where[0] == "@" else where
+    address = "\0" + path[1:] if path[0] == "@" else path
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
         line.setblocking(False)
-        line.sendto(words.encode(), address)
+        line.sendto(message.encode(), address)
 
 
 class Pulse:
-    """Whether a process works: its loop turns, and its store answers what is asked of it now and then.
+    """Whether a process works: its loop runs, and its store answers.
 
-    One whose store does not answer for `patience` seconds, or whose loop stands still as long, ends if it is guarded.
+    A process that is guarded ends if its store does not answer, or its loop does not run, for too long.
+
+    Arguments:
+        ask: a question to the store.
+        patience: seconds without an answer after which the process hangs.
     """
 
     def __init__(self, ask: Callable[[], object], *, patience: float = PATIENCE) -> None:
-        self._ask, self._patience = ask, patience
-        self._heard: float | None = None  # when the store last said something
-        self._good: float | None = None  # and when something good
-        self._tell: Callable[[], None] | None = None
+        self._ask = ask
+        self._patience = patience
+        self._answered: float | None = None  # when the store last answered
+        self._worked: float | None = None  # and when without an error
+        self._report_alive: Callable[[], None] | None = None
 
-    def guard(self, tell: Callable[[], None]) -> None:
-        """End this process when it hangs; as long as it does not, `tell` is called every few seconds."""
-        self._tell = tell
+    def guard(self, report_alive: Callable[[], None]) -> None:
+        """End this process when it hangs; as long as it does not, `report_alive` is called every few seconds."""
+        self._report_alive = report_alive
 
     @property
     def alive(self) -> bool:
-        """Whether the store said anything lately, be it that the database is away."""
-        return self._heard is None or time.monotonic() - self._heard < self._patience
+        """Whether the store answered lately, if only that the database is away."""
+        return self._answered is None or time.monotonic() - self._answered < self._patience
 
     @property
     def ready(self) -> bool:
-        """Whether the store works."""
-        return self._good is None or time.monotonic() - self._good < _SLOW
+        """Whether the store answered lately without an error."""
+        return self._worked is None or time.monotonic() - self._worked < _SLOW
 
     async def beat(self) -> None:
-        """Ask the store, again and again, until cancelled."""
-        self._heard = self._good = time.monotonic()
+        """Ask the store again and again, until cancelled."""
+        self._answered = self._worked = time.monotonic()
         try:
             while True:
                 asking = asyncio.create_task(asyncio.to_thread(self._ask))
                 while not asking.done():
-                    self._sign()
+                    self._reset_alarm()
                     await asyncio.wait({asking}, timeout=_BEAT)
-                self._heard = time.monotonic()
+                self._answered = time.monotonic()
                 if asking.exception() is None:
-                    self._good = self._heard
-                self._sign()
+                    self._worked = self._answered
+                self._reset_alarm()
                 await asyncio.sleep(_BEAT)
         finally:
-            if self._tell is not None:
+            if self._report_alive is not None:
                 faulthandler.cancel_dump_traceback_later()
 
-    def _sign(self) -> None:
-        """The interpreter's own alarm goes off even if nothing of Python's runs any more; it quotes no values."""
-        if self._tell is None or self._heard is None:
+    def _reset_alarm(self) -> None:
+        """Set the interpreter's own alarm, which goes off even if no Python code runs, and quotes no values."""
+        if self._report_alive is None or self._answered is None:
             return
-        if (left := self._heard + self._patience - time.monotonic()) > 0:  # else it is about to go off
+        if (left := self._answered + self._patience - time.monotonic()) > 0:  # else it is about to go off
             faulthandler.dump_traceback_later(left, exit=True, file=2)
-            self._tell()
+            self._report_alive()
 
 
 def health_routes(ready: Callable[[], bool], pulse: Pulse | None = None) -> list[BaseRoute]:
-    """`/healthz`: the process answers, and its store does; `/readyz`: it can do its work."""
+    """Routes for `/healthz`, the process and its store answer, and `/readyz`, it can do its work."""
 
     async def healthz(request: Request) -> Response:
         if pulse is not None and not pulse.alive:
@@ -124,14 +129,14 @@ def health_routes(ready: Callable[[], bool], pulse: Pulse | None = None) -> list
         return PlainTextResponse("ok")
 
     async def readyz(request: Request) -> Response:
-        fine = ready() and (pulse is None or pulse.ready)
-        return PlainTextResponse("ready" if fine else "not ready", status_code=200 if fine else 503)
+        is_ready = ready() and (pulse is None or pulse.ready)
+        return PlainTextResponse("ready" if is_ready else "not ready", status_code=200 if is_ready else 503)
 
     return [Route("/healthz", healthz), Route("/readyz", readyz)]
 
 
 def metrics_of(counts: Mapping[str, int], gauges: Gauges) -> str:
-    """In the text format of Prometheus."""
+    """Counts and gauges in the text format of Prometheus."""
     lines = [f"# TYPE {_PREFIX}requests_total counter"]
     lines += [f'{_PREFIX}requests_total{{outcome="{name}"}} {count}' for name, count in sorted(counts.items())]
     for name, value in sorted(gauges.items()):
@@ -140,7 +145,7 @@ def metrics_of(counts: Mapping[str, int], gauges: Gauges) -> str:
 
 
 async def serve_metrics(port: int, read: Callable[[], Awaitable[str]]) -> None:
-    """Answer every question on a port of this machine with the metrics, until cancelled."""
+    """Answer every request on a port of this machine with the metrics, until cancelled."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.LimitOverrunError, asyncio.IncompleteReadError, TimeoutError):
@@ -152,7 +157,7 @@ async def serve_metrics(port: int, read: Callable[[], Awaitable[str]]) -> None:
                 await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", port, limit=_LONGEST_LINE)
+    server = await asyncio.start_server(answer, "127.0.0.1", port, limit=_LONGEST_HEAD)
     async with server:
         await server.serve_forever()
 
@@ -163,21 +168,21 @@ class _Json(logging.Formatter):
         self._party = party
 
     def format(self, record: logging.LogRecord) -> str:
-        said = {
+        entry = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
             "level": record.levelname.lower(),
             "party": self._party,
             "message": record.getMessage(),
         }
         if record.exc_info and record.exc_info[0] is not None:
-            said["error"] = record.exc_info[0].__name__
-        return json.dumps(said)
+            entry["error"] = record.exc_info[0].__name__
+        return json.dumps(entry)
 
 
 def log_as_json(party: str) -> Callable[[str], None]:
-    """One JSON object per line on stderr, for all that is logged from now on; addresses of others are never logged.
+    """Log as one JSON object per line on stderr from now on; addresses of others are never logged.
 
-    Returns what logs at which address the party listens.
+    Returns: a function that logs the URL at which the party listens.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(party))
@@ -190,8 +195,10 @@ _WIDTH, _HEIGHT = 560, 160
 
 
 def status_page(facts: Mapping[str, Any]) -> str:
-    """The page for what `Analyzer.privacy` says."""
-    spent, budget, history = facts["spent"]["eps"], facts["budget"]["eps"], facts["history"]
+    """The analyzer's page, from what `Analyzer.privacy` returns."""
+    spent = facts["spent"]["eps"]
+    budget = facts["budget"]["eps"]
+    history = facts["history"]
     return render(
         "status.html.jinja",
         task=facts["task"],
@@ -204,11 +211,8 @@ def status_page(facts: Mapping[str, Any]) -> str:
         budget=None if budget is None else _number(budget),
         share=None if spent is None or budget is None else f"{min(100.0, 100 * spent / budget):.1f}",
         statement=str(Statement.from_json(facts["statement"])),
-        curve=_curve([(one["round"], one["accuracy"]) for one in history if one["accuracy"] is not None]),
-        history=[
-            {"reason": None, **one, "accuracy": "" if one["accuracy"] is None else f"{one['accuracy']:.1%}"}
-            for one in history
-        ],
+        curve=_curve([(row["round"], row["accuracy"]) for row in history if row["accuracy"] is not None]),
+        history=[{"reason": None, **row, "accuracy": _percent(row["accuracy"])} for row in history],
     )
 
 

@@ -1,10 +1,8 @@
-"""What services share: bodies of bounded size and of known senders, refusals in one sentence that are counted.
+"""What services share: bodies of bounded size from known senders, refusals in one sentence, and when to come back.
 
-Nothing is logged about a request: neither its sender's address nor when it came.
-
-When users shall come back: told with every answer, from what is public, so that nobody has to ask again and again.
-
-Nothing here depends on how many have reported: who watches an answer must not learn when somebody reports.
+Nothing is logged about a request: neither its sender's address nor when it came. When users are to come back is told
+with every answer, from what is public, so that nobody has to ask again and again. It does not depend on how many have
+reported: whoever watches an answer must not learn when somebody reports.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ import hashlib
 import http
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple
-from typing import Protocol as Interface
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -45,13 +42,10 @@ from dovetail.parties.intermediary.store import UploadRefused
 __all__ = [
     "SLOWEST",
     "SLOWEST_RATE",
-    "Announced",
     "Backoff",
     "Counts",
-    "Direct",
-    "Reply",
     "ServiceApp",
-    "announced",
+    "authenticate_head",
     "cacheable_response",
     "model_response",
     "number_of",
@@ -71,65 +65,41 @@ _STATUS: dict[type[Exception], int] = {
     ValueError: 400,
     ClientDisconnect: 400,
 }
-_OURS = (Unknown, TooLate, TooEarly, UploadRefused, Malformed, Unavailable)
+_WORDED = (Unknown, TooLate, TooEarly, UploadRefused, Malformed, Unavailable)
 _WORDS = {
-    404: "expected a path of this service, got another one",
-    405: "expected another method on this path",
-    408: "expected the whole body in time, got a part of it",
-    411: "expected a body whose length is stated, got one in chunks",
-    413: "expected a smaller body, got one that is too large",
+    404: "this service has no such path",
+    405: "this path takes another method",
+    408: "the body did not come in time: send it again, faster",
+    411: "state the length of the body: one in chunks is not read",
+    413: "the body is larger than anything that this path takes",
     429: "an upload from this user is still in progress",
 }
 _FOREVER = 365 * 86_400  # seconds that what never changes may be kept
 _PIECE = 1 << 16  # bytes of an answer that are handed over at a time
-SLOWEST, SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes per second of a large one
+SLOWEST = 60.0  # seconds that any body may take
+SLOWEST_RATE = 16_384.0  # bytes per second that a large body may add to them
 
 
 class Counts(collections.Counter[str]):
-    """How often what happened: what was taken, and what was refused for which reason."""
+    """How many requests were taken, and how many refused, by status."""
 
     def everywhere(self) -> dict[str, int]:
-        """What all processes of the service counted."""
+        """The counts of all processes of the service."""
         return dict(self)
 
     def publish(self) -> None:
-        """Tell the other processes."""
-
-
-class Reply(NamedTuple):
-    """A status, a few words, and headers."""
-
-    status: int
-    words: str
-    headers: Mapping[str, str] = {}
-
-    def response(self) -> Response:
-        """For an application."""
-        return PlainTextResponse(self.words, status_code=self.status, headers=dict(self.headers))
-
-
-class Announced(Interface):
-    """A request whose head was looked at and believed."""
-
-    def take(self, body: bytes, answer: Callable[[Reply], None]) -> None:
-        """Do what it asks for, and answer, now or later; who refuses does not answer."""
-
-    def done(self) -> None:
-        """Its body was refused, or never came."""
-
-
-class Direct(Interface):
-    """What a service answers without a task and an application: frequent requests with a body of bounded size."""
-
-    def begin(self, method: str, path: str, headers: Mapping[str, str]) -> Announced | None:
-        """The request with this head; None if it goes to the application."""
-
-    def refusal(self, error: Exception) -> Reply:
-        """What is said to who is refused."""
+        """Show the counts to the other processes."""
 
 
 class ServiceApp(Starlette):
-    """The application around a party: its routes, its counts, its background work, and what goes past it."""
+    """The application around a party: its routes, its counts, and its background work.
+
+    Arguments:
+        routes: what it answers.
+        counts: how often what was refused, for every exception that a route raises.
+        work: runs as long as the application does.
+        pulse: whether the process works; it beats as long as the application runs.
+    """
 
     def __init__(
         self,
@@ -137,17 +107,15 @@ class ServiceApp(Starlette):
         counts: Counts,
         work: Callable[[], Coroutine[Any, Any, None]] | None = None,
         *,
-        direct: Direct | None = None,
         pulse: Pulse | None = None,
     ) -> None:
         self.counts = counts
-        self.direct = direct
         self.pulse = pulse
         self._work = work
         super().__init__(
             routes=list(routes),
             lifespan=type(self)._run_in_background,
-            exception_handlers=dict.fromkeys((HTTPException, *_STATUS), self._refuse),
+            exception_handlers=dict.fromkeys((HTTPException, Exception, *_STATUS), self._refuse),
         )
         self.router.redirect_slashes = False  # a redirect is no answer to a signed request
 
@@ -162,27 +130,40 @@ class ServiceApp(Starlette):
                 await task
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
-        return refusal(error, self.counts).response()
+        return refusal(error, self.counts)
 
 
-def refusal(error: Exception, counts: Counts) -> Reply:
-    """What is said, and counted, of a request that was refused."""
+def refusal(error: Exception, counts: Counts) -> Response:
+    """Answer a request that was refused for this reason, in one sentence, and count it."""
     if isinstance(error, HTTPException):
-        status, words = error.status_code, _WORDS.get(error.status_code, "")
+        status = error.status_code
+        words = _WORDS.get(status, "")
     else:
         kind = next((kind for kind in _STATUS if isinstance(error, kind)), None)
-        status, words = 500 if kind is None else _STATUS[kind], " ".join(str(error).split())
-        if kind not in _OURS and not words.startswith("expected "):
-            words = ""  # would say how we are made
+        status = 500 if kind is None else _STATUS[kind]
+        words = " ".join(str(error).split())
+        if kind not in _WORDED and not _is_raised_by_us(error):
+            words = ""  # would tell a stranger how the service is made
     counts[f"refused {status}"] += 1
     headers = {"retry-after": "1"} if status == 429 else {}
-    return Reply(status, words or http.HTTPStatus(status).phrase.lower(), headers)
+    return PlainTextResponse(words or http.HTTPStatus(status).phrase.lower(), status_code=status, headers=headers)
 
 
-def announced(
+def _is_raised_by_us(error: Exception) -> bool:
+    """Whether the line that raised an error is Dovetail's: then its words were written for whoever sent the request."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("dovetail.")
+
+
+def authenticate_head(
     keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str], *, most: int
 ) -> RequestHead:
-    """Who sends a request, and how much: all that is looked at before its body is read, of one of these alone."""
+    """Who sends a request, and how much of a body; it is all that is looked at before the body is read.
+
+    Refuses a sender who has none of these keys, and a body of more bytes than `most` or of unstated length.
+    """
     if "transfer-encoding" in headers:
         raise HTTPException(411)
     length = headers.get("content-length", "0")
@@ -191,29 +172,37 @@ def announced(
     return check_head(keys, method, path, headers)
 
 
-async def read_body(request: Request, *, most: int) -> bytes:
+async def read_body(receive: Receive, *, most: int) -> bytes:
     """The body of a request, of at most so many bytes; a longer one is not read to its end, nor a slow one."""
-    body = bytearray()
+    parts: list[bytes] = []
+    size = 0
     try:
         async with asyncio.timeout(SLOWEST + most / SLOWEST_RATE):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > most:
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > most:
                     raise HTTPException(413)
+                more = message.get("more_body", False)
     except TimeoutError as error:
         raise HTTPException(408) from error
-    return bytes(body)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-class _Piecewise(Response):
-    """An answer that is handed over as it is read: who does not read a model has no copy of it waiting in memory."""
+class _PiecewiseResponse(Response):
+    """An answer that is handed over as it is read: for a client that does not read a model, none waits in memory."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         body = memoryview(self.body)
         for start in range(0, len(body), _PIECE):
-            piece, rest = bytes(body[start : start + _PIECE]), start + _PIECE < len(body)
-            await send({"type": "http.response.body", "body": piece, "more_body": rest})
+            piece = bytes(body[start : start + _PIECE])
+            is_last = start + _PIECE >= len(body)
+            await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
         if not body:
             await send({"type": "http.response.body", "body": b""})
 
@@ -221,39 +210,39 @@ class _Piecewise(Response):
 def cacheable_response(
     request: Request, body: bytes, kind: str, *, seconds: int, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """An answer that a proxy may keep for so long, and need not be sent to who has it."""
+    """An answer that a proxy may keep for so many seconds, and that is not sent again to whoever has it."""
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    kept = {"etag": tag, "cache-control": f"public, max-age={seconds}", **(headers or {})}
+    sent = {"etag": tag, "cache-control": f"public, max-age={seconds}", **(headers or {})}
     if request.headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers=kept)
-    return _Piecewise(body, media_type=kind, headers=kept)
+        return Response(status_code=304, headers=sent)
+    return _PiecewiseResponse(body, media_type=kind, headers=sent)
 
 
 def model_response(request: Request, data: bytes, signature: bytes) -> Response:
-    """A model, which never changes, with the analyzer's signature."""
+    """A model, which never changes, with the analyzer's signature of it."""
     headers = {SIGNATURE: signature.hex()} if signature else {}
     return cacheable_response(request, data, "application/octet-stream", seconds=_FOREVER, headers=headers)
 
 
 def path_of(request: Request) -> str:
-    """The path that the request was routed by; `request.url` also depends on what the sender says is its host."""
+    """The path that the request was routed by; `request.url` would depend on the host that the sender states."""
     return str(request.scope["path"])
 
 
-def number_of(request: Request, task_id: bytes, name: str = "round") -> int:
-    """The round, or another number, that a path names; refuses another task."""
-    if request.path_params["task"] != task_id.hex():
-        raise Malformed(f"expected task {task_id.hex()}, got another one")
-    text = request.path_params[name]
+def number_of(path_params: Mapping[str, str], task_id: bytes, name: str = "round") -> int:
+    """The round, or another number, that a path names; refuses the path of another task."""
+    if path_params["task"] != task_id.hex():
+        raise Malformed(f"this service runs task {task_id.hex()}, and the path names another one")
+    text = path_params[name]
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise Malformed(f"expected a {name} as a number, got something else")
+        raise Malformed(f"the {name} in the path must be a number of at most 9 digits")
     return int(text)
 
 
 async def repeat_forever(
     seconds: float, step: Callable[[], Awaitable[None]], complain: Callable[[Exception], None]
 ) -> None:
-    """Do a step again and again, with pauses; what goes wrong is said once and tried again."""
+    """Run a step again and again, with pauses of so many seconds; errors go to `complain`, and the next step comes."""
     while True:
         try:
             await step()
@@ -265,33 +254,35 @@ async def repeat_forever(
 
 
 _SOONEST = 0.05  # seconds
-_LOOKS = 10  # at a round, in the time that it is expected to take: it may end early, when all have reported
+_LOOKS = 10  # of a user at a round, in the time that it is expected to take: it may end early
 
 
 class Backoff:
-    """How long rounds of a task take, as far as anybody can tell.
+    """When users are to come back, from how long rounds take.
 
-    A round that needs all of its users ends when the last one has reported: as the last one did, as far as is known.
-    Others end when their time is up, or sooner if all come: users look now and then, and never so late that they miss
-    the next round.
+    A round that needs all of its users ends when the last one has reported: it is expected to take as long as the one
+    before. Others end when their time is up, or sooner if all come: users look now and then, and never so late that
+    they miss the next round.
     """
 
     def __init__(self, task: TrainingTask) -> None:
         self._needs_all = task.min_clients == task.max_clients
         self._expected = None if self._needs_all else task.round_seconds
-        self._round, self._since = 0, 0.0
+        self._round = 0
+        self._since = 0.0
 
-    def saw(self, round: int, now: float | None = None) -> None:
-        """A round is open."""
+    def note_round(self, round: int, now: float | None = None) -> None:
+        """Note that a round is open."""
         now = time.monotonic() if now is None else now
         if round == self._round:
             return
         if self._round and self._needs_all:
             self._expected = now - self._since
-        self._round, self._since = round, now
+        self._round = round
+        self._since = now
 
     def headers(self, now: float | None = None) -> dict[str, str]:
-        """Tells who has reported, or is too late, in how many seconds another round may be open."""
+        """The header that says in how many seconds another round may be open, if anybody can tell."""
         if self._expected is None or not self._round:
             return {}
         left = self._since + self._expected - (time.monotonic() if now is None else now)

@@ -1,24 +1,24 @@
-"""Uploads on their way from the door into the store: known by their head, opened, and written in groups.
+"""Uploads to a shuffler or aggregator: recognised by their head, opened, and written to the store in groups.
 
 Whatever arrives while one group is being written makes up the next, with what arrives a moment later if many upload.
-Nobody hears that an upload was taken before it is on disk.
+Nobody is told that an upload was taken before it is on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.notices import Notices
-from dovetail.parties.common.wire import RequestHead, TooLate, Upload, upload_path
-from dovetail.parties.http.requests import Counts, Reply, announced, path_of, read_body, refusal
+from dovetail.parties.common.wire import Malformed, RequestHead, TooLate, Upload
+from dovetail.parties.http.requests import Counts, authenticate_head, number_of, read_body, refusal
 from dovetail.parties.intermediary.enrolment import user_of
 from dovetail.parties.intermediary.party import Intermediary
 from dovetail.parties.intermediary.store import Accepted, Arrival, RoundClosed, RoundNotOpen, UploadRefused
@@ -31,47 +31,26 @@ _SMALL = 1 << 17  # bytes of an upload that is opened at once; a larger one woul
 _Outcome = Accepted | UploadRefused
 
 
-class _Unwritten(UploadRefused):
+class _NotWritten(UploadRefused):
     """An upload that the store failed to keep; its sender tries again."""
 
 
-@dataclasses.dataclass
-class _Announced:
-    """An upload whose head was believed; it keeps out others of its sender until it is `done`."""
-
-    uploads: Uploads
-    round: int
-    said: RequestHead
-
-    def opened(self, body: bytes) -> Arrival:
-        """What is sealed in its body; refuses another body than was announced."""
-        self.said.check(body)
-        sender, party = self.said.sender, self.uploads.party
-        client = user_of(self.uploads.enrolled, sender)
-        return party.arrival(self.round, client=client, sender=sender, upload=Upload.decode(body))
-
-    def take(self, body: bytes, answer: Callable[[Reply], None]) -> None:
-        """Open it and write it down; the answer comes when that is done."""
-
-        def taken(outcome: _Outcome) -> None:
-            self.done()
-            answer(self.uploads.answer(outcome, self.round))
-
-        self.uploads.put(self.opened(body), taken)
-
-    def done(self) -> None:
-        """It was answered, or nobody waits for an answer any more."""
-        self.uploads.under_way.discard(self.said.sender)
-
-
 class Uploads:
-    """The way of uploads to a party.
+    """Takes uploads to a party: an application of its own behind a route, without Starlette's request and its stream.
 
-    `current` is the round that the analyzer has open, if it is known; `headers` go with what was taken.
+    Arguments:
+        party: the shuffler or aggregator.
+        enrolled: the keys of the users that may upload, by id.
+        notices: what the task's signer has announced.
+        counts: how often what was taken or refused.
+        current: the round that the analyzer has open, if it is known.
+        headers: sent with the answer to an upload that was taken.
+        complain: hears of a store that does not keep what it is given.
 
     Guarantees:
         Who sends an upload is known before any of its body is read.
-        Nobody fills our memory with uploads of which one counts: a sender has one under way at a time.
+        Nobody fills our memory with uploads of which one counts: a sender has one in progress at a time.
+        An upload is answered after it is on disk.
     """
 
     def __init__(
@@ -85,88 +64,89 @@ class Uploads:
         headers: Callable[[], dict[str, str]],
         complain: Callable[[Exception], None],
     ) -> None:
-        self.party, self.enrolled, self.failing = party, enrolled, False
-        self.under_way: set[bytes] = set()  # by their senders
-        self._notices, self._counts, self._current = notices, counts, current
-        self._headers, self._complain = headers, complain
-        self._before, _, self._after = upload_path(party.task.task_id, 0, party.index).rpartition("0/uploads")
-        self._after = f"/uploads{self._after}"
-        self._waiting: list[tuple[Arrival, Callable[[_Outcome], None]]] = []
-        self._arrived = asyncio.Event()
+        self.failing = False
+        self.in_progress: set[bytes] = set()  # ids of their senders' keys
+        self._party = party
+        self._enrolled = enrolled
+        self._notices = notices
+        self._counts = counts
+        self._current = current
+        self._headers = headers
+        self._complain = complain
+        self._waiting: list[tuple[Arrival, asyncio.Future[_Outcome]]] = []
+        self._has_arrived = asyncio.Event()
 
-    def begin(self, method: str, path: str, headers: Mapping[str, str]) -> _Announced | None:
-        """The upload with this head, if it may be taken without a task of its own; refuses as `serve` does."""
-        round = path[len(self._before) : -len(self._after)]
-        if method != "POST" or path != f"{self._before}{round}{self._after}":
-            return None
-        named = round.isascii() and round.isdigit() and len(round) < 10
-        if not named or "transfer-encoding" in headers or self.party.max_upload_bytes > _SMALL:
-            return None
-        return self._announced(int(round), method, path, headers)
-
-    def refusal(self, error: Exception) -> Reply:
-        """What a sender hears whose upload is not taken."""
-        return refusal(error, self._counts)
-
-    async def serve(self, request: Request, round: int) -> Response:
-        """Take an upload, of whatever size."""
-        upload = self._announced(round, request.method, path_of(request), request.headers)
-        try:
-            body = await read_body(request, most=upload.said.length)
-            small = len(body) <= _SMALL
-            arrival = upload.opened(body) if small else await asyncio.to_thread(upload.opened, body)
-            future: asyncio.Future[_Outcome] = asyncio.get_running_loop().create_future()
-            self.put(arrival, lambda outcome: None if future.done() else future.set_result(outcome))
-            return self.answer(await future, round).response()
-        finally:
-            upload.done()
-
-    def _announced(self, round: int, method: str, path: str, headers: Mapping[str, str]) -> _Announced:
-        if reason := self._notices().why_ended(self.party.signed):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take an upload; what it raises is answered by the application around it."""
+        round = number_of(scope["path_params"], self._party.task.task_id)
+        if scope["path_params"]["index"] != str(self._party.index):
+            raise Malformed(f"this is {self._party.kind} {self._party.index}, and the path names another one")
+        if reason := self._notices().why_ended(self._party.signed):
             raise TooLate(f"this upload comes too late: {reason}")
-        said = announced(self.enrolled, method, path, headers, most=self.party.max_upload_bytes)
-        if said.sender in self.under_way:
+        most = self._party.max_upload_bytes
+        head = authenticate_head(self._enrolled, scope["method"], scope["path"], Headers(scope=scope), most=most)
+        if head.sender in self.in_progress:
             raise HTTPException(429)
-        self.under_way.add(said.sender)
-        return _Announced(self, round, said)
+        self.in_progress.add(head.sender)
+        try:
+            body = await read_body(receive, most=head.length)
+            is_small = len(body) <= _SMALL
+            arrival = (
+                self._open(round, head, body) if is_small else await asyncio.to_thread(self._open, round, head, body)
+            )
+            answer = self._answer(await self._write(arrival), round)
+        finally:
+            self.in_progress.discard(head.sender)
+        await answer(scope, receive, send)
 
-    def put(self, arrival: Arrival, taken: Callable[[_Outcome], None]) -> None:
-        """Have it written with the next group; `taken` hears when it is on disk, or why it is not."""
-        self._waiting.append((arrival, taken))
-        self._arrived.set()
+    def _open(self, round: int, head: RequestHead, body: bytes) -> Arrival:
+        """Open what is sealed in a body; refuses another body than the head stated."""
+        head.check(body)
+        client = user_of(self._enrolled, head.sender)
+        return self._party.arrival(round, client=client, sender=head.sender, upload=Upload.decode(body))
 
-    async def write(self) -> None:
-        """Write what arrives, group by group."""
+    async def _write(self, arrival: Arrival) -> _Outcome:
+        """Have it written with the next group, and wait for that."""
+        future: asyncio.Future[_Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting.append((arrival, future))
+        self._has_arrived.set()
+        return await future
+
+    async def write_groups(self) -> None:
+        """Write what arrives, group by group, until cancelled."""
         busy = False
         while True:
-            await self._arrived.wait()
+            await self._has_arrived.wait()
             if busy and len(self._waiting) < _TOGETHER:
                 await asyncio.sleep(_GATHER)
-            group, self._waiting = self._waiting[:_TOGETHER], self._waiting[_TOGETHER:]
+            group = self._waiting[:_TOGETHER]
+            self._waiting = self._waiting[_TOGETHER:]
             if not self._waiting:
-                self._arrived.clear()
+                self._has_arrived.clear()
             busy = len(group) > 1
+            outcomes: Sequence[_Outcome]
             try:
-                outcomes = await asyncio.to_thread(self.party.store.accept_all, [arrival for arrival, _ in group])
+                outcomes = await asyncio.to_thread(self._party.store.accept_all, [arrival for arrival, _ in group])
                 self.failing = False
             except Exception as error:
-                outcomes = [_Unwritten("expected a store that can be written to, got an error")] * len(group)
+                outcomes = [_NotWritten("this upload could not be stored; try again in a moment")] * len(group)
                 self.failing = True
                 self._complain(error)
-            for (_, taken), outcome in zip(group, outcomes, strict=True):
-                taken(outcome)
+            for (_, future), outcome in zip(group, outcomes, strict=True):
+                if not future.done():  # its sender may have left
+                    future.set_result(outcome)
 
-    def answer(self, outcome: _Outcome, round: int) -> Reply:
-        """Who was not written down, or is ahead of this party, asks again (503, 425); who is late does not (410)."""
+    def _answer(self, outcome: _Outcome, round: int) -> Response:
+        """Senders ahead of this party, or not written down, ask again (425, 503); those who are late do not (410)."""
         if not isinstance(outcome, UploadRefused):
             self._counts[outcome] += 1
-            return Reply(200, outcome, self._headers())
-        if isinstance(outcome, _Unwritten):
-            return Reply(503, str(outcome))
+            return PlainTextResponse(outcome, headers=self._headers())
+        if isinstance(outcome, _NotWritten):
+            return PlainTextResponse(str(outcome), status_code=503)
         if not isinstance(outcome, RoundNotOpen | RoundClosed):
-            return self.refusal(outcome)
+            return refusal(outcome, self._counts)
         current = self._current()
-        ahead = isinstance(outcome, RoundNotOpen) and (current is None or round >= current)
-        status = 425 if ahead else 410
+        is_ahead = isinstance(outcome, RoundNotOpen) and (current is None or round >= current)
+        status = 425 if is_ahead else 410
         self._counts[f"refused {status}"] += 1
-        return Reply(status, str(outcome))
+        return PlainTextResponse(str(outcome), status_code=status)

@@ -1,7 +1,7 @@
-"""Several processes for one service: one keeps the rounds, the others answer the door; who dies or hangs is replaced.
+"""Several processes for one service: one runs the rounds, the others answer requests; one that dies is replaced.
 
-They share nothing but the listening socket, the store, and a page of memory each, in which they say what they counted.
-The first process only watches over the others, so that it has nothing to die of; when it ends, so do they.
+They share nothing but the listening socket, the store, and a page of memory each, in which they show what they counted.
+The first process only supervises the others, so that it has nothing to die of; when it ends, so do they.
 """
 
 from __future__ import annotations
@@ -25,41 +25,42 @@ from dovetail.parties.http.monitoring import PATIENCE, notify_systemd
 from dovetail.parties.http.requests import Counts
 
 __all__ = [
-    "KEEPER",
+    "COORDINATOR",
     "SharedCounts",
     "Supervisor",
     "serve_with_workers",
 ]
 
 _LOG = logging.getLogger(__name__)
-KEEPER = 0  # the number of the process that keeps the rounds
-_PAGE = 16_384  # bytes in which a process says what it counted
+COORDINATOR = 0  # the number of the process that runs the rounds
+_PAGE = 16_384  # bytes in which a process shows what it counted
 _BAD_INPUT = 2  # the status of a process that would fail again
 _LOOK = 0.05  # seconds between looks at the others
-_SETTLED = 1.0  # seconds after which a process did not die of its start
-_LAST_WORDS = 15.0  # seconds that processes get to end
-_SILENCE = PATIENCE + 30.0  # seconds without a sign of life after which a process was stopped, and is ended
-_TOLD = 2.0  # seconds between two words to systemd
+_STARTED = 1.0  # seconds after which a process did not die of its start
+_STOP_SECONDS = 15.0  # seconds that processes get to end
+_SILENCE = PATIENCE + 30.0  # seconds without a sign of life after which a process is killed
+_NOTIFY_SECONDS = 2.0  # between two notifications of systemd
 _NEVER = struct.pack("<d", 0.0)
 
 
 class SharedCounts(Counts):
-    """What this process of a crew counts; `everywhere` adds what the others said last."""
+    """What one process of a service counts; `everywhere` adds what the others showed last."""
 
     def __init__(self, pages: mmap.mmap, number: int) -> None:
         super().__init__()
-        self._pages, self._number = pages, number
-        self.update(self._read(number))  # of one that died
+        self._pages = pages
+        self._number = number
+        self.update(self._read(number))  # of the process whose place this one takes
 
     def publish(self) -> None:
-        """Tell the others."""
-        said = json.dumps(self).encode()
-        if len(said) + 4 <= _PAGE:
+        """Show the counts to the other processes."""
+        content = json.dumps(self).encode()
+        if len(content) + 4 <= _PAGE:
             at = self._number * _PAGE
-            self._pages[at : at + 4 + len(said)] = struct.pack("<I", len(said)) + said
+            self._pages[at : at + 4 + len(content)] = struct.pack("<I", len(content)) + content
 
     def everywhere(self) -> dict[str, int]:
-        """What all processes counted."""
+        """The counts of all processes."""
         total = Counts(self)
         for number in range(len(self._pages) // _PAGE):
             if number != self._number:
@@ -75,21 +76,21 @@ class SharedCounts(Counts):
 
 
 class Supervisor:
-    """The processes of a service: a keeper and so many that answer the door."""
+    """The processes of a service: a coordinator, and so many workers that answer requests."""
 
-    def __init__(self, doors: int) -> None:
-        self._size = 1 + doors
+    def __init__(self, num_workers: int) -> None:
+        self._size = 1 + num_workers
         self._pages = mmap.mmap(-1, self._size * _PAGE)
         self._ready = mmap.mmap(-1, mmap.PAGESIZE)
-        self._beats = mmap.mmap(-1, 8 * self._size)  # when each last said that it works
-        self._told = 0.0
-        self._alive, self._watched = os.pipe()  # ends when the first process does
+        self._beats = mmap.mmap(-1, 8 * self._size)  # when each last showed that it works
+        self._notified = 0.0
+        self._alive, self._watched = os.pipe()  # its writing end is closed when the first process ends
         self._processes: dict[int, tuple[int, float]] = {}
         self._stopping = False
         self.number: int | None = None  # of this process
 
     def start(self) -> int:
-        """Start the others; returns in each of them, with its number. The first process stays here until the end."""
+        """Start the other processes, and return in each of them, with its number; the first one stays here."""
         for number in range(self._size):
             if self._fork(number):
                 return number
@@ -102,65 +103,65 @@ class Supervisor:
                 continue
             if os.waitstatus_to_exitcode(status) == _BAD_INPUT:
                 self._end(_BAD_INPUT)
-            _LOG.warning("process %d of the service ended (%s) and is replaced", number, _how(status))
-            if time.monotonic() - began < _SETTLED:
-                time.sleep(_SETTLED)
+            _LOG.warning("process %d of the service ended (%s) and is replaced", number, _exit_reason(status))
+            if time.monotonic() - began < _STARTED:
+                time.sleep(_STARTED)
             if self._fork(number):
                 return number
         raise SystemExit(0)
 
     def beat(self) -> None:
-        """Say that this process works."""
+        """Show that this process works."""
         if self.number is not None:
             self._beats[8 * self.number : 8 * self.number + 8] = struct.pack("<d", time.monotonic())
 
     def _next_end(self) -> tuple[int, int]:
-        """Which process ended, and how; a wait without end would miss a signal that comes just before it begins."""
-        while not (found := os.waitpid(-1, os.WNOHANG))[0]:
+        """Wait until a process ends, and return its id and status; looks often, for a signal may come between looks."""
+        while not (ended := os.waitpid(-1, os.WNOHANG))[0]:
             self._end_silent(time.monotonic())
             time.sleep(_LOOK)
-        return found
+        return ended
 
     def _end_silent(self, now: float) -> None:
-        """End processes that were stopped; those that hang end by themselves. This one works."""
+        """Kill processes that are stopped; those that hang end by themselves. Notify systemd that this one works."""
         for pid, (number, _) in self._processes.items():
             (last,) = struct.unpack("<d", self._beats[8 * number : 8 * number + 8])
             if last and now - last > _SILENCE:
                 _LOG.warning("process %d of the service said nothing for %.0f seconds and is ended", number, now - last)
                 os.kill(pid, signal.SIGKILL)
                 self._beats[8 * number : 8 * number + 8] = _NEVER
-        if now > self._told + _TOLD:
-            self._told = now
+        if now > self._notified + _NOTIFY_SECONDS:
+            self._notified = now
             notify_systemd("WATCHDOG=1")
 
     def counts(self) -> SharedCounts:
-        """What this process counts."""
-        return SharedCounts(self._pages, KEEPER if self.number is None else self.number)
+        """The counts of this process."""
+        return SharedCounts(self._pages, COORDINATOR if self.number is None else self.number)
 
-    def await_keeper(self) -> None:
-        """Wait until the store is there."""
+    def await_store(self) -> None:
+        """Wait until the coordinator has made the store."""
         while not self._ready[0]:
             time.sleep(0.01)
 
-    def kept(self) -> None:
-        """Say that the store is there."""
+    def mark_store_ready(self) -> None:
+        """Show the other processes that the store is there."""
         self._ready[0] = 1
 
     @staticmethod
     def run(work: Coroutine[Any, Any, None]) -> None:
-        """Do this until told to stop."""
+        """Run this until the process is told to stop."""
 
-        async def until_told() -> None:
+        async def run_until_stopped() -> None:
             task = asyncio.ensure_future(work)
-            for one in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(one, task.cancel)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-        asyncio.run(until_told())
+        asyncio.run(run_until_stopped())
 
     def _fork(self, number: int) -> bool:
-        """A new process; True in it. Who is told to stop meanwhile stops when it knows of the process, and ends it."""
+        """Start a process; True in it. Signals wait until this one knows of the process, and would end it, too."""
         self._beats[8 * number : 8 * number + 8] = _NEVER
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         try:
@@ -188,7 +189,7 @@ class Supervisor:
 
     def _end(self, status: int) -> NoReturn:
         self._stopping = True
-        end = time.monotonic() + _LAST_WORDS
+        end = time.monotonic() + _STOP_SECONDS
         for pid in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -201,14 +202,14 @@ class Supervisor:
         raise SystemExit(status)
 
 
-def _how(status: int) -> str:
+def _exit_reason(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"signal {-code}" if code < 0 else f"status {code}"
 
 
 def serve_with_workers(
     make: Callable[..., tuple[Any, Any]],
-    doors: int,
+    num_workers: int,
     *,
     host: str,
     port: int,
@@ -216,25 +217,35 @@ def serve_with_workers(
     private_key: Path | None,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until told to stop, by so many processes and one that keeps the rounds; this one watches over them.
+    """Serve until told to stop, by worker processes and a coordinator; this process supervises them.
 
-    `make` gives a party and its service in a process that keeps the rounds, or does not, and counts.
+    Arguments:
+        make: called in each of them with `coordinates`, whether it runs the rounds, and `counts`; gives its party and
+            its service.
+        num_workers: processes that answer requests.
+        host: the address to listen on.
+        port: 0: any free one.
+        certificate: for TLS, with its private key; None: plain HTTP.
+        private_key: belongs to the certificate.
+        ready: gets the URL as soon as connections are accepted.
     """
-    most, listener, crew = server.max_connections(), server.listen(host, port), Supervisor(doors)
+    most = server.max_connections()
+    listener = server.listen(host, port)
+    supervisor = Supervisor(num_workers)
     ready(server.address_of(listener, host, tls=certificate is not None))
     notify_systemd("READY=1")
-    number = crew.start()
-    if number != KEEPER:
-        crew.await_keeper()
-    party, service = make(keeps=number == KEEPER, counts=crew.counts())
+    number = supervisor.start()
+    if number != COORDINATOR:
+        supervisor.await_store()
+    party, service = make(coordinates=number == COORDINATOR, counts=supervisor.counts())
     try:
-        if number == KEEPER:
+        if number == COORDINATOR:
             listener.close()
-            crew.kept()
-            service.pulse.guard(crew.beat)
-            crew.run(service.keep())
+            supervisor.mark_store_ready()
+            service.pulse.guard(supervisor.beat)
+            supervisor.run(service.run_rounds())
         else:
             tls = {"certificate": certificate, "private_key": private_key}
-            server.answer(service.app, listener, **tls, most=most, tell=crew.beat)
+            server.serve_on(service.app, listener, **tls, most=most, report_alive=supervisor.beat)
     finally:
         party.shut()

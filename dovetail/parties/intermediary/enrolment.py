@@ -1,7 +1,7 @@
 """Who may upload: a list of users' keys in a file, which may change while the service runs.
 
-A user that rotates its key stays the user that it was: the list says by whose first key a later one goes, so that
-nobody counts twice in a round by way of a new key.
+A user that rotates its key stays the same user: the list has the id of the first key beside a later one, so that nobody
+counts twice in a round by means of a new key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Enrolment(PublicKey, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A user's key; `user` is the id of its first one, if it is another, `replaced` the ids of all before it."""
+    """A user's key; `user` is the id of the user's first key, if another, `replaced` the ids of all before it."""
 
     user: bytes = b""
     replaced: tuple[bytes, ...] = ()
@@ -38,23 +38,27 @@ def read_enrolled(path: Path) -> dict[bytes, Enrolment]:
 
 
 def user_of(keys: Mapping[bytes, PublicKey], sender: bytes) -> bytes:
-    """Who the holder of a key is in the rounds of a task."""
-    found = keys.get(sender)
-    return found.user or sender if isinstance(found, Enrolment) else sender
+    """The user that holds a key, by the id of the user's first key; for an unknown key, its own id."""
+    key = keys.get(sender)
+    return key.user or sender if isinstance(key, Enrolment) else sender
 
 
 class Enrolled(Mapping[bytes, PublicKey]):
     """The users on a list as it is now, by the ids of their keys.
 
-    `most` is how many a round of the task takes. If there are more of them, and several `services` that might admit
-    different ones first, a service does not start with the list; one that runs says so, for a list that takes users
-    off must hold.
+    A list with more users than a round takes is refused at the start if several services might admit different ones
+    first. A service that runs logs a warning instead, for a list that revokes users must take effect.
+
+    Arguments:
+        path: the list, a JSON file, which is read again when it changes.
+        most: users that a round of the task takes; None: any number.
+        services: shufflers or aggregators of the task.
     """
 
     def __init__(self, path: Path, *, most: int | None = None, services: int = 1) -> None:
         self._file = WatchedFile(path, functools.partial(_read_and_count, most=most, services=services))
-        if services > 1 and (said := _too_many(self._file.now(), path, most, services)):
-            raise ValueError(said)
+        if services > 1 and (problem := _too_many(self._file.now(), path, most, services)):
+            raise ValueError(problem)
 
     def __getitem__(self, key_id: bytes) -> PublicKey:
         return self._file.now()[key_id]
@@ -67,15 +71,15 @@ class Enrolled(Mapping[bytes, PublicKey]):
 
 
 def _read_and_count(path: Path, *, most: int | None, services: int) -> dict[bytes, Enrolment]:
-    found = read_enrolled(path)
-    if said := _too_many(found, path, most, services):
-        _LOG.warning("%s", said)
-    return found
+    enrolled = read_enrolled(path)
+    if problem := _too_many(enrolled, path, most, services):
+        _LOG.warning("%s", problem)
+    return enrolled
 
 
-def _too_many(found: Mapping[bytes, Enrolment], path: Path, most: int | None, services: int) -> str | None:
-    """What is wrong with a list of more users than a round takes."""
-    if most is None or len(found) <= most:
+def _too_many(enrolled: Mapping[bytes, Enrolment], path: Path, most: int | None, services: int) -> str | None:
+    """What is wrong with a list that has more users than a round takes; None if it has not."""
+    if most is None or len(enrolled) <= most:
         return None
     why = (
         f"{services} services would admit different users first, and every such round would be void and charged"
@@ -83,70 +87,78 @@ def _too_many(found: Mapping[bytes, Enrolment], path: Path, most: int | None, se
         else "whoever comes late in a round is turned away and charged for it"
     )
     return (
-        f"{str(path)!r} has {len(found)} users and a round of this task takes {most} (max_clients): {why}; "
+        f"{str(path)!r} has {len(enrolled)} users and a round of this task takes {most} (max_clients): {why}; "
         "revoke some, or sign a task with a larger --max-clients"
     )
 
 
 def enrol(path: Path, files: Iterable[Path]) -> int:
-    """Add the users of these files to a list: public keys, or rotations of users that are on it; how many there are.
+    """Add users to a list.
 
     Guarantees:
         A user stays one user: a key that is on the list stays as it is there, and one that was replaced is refused.
+
+    Arguments:
+        path: the list, which is made if it does not exist.
+        files: public keys, or rotations of keys of users that are on the list.
+
+    Returns: how many users are on the list.
     """
-    known = read_enrolled(path) if path.exists() else {}
-    earlier = {key_id for entry in known.values() for key_id in (entry.user, *entry.replaced)}
-    id_by_bytes = {entry.public: entry.key_id for entry in known.values()}
+    enrolled = read_enrolled(path) if path.exists() else {}
+    earlier = {key_id for entry in enrolled.values() for key_id in (entry.user, *entry.replaced)}
+    id_by_bytes = {entry.public: entry.key_id for entry in enrolled.values()}
     for file in files:
-        made = _successor(file, known) or _enrolment(read_json(file, PublicKey, "a public key"))
-        if made.key_id in earlier:
+        enrolment = _successor(file, enrolled) or _enrolment(read_json(file, PublicKey, "a public key"))
+        if enrolment.key_id in earlier:
             raise ValueError(
-                f"the key {made.key_id.hex()} was replaced by a newer one of the same user, which is enrolled: "
+                f"the key {enrolment.key_id.hex()} was replaced by a newer one of the same user, which is enrolled: "
                 "enrolling it again would make two users of one"
             )
-        if id_by_bytes.setdefault(made.public, made.key_id) != made.key_id:
+        if id_by_bytes.setdefault(enrolment.public, enrolment.key_id) != enrolment.key_id:
             raise ValueError(
-                f"the key {made.key_id.hex()} is enrolled with another expiry: enrolling it again would make two users "
-                "of one"
+                f"the key {enrolment.key_id.hex()} is enrolled with another expiry: enrolling it again would make two "
+                "users of one"
             )
-        earlier.update((made.user, *made.replaced))
-        known.setdefault(made.key_id, made)
-    _write(path, known)
-    return len(known)
+        earlier.update((enrolment.user, *enrolment.replaced))
+        enrolled.setdefault(enrolment.key_id, enrolment)
+    _write(path, enrolled)
+    return len(enrolled)
 
 
 def revoke(path: Path, key_ids: Iterable[bytes]) -> int:
-    """Take users off a list; refuses one that is not on it. How many are left."""
-    known = read_enrolled(path)
+    """Take the users with these keys off a list, and return how many are left; refuses a key that is not on it."""
+    enrolled = read_enrolled(path)
     for key_id in key_ids:
-        if known.pop(key_id, None) is None:
-            raise ValueError(f"expected the key of an enrolled user, got {key_id.hex()}")
-    _write(path, known)
-    return len(known)
+        if enrolled.pop(key_id, None) is None:
+            raise ValueError(f"no user on {str(path)!r} has the key {key_id.hex()}; nobody was revoked")
+    _write(path, enrolled)
+    return len(enrolled)
 
 
-def _successor(file: Path, known: dict[bytes, Enrolment]) -> Enrolment | None:
-    """The new key of a user that is on the list, in the place of the old one; None if the file is no rotation."""
+def _successor(file: Path, enrolled: dict[bytes, Enrolment]) -> Enrolment | None:
+    """Take the old key of a rotation off the list and return its successor; None if the file is not a rotation."""
     try:
         rotation = msgspec.json.decode(file.read_bytes(), type=ready(Rotation))
     except (OSError, msgspec.MsgspecError):
         return None
     rotation.check()
     if rotation.new_sign is None or rotation.new_seal is not None:
-        raise ValueError("expected the rotation of a user's key, got that of a service or an analyzer")
-    if rotation.new in known:
-        return known[rotation.new]  # said again
-    old = known.pop(rotation.old, None)
+        raise ValueError(f"{str(file)!r} rotates the keys of a service or an analyzer; only users' keys are enrolled")
+    if rotation.new in enrolled:
+        return enrolled[rotation.new]  # enrolled before
+    old = enrolled.pop(rotation.old, None)
     if old is None:
-        raise ValueError(f"expected the rotation of an enrolled user's key, got one of {rotation.old.hex()}")
+        raise ValueError(f"{str(file)!r} rotates the key {rotation.old.hex()}, which no enrolled user has")
     return _enrolment(rotation.new_sign, user=old.user or old.key_id, replaced=(*old.replaced, old.key_id))
 
 
 def _enrolment(key: PublicKey, *, user: bytes = b"", replaced: tuple[bytes, ...] = ()) -> Enrolment:
     if key.use != "sign":
-        raise ValueError("expected a key to sign with, got one to seal with")
+        raise ValueError(
+            f"the key {key.key_id.hex()} is for sealing; users are enrolled by the key that they sign with"
+        )
     return Enrolment(use=key.use, public=key.public, expires=key.expires, user=user, replaced=replaced)
 
 
-def _write(path: Path, known: Mapping[bytes, Enrolment]) -> None:
-    write_atomically(path, msgspec.json.encode(list(known.values())), mode=0o600)
+def _write(path: Path, enrolled: Mapping[bytes, Enrolment]) -> None:
+    write_atomically(path, msgspec.json.encode(list(enrolled.values())), mode=0o600)

@@ -1,9 +1,9 @@
 """What a shuffler and an aggregator do alike, without the network around them.
 
-The order of things in a round: *open* (told so by the analyzer), *frozen* when it is full or its time is up, closed
-with the users that everybody of the task has complete (all agree, for a frozen roster never changes), *forwarded* part
-by part, and forgotten when the analyzer has it all. Each step is durable before the next; who is killed goes on where
-it was.
+A round is *open* once the analyzer says so, *frozen* when it is full or its time is up, closed with the users whom all
+parties of the task have complete (all agree, for a frozen roster never changes), *forwarded* part by part, and
+forgotten when the analyzer has it all. Each step is durable before the next: a process that is killed goes on where it
+was.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["Intermediary", "all_answers"]
 
 _IN_FLIGHT = 4  # parts on their way at a time
 _Store = TypeVar("_Store", bound=RoundStore)
-_Said = TypeVar("_Said")
+_Answer = TypeVar("_Answer")
 
 
-def all_answers(answers: Sequence[_Said | None]) -> list[_Said] | None:
-    """What everybody said, if everybody said something."""
-    said = [answer for answer in answers if answer is not None]
-    return said if len(said) == len(answers) else None
+def all_answers(answers: Sequence[_Answer | None]) -> list[_Answer] | None:
+    """The answers, if none of them is missing; else None."""
+    present = [answer for answer in answers if answer is not None]
+    return present if len(present) == len(answers) else None
 
 
 def _digest(reports: Collection[bytes]) -> bytes:
@@ -43,7 +43,16 @@ def _digest(reports: Collection[bytes]) -> bytes:
 
 
 class Intermediary(abc.ABC, Generic[_Store]):
-    """A shuffler or an aggregator of a task, or one replica of it: these share a `store`, a URL.
+    """A shuffler or an aggregator of a task, or one replica of it.
+
+    Arguments:
+        folder: where a party without a database keeps its state.
+        signed: the task, whose signature is verified.
+        signer: the id of the key that must have signed it.
+        index: this party's place among those of its kind in the task.
+        keys: the party's own key pairs, which the task must name at this place.
+        store: URL of a database that replicas share; None: a file in the folder.
+        alone: whether to refuse a folder that another process works in.
 
     Guarantees:
         An upload is opened before it is taken: what was not sealed to this party by its sender counts nowhere.
@@ -65,42 +74,51 @@ class Intermediary(abc.ABC, Generic[_Store]):
         alone: bool = True,
     ) -> None:
         self.task: TrainingTask = verify(signed, signer=signer, fresh=False)
-        named = self.service_keys(self.task)
-        if not 0 <= index < len(named) or named[index].key_id != keys.public.key_id:
-            raise ValueError(f"expected the keys of {self.kind} {index} of {len(named)}, got others")
-        self.signed, self.index, self.key, self._opening = signed, index, keys.sign, keys.seal.opening_key()
+        service_keys = self.service_keys(self.task)
+        if not 0 <= index < len(service_keys):
+            raise ValueError(f"{self.kind} {index} is not in this task, which has {len(service_keys)}, numbered from 0")
+        if service_keys[index].key_id != keys.public.key_id:
+            raise ValueError(
+                f"the task names the keys {service_keys[index].key_id.hex()} for {self.kind} {index}, not "
+                f"{keys.public.key_id.hex()}: check --keys and --index"
+            )
+        self.signed = signed
+        self.index = index
+        self.key = keys.sign
+        self._opening = keys.seal.opening_key()
         self._alone = hold(folder) if alone else contextlib.nullcontext()
-        where, owner = locate_store(store, folder, "store.db"), self.task.task_id + bytes([index])
+        where = locate_store(store, folder, "store.db")
+        owner = self.task.task_id + bytes([index])
         self.store = retry_until_available(lambda: self._open_store(where, owner))
 
     @classmethod
     @abc.abstractmethod
     def service_keys(cls, task: TrainingTask) -> Sequence[Any]:
-        """The keys of those of its kind in a task."""
+        """The public keys of the parties of this kind in a task."""
 
     @abc.abstractmethod
     def _open_store(self, where: Path | str, owner: bytes) -> _Store:
-        """Its store."""
+        """The store of this kind of party."""
 
     @property
     @abc.abstractmethod
     def max_content_bytes(self) -> int:
-        """Bytes of what an upload holds, at most."""
+        """Bytes of the content of an upload, at most."""
 
     @abc.abstractmethod
     def _content(self, opened: bytes, purpose: Purpose) -> Any:
-        """What the store keeps of an upload that was opened; refuses what has another form."""
+        """The content that the store keeps of an opened upload; refuses one of another form."""
 
     def challenge(self, round: int) -> bytes | None:
-        """Its part of the key that a round's proofs are tested with, where there are proofs."""
+        """This party's part of the key that a round's proofs are tested with; None without proofs."""
         return None
 
     def verifiers(self, round: int, first: int) -> Verifiers | None:
-        """What it found about a round's proofs, from this report on."""
+        """Its verifiers of a round's reports, from the one with this number on; None without proofs."""
         return None
 
-    def _complete(self, round: int, roster: Collection[bytes] | None) -> None:
-        """Add to a frozen round what it lacks besides uploads."""
+    def _prepare_close(self, round: int, roster: Collection[bytes] | None) -> None:
+        """Prepare what a frozen round needs besides uploads before it is closed."""
 
     @property
     def max_upload_bytes(self) -> int:
@@ -109,19 +127,27 @@ class Intermediary(abc.ABC, Generic[_Store]):
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is nobody to agree with."""
+        """Whether the task has no other party of this kind to agree with."""
         return len(self.task.intermediaries) == 1
 
     def arrival(self, round: int, *, client: bytes, upload: Upload, sender: bytes | None = None) -> Arrival:
-        """An upload as the store takes it; `sender` is the id of the key of who made it, if that is not the client's.
+        """Open an upload, as the store takes it.
 
-        Refuses what was not sealed by that sender, for this round and party, or has another form.
+        Refuses one that was not sealed by its sender for this round and party, or that has another form.
+
+        Arguments:
+            round: the round that the upload is for.
+            client: the user whom it counts for, by the id of the user's first key.
+            upload: report id and sealed content.
+            sender: the id of the key that sealed and signed it, if that is not the client's first.
         """
         purpose = self.task.upload_purpose(round, self.index, sender=sender or client, report=upload.report)
         try:
             opened = open_sealed(upload.sealed, self._opening, purpose)
         except Unsealable as error:
-            raise Malformed(f"expected an upload sealed to this {self.kind} by its sender, got another one") from error
+            raise Malformed(
+                f"this upload is not sealed to {self.kind} {self.index} for round {round} by the key that signed it"
+            ) from error
         return Arrival(round, client, upload.report, self._content(opened, purpose))
 
     def accept(self, round: int, *, client: bytes, upload: Upload, sender: bytes | None = None) -> Accepted:
@@ -129,18 +155,25 @@ class Intermediary(abc.ABC, Generic[_Store]):
         return self.store.accept(self.arrival(round, client=client, upload=upload, sender=sender))
 
     def is_full(self, round: int) -> bool:
-        """Whether as many reported as are let in."""
+        """Whether the round has as many uploads as the task allows."""
         return self.store.uploads(round) >= self.task.max_clients
 
     def decide(self, round: int, rosters: Sequence[Collection[bytes]] = ()) -> tuple[set[bytes] | None, bytes]:
-        """Whom to count in a round: the users on everybody's rosters (None: all), and the digest of that."""
-        mine, others = self.store.freeze(round), len(self.task.intermediaries) - 1
+        """Decide whom to count in a round, for good.
+
+        Returns: the reports that are on all rosters (None: all of this party's), and the digest of the decision.
+        """
+        mine = self.store.freeze(round)
+        others = len(self.task.intermediaries) - 1
         if len(rosters) != others:
-            raise ValueError(f"expected the rosters of {others} others, got {len(rosters)}")
+            raise ValueError(f"{self.kind} {self.index} needs the rosters of {others} others, and has {len(rosters)}")
         roster = None if self.is_alone else set(mine).intersection(*rosters)
         digest = _digest(mine if roster is None else roster)
         if self.store.agree(round, digest) != digest:
-            raise ValueError(f"expected the rosters of round {round} that were final before, got others")
+            raise ValueError(
+                f"the rosters of round {round} are not those of before: the store of another {self.kind} was restored "
+                "from an older copy, or it is not honest; the round stays frozen until the analyzer gives it up"
+            )
         return roster, digest
 
     def exchange(self, round: int, peers: Sequence[IntermediaryClient]) -> State:
@@ -179,34 +212,33 @@ class Intermediary(abc.ABC, Generic[_Store]):
             digest = _digest(roster)
         count = self.store.uploads(round) if roster is None else len(roster)
         if count >= self.task.min_clients:
-            self._complete(round, roster)
+            self._prepare_close(round, roster)
         return self.store.close(round, roster=roster, batch=self._batch(digest))
 
     def _batch(self, digest: bytes) -> bytes | None:
-        """What the batch of these users is called; None: it is drawn."""
+        """The id of the batch of these users; None: the store draws one."""
         return None
 
     def drop_round(self, round: int) -> None:
-        """Forget a round that the others went on without."""
+        """Forget a round that the analyzer has given up."""
         self.store.freeze(round)
         self.store.close(round, roster=())
         self.store.acknowledge(round)
 
     def forward(self, round: int, analyzer: AnalyzerClient) -> None:
-        """Give the analyzer what a closed round has, and forget it; a round that it gave up is forgotten, too."""
+        """Send a closed round to the analyzer, then forget it; forget it also if the analyzer has given it up."""
         state = self.store.state(round)
         if state not in ("void", "sent"):
             return
         with contextlib.suppress(Gone):
-            batch, sent = self.store.batch(round), state == "sent"
-            parts = self._send(round, batch, analyzer) if sent else 0
+            batch = self.store.batch(round)
+            parts = self._send(round, batch, analyzer) if state == "sent" else 0
             uploads = self.store.uploads(round)
-            said = Closed(state="sent" if sent else "void", parts=parts, uploads=uploads, batch=batch)
-            analyzer.report_closed(round, said)
+            analyzer.report_closed(round, Closed(state=state, parts=parts, uploads=uploads, batch=batch))
         self.store.acknowledge(round)
 
     def _send(self, round: int, batch: bytes, analyzer: AnalyzerClient) -> int:
-        """Every part, some at a time; how many they are."""
+        """Send every part, a few at a time, and return how many they are."""
         count = 0
         with concurrent.futures.ThreadPoolExecutor(_IN_FLIGHT) as threads:
             waiting: list[concurrent.futures.Future[None]] = []
@@ -220,7 +252,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
         return count
 
     def shut(self) -> None:
-        """Let go of the files."""
+        """Close the store, and release the folder."""
         self.store.shut()
         if not isinstance(self._alone, contextlib.nullcontext):
             self._alone.close()

@@ -1,14 +1,12 @@
-"""The memory of a shuffler or an aggregator: uploads until a round closes, then what leaves until the analyzer has it.
+"""The store of a shuffler or an aggregator: uploads until a round closes, then its output until the analyzer has it.
 
 A round is *opened*, once, with the head of the analyzer's ledger; a head that contradicts what was seen before is
 refused. It is *frozen* when its time is up: nothing more is taken, and the set of its report ids is final. With too few
-of them it is *void*: everything is deleted and nothing ever leaves. Else, in the one transaction that closes it, what
-leaves is made from the uploads, with whatever is drawn for it, and the uploads are deleted with all that says who sent
-them. What leaves is that batch and no other, however often it is sent: another draw would reveal what it hides. Its id
-is drawn with it. It is *sent* in numbered parts, so that the analyzer can ignore what it has, and deleted when
-acknowledged (*done*). A task that ends before its time leaves nothing behind: its rounds are done, whatever they held.
-
-Uploads on their way into a store, and why some are turned away.
+of them it is *void*: everything is deleted and nothing ever leaves. Otherwise one transaction makes the round's output
+from the uploads, with whatever randomness that takes, and deletes the uploads with all that says who sent them. The
+output is that batch and no other, however often it is sent: another draw would reveal what it hides. Its id is drawn
+with it. It is *sent* in numbered parts, so that the analyzer can ignore what it has, and deleted when acknowledged
+(*done*). A task that ends before its time leaves nothing behind: its rounds are done, whatever they held.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ CREATE TABLE IF NOT EXISTS known (round INTEGER, report BLOB, PRIMARY KEY (round
     "CREATE UNIQUE INDEX IF NOT EXISTS uploads_by_report ON uploads (round, report)",
     "CREATE TABLE IF NOT EXISTS ended (reason TEXT PRIMARY KEY) STRICT",
 )
-_REMEMBER = (  # in no order but their own
+_KEEP_IDS = (  # sorted, so that their order of arrival is lost
     "INSERT INTO known SELECT round, report FROM uploads WHERE round = ? ORDER BY report ON CONFLICT DO NOTHING"
 )
 
@@ -66,9 +64,9 @@ class RoundStore(Database, abc.ABC):
         A store belongs to one owner: another task's minimum does not apply to it.
     """
 
-    contents: ClassVar[tuple[str, ...]]  # tables of what uploads hold, by round and report
-    additions: ClassVar[tuple[str, ...]] = ()  # tables of what is put beside them, by round
-    leaves: ClassVar[str]  # the table of what leaves, by round
+    content_tables: ClassVar[tuple[str, ...]]  # contents of uploads, by round and report
+    extra_tables: ClassVar[tuple[str, ...]] = ()  # what else a round holds until it closes, by round
+    output_table: ClassVar[str]  # the output of closed rounds, by round
 
     def __init__(
         self,
@@ -81,30 +79,33 @@ class RoundStore(Database, abc.ABC):
     ) -> None:
         _validate.at_least(1, max_uploads=max_uploads)
         _validate.in_interval(1, max_uploads, min_uploads=min_uploads)
-        self._min_uploads, self._max_uploads = min_uploads, max_uploads
+        self._min_uploads = min_uploads
+        self._max_uploads = max_uploads
         super().__init__(where, {"rounds": _MIGRATIONS, **migrations})
         with self._transaction():
             self._do("INSERT INTO owner SELECT ? WHERE NOT EXISTS (SELECT 1 FROM owner)", owner)
         if self._one("SELECT name FROM owner") != (owner,):
             shown = repr(str(where)) if isinstance(where, Path) else "this database"
-            raise ValueError(f"expected the store of this task and party in {shown}, got another one's")
+            raise ValueError(
+                f"{shown} is the store of another task or party: give this one a folder or database of its own"
+            )
         self._database.tidy()
 
     @abc.abstractmethod
     def check(self, arrival: Arrival) -> None:
-        """Turn away an upload with the wrong content."""
+        """Refuse an upload whose content does not have the task's form."""
 
     @abc.abstractmethod
-    def _keep(self, arrivals: Sequence[Arrival]) -> None:
-        """Write down what is in uploads."""
+    def _write_contents(self, arrivals: Sequence[Arrival]) -> None:
+        """Write the contents of uploads."""
 
     @abc.abstractmethod
-    def _leave(self, round: int) -> None:
-        """Make what leaves from the contents of a round, once."""
+    def _make_output(self, round: int) -> None:
+        """Make the output of a round from its contents, once."""
 
     @abc.abstractmethod
     def parts(self, round: int, *, size: int) -> Iterator[tuple[int, bytes]]:
-        """What leaves of a closed round, in numbered parts of at most `size` messages."""
+        """The output of a closed round, in numbered parts of at most `size` messages."""
 
     def open_round(self, round: int, *, head: bytes, closes: float) -> None:
         """Begin to take uploads until the second `closes`; the same again changes nothing."""
@@ -113,97 +114,109 @@ class RoundStore(Database, abc.ABC):
                 raise ValueError(f"round {round} stays closed: {reason}")
             (last,) = self._one("SELECT MAX(round) FROM rounds") or (None,)
             if last is not None and round < last:
-                raise ValueError(f"expected round {last} or a later one, got round {round}: the analyzer was set back")
-            found = self._one("SELECT head FROM rounds WHERE round = ?", round)
-            if found:
-                if found[0] != head:
-                    raise ValueError(f"expected round {round} under the ledger that opened it, got another ledger")
+                raise ValueError(
+                    f"the analyzer opens round {round} after round {last}: its ledger was restored from an older copy"
+                )
+            row = self._one("SELECT head FROM rounds WHERE round = ?", round)
+            if row:
+                if row[0] != head:
+                    raise ValueError(
+                        f"the analyzer opens round {round} again under another ledger: its ledger was restored from an "
+                        "older copy"
+                    )
                 return
             self._do("INSERT INTO rounds VALUES (?, 'open', ?, ?, 0, NULL, NULL)", round, head, closes)
 
     def state(self, round: int) -> State:
         """Where a round stands."""
-        found = self._one("SELECT state FROM rounds WHERE round = ?", round)
-        return found[0] if found else "unknown"
+        row = self._one("SELECT state FROM rounds WHERE round = ?", round)
+        return row[0] if row else "unknown"
 
     def pending_rounds(self) -> list[tuple[int, State, float]]:
-        """Rounds that have something left to do: number, state, and the second in which it closes."""
+        """Rounds that are not done: number, state, and the second in which each closes."""
         return self._rows("SELECT round, state, closes FROM rounds WHERE state != 'done' ORDER BY round")
 
     def uploads(self, round: int) -> int:
         """How many uploads a round has; of a closed one, how many counted."""
-        found = self._one("SELECT uploads FROM rounds WHERE round = ?", round)
-        return int(found[0]) if found else 0
+        row = self._one("SELECT uploads FROM rounds WHERE round = ?", round)
+        return int(row[0]) if row else 0
 
     def accept(self, arrival: Arrival) -> Accepted:
-        """Take the upload of a client; the same report again is known, another one is turned away."""
-        (taken,) = self.accept_all([arrival])
-        if isinstance(taken, UploadRefused):
-            raise taken
-        return taken
+        """Take the upload of a client; the same report again is "known", another one is refused."""
+        (outcome,) = self.accept_all([arrival])
+        if isinstance(outcome, UploadRefused):
+            raise outcome
+        return outcome
 
     def accept_all(self, arrivals: Sequence[Arrival]) -> list[Accepted | UploadRefused]:
-        """Take several uploads in one transaction, each whole or not at all."""
-        answers: list[Accepted | UploadRefused | None] = [self._misfit(arrival) for arrival in arrivals]
+        """Take several uploads in one transaction, each whole or not at all; the outcome of each."""
+        answers: list[Accepted | UploadRefused | None] = [self._check_form(arrival) for arrival in arrivals]
         with self._transaction():
             intakes: dict[int, _Intake] = {}
             for place, arrival in enumerate(arrivals):
                 if answers[place] is None:
                     if arrival.round not in intakes:
-                        intakes[arrival.round] = self._intake([one for one in arrivals if one.round == arrival.round])
+                        group = [other for other in arrivals if other.round == arrival.round]
+                        intakes[arrival.round] = self._intake(group)
                     answers[place] = intakes[arrival.round].take(arrival)
-            taken = [one for one, answer in zip(arrivals, answers, strict=True) if answer == "accepted"]
+            taken = [arrival for arrival, answer in zip(arrivals, answers, strict=True) if answer == "accepted"]
             if taken:
-                self._database.insert("uploads", [(one.round, one.client, one.report) for one in taken])
-                self._keep(taken)
+                rows = [(arrival.round, arrival.client, arrival.report) for arrival in taken]
+                self._database.insert("uploads", rows)
+                self._write_contents(taken)
                 for round, intake in intakes.items():
                     self._do("UPDATE rounds SET uploads = ? WHERE round = ?", intake.uploads, round)
         return [answer for answer in answers if answer is not None]
 
     def freeze(self, round: int) -> list[bytes]:
-        """Take nothing more; the report ids of the round, from now on always the same."""
+        """Take nothing more, and return the report ids of the round, which are final from now on."""
         with self._transaction():
             if self.state(round) == "unknown":
-                raise ValueError(f"expected a round that was opened, got round {round}")
+                raise ValueError(f"round {round} was never opened here, and cannot be frozen")
             self._do("UPDATE rounds SET state = 'frozen' WHERE round = ? AND state = 'open'", round)
         return self.roster(round) or []
 
     def roster(self, round: int) -> list[bytes] | None:
-        """The report ids of a round, once they are final."""
+        """The report ids of a round, sorted; None until they are final."""
         if self.state(round) in ("unknown", "open"):
             return None
         query = "SELECT report FROM known WHERE round = ? UNION SELECT report FROM uploads WHERE round = ?"
         return sorted(report for (report,) in self._rows(query, round, round))
 
     def agree(self, round: int, digest: bytes) -> bytes:
-        """Decide whom to count in a frozen round, by a digest; the first decision stays."""
+        """Note the digest of whom to count in a frozen round, and return it; the first decision stays."""
         with self._transaction():
             self._do("UPDATE rounds SET agreed = ? WHERE round = ? AND agreed IS NULL", digest, round)
         return self.agreed_digest(round) or digest
 
     def agreed_digest(self, round: int) -> bytes | None:
-        """What was decided."""
-        found = self._one("SELECT agreed FROM rounds WHERE round = ?", round)
-        return found[0] if found else None
+        """The digest of whom to count in a round; None until that is decided."""
+        row = self._one("SELECT agreed FROM rounds WHERE round = ?", round)
+        return row[0] if row else None
 
     def close(self, round: int, *, roster: Collection[bytes] | None = None, batch: bytes | None = None) -> State:
         """Close a frozen round for good with the reports on the roster (None: all); a closed round stays as it is.
 
-        `batch` is what the batch is called; it is drawn unless given.
+        Arguments:
+            round: a round that was frozen.
+            roster: the ids of the reports that count; those of others are deleted uncounted.
+            batch: the id of the batch; None: it is drawn.
+
+        Returns: the state of the round: "sent" if enough users count, else "void".
         """
         with self._transaction():
             if (state := self.state(round)) not in ("unknown", "open", "frozen"):
                 return state
             if state != "frozen":
-                raise ValueError(f"expected a round that is frozen, got round {round}, {state}")
-            self._do(_REMEMBER, round)
+                raise ValueError(f"round {round} is {state}; only a frozen round can be closed")
+            self._do(_KEEP_IDS, round)
             self._keep_only(round, roster)
             count = int((self._one("SELECT COUNT(*) FROM uploads WHERE round = ?", round) or (0,))[0])
             name = secrets.token_bytes(BATCH_ID) if batch is None else batch
             self._do("UPDATE rounds SET uploads = ?, batch = ? WHERE round = ?", count, name, round)
             if count >= self._min_uploads:
-                self._leave(round)
-            for table in ("uploads", *self.contents, *self.additions):
+                self._make_output(round)
+            for table in ("uploads", *self.content_tables, *self.extra_tables):
                 self._database.clear(table, round)
             state = "sent" if count >= self._min_uploads else "void"
             self._do("UPDATE rounds SET state = ? WHERE round = ?", state, round)
@@ -211,38 +224,38 @@ class RoundStore(Database, abc.ABC):
         return state
 
     def batch(self, round: int) -> bytes:
-        """What the batch of a closed round is called."""
-        found = self._one("SELECT batch FROM rounds WHERE round = ?", round)
-        if found is None or found[0] is None:
-            raise ValueError(f"expected a round that is closed, got round {round}, {self.state(round)}")
-        return found[0]
+        """The id of the batch of a closed round."""
+        row = self._one("SELECT batch FROM rounds WHERE round = ?", round)
+        if row is None or row[0] is None:
+            raise ValueError(f"round {round} is {self.state(round)}; it has a batch only after it is closed")
+        return row[0]
 
     def acknowledge(self, round: int) -> None:
-        """Delete a batch that the analyzer has; of a void round, remember that it was told."""
+        """Delete the output of a closed round, which the analyzer has, or which it gave up."""
         with self._transaction():
             if self.state(round) not in ("void", "sent", "done"):
-                raise ValueError(f"expected a round that is closed, got round {round}, {self.state(round)}")
-            self._database.clear(self.leaves, round)
+                raise ValueError(f"round {round} is {self.state(round)}; only a closed round can be acknowledged")
+            self._database.clear(self.output_table, round)
             self._do("UPDATE rounds SET state = 'done' WHERE round = ?", round)
         self._database.tidy()
 
     def end_task(self, reason: str) -> None:
-        """Forget what the rounds hold, and open none again; the first reason stays."""
+        """Delete what the rounds hold, and never open one again; the first reason stays."""
         with self._transaction():
             self._do("INSERT INTO ended SELECT ? WHERE NOT EXISTS (SELECT 1 FROM ended)", reason)
             for round, _, _ in self.pending_rounds():
-                for table in ("uploads", *self.contents, *self.additions, self.leaves):
+                for table in ("uploads", *self.content_tables, *self.extra_tables, self.output_table):
                     self._database.clear(table, round)
                 self._do("UPDATE rounds SET state = 'done', uploads = 0 WHERE round = ?", round)
         self._database.tidy()
 
     def why_ended(self) -> str | None:
         """Why the task ended before its time; None if it goes on."""
-        found = self._one("SELECT reason FROM ended")
-        return None if found is None else str(found[0])
+        row = self._one("SELECT reason FROM ended")
+        return None if row is None else str(row[0])
 
-    def _misfit(self, arrival: Arrival) -> UploadRefused | None:
-        """Why an upload is turned away whatever the store holds."""
+    def _check_form(self, arrival: Arrival) -> UploadRefused | None:
+        """Why an upload is refused whatever the store holds, if it is."""
         try:
             if len(arrival.report) != REPORT_ID or not 1 <= len(arrival.client) <= 64:
                 raise UploadRefused(
@@ -256,16 +269,17 @@ class RoundStore(Database, abc.ABC):
 
     def _intake(self, arrivals: Sequence[Arrival]) -> _Intake:
         """What a round holds that bears on these uploads to it."""
-        round, reports = arrivals[0].round, [one.report for one in arrivals]
-        asked = ",".join("?" * len(arrivals))
-        query = f"SELECT report, client FROM uploads WHERE round = ? AND {{}} IN ({asked})"  # one index at a time
+        round = arrivals[0].round
+        reports = [arrival.report for arrival in arrivals]
+        places = ",".join("?" * len(arrivals))
+        query = f"SELECT report, client FROM uploads WHERE round = ? AND {{}} IN ({places})"  # one index at a time
         held = self._rows(query.format("report"), round, *reports)
-        held += self._rows(query.format("client"), round, *(one.client for one in arrivals))
-        closed = self._rows(f"SELECT report FROM known WHERE round = ? AND report IN ({asked})", round, *reports)
+        held += self._rows(query.format("client"), round, *(arrival.client for arrival in arrivals))
+        closed = self._rows(f"SELECT report FROM known WHERE round = ? AND report IN ({places})", round, *reports)
         return _Intake(
             state=self.state(round),
             uploads=self.uploads(round),
-            most=self._max_uploads,
+            max_uploads=self._max_uploads,
             reports={**{report: None for (report,) in closed}, **dict(held)},
             clients={client for _, client in held},
         )
@@ -276,7 +290,7 @@ class RoundStore(Database, abc.ABC):
         self._database.script("CREATE TEMP TABLE IF NOT EXISTS roster (report BLOB PRIMARY KEY) WITHOUT ROWID")
         self._do("DELETE FROM roster")
         self._database.insert("roster", [(report,) for report in set(roster)])
-        for table in ("uploads", *self.contents):
+        for table in ("uploads", *self.content_tables):
             self._do(f"DELETE FROM {table} WHERE round = ? AND report NOT IN (SELECT report FROM roster)", round)
 
 
@@ -289,25 +303,29 @@ class _Intake:
 
     state: State
     uploads: int
-    most: int
+    max_uploads: int
     reports: dict[bytes, bytes | None]
     clients: set[bytes]
 
     def take(self, arrival: Arrival) -> Accepted | UploadRefused:
-        """Whether this upload is taken after those before it."""
+        """Decide about an upload, after those before it."""
         round, client, report, _ = arrival
         if report in self.reports:
             if self.state == "open" and self.reports[report] != client:
-                return UploadRefused("expected a report id of the client's own, got another client's")
+                return UploadRefused(
+                    "another client has used this report id in this round: seal the report again under a fresh one"
+                )
             return "known"
         if self.state == "unknown":
-            return RoundNotOpen(f"expected an upload to an open round, got one to round {round}, which is not open")
+            return RoundNotOpen(f"round {round} is not open here yet: try again in a moment")
         if self.state != "open":
-            return RoundClosed(f"expected an upload to an open round, got one to round {round}, which is closed")
+            return RoundClosed(f"round {round} is closed and takes no more uploads")
         if client in self.clients:
-            return UploadRefused("expected one upload per client and round, got another one")
-        if self.uploads >= self.most:
-            return RoundClosed(f"expected at most {self.most} uploads in a round, got one more")
+            return UploadRefused(f"this client has another upload in round {round}: one counts per client and round")
+        if self.uploads >= self.max_uploads:
+            return RoundClosed(
+                f"round {round} is full: it has {self.max_uploads} uploads, the most that the task allows"
+            )
         self.uploads += 1
         self.reports[report] = client
         self.clients.add(client)
@@ -317,22 +335,22 @@ class _Intake:
 Accepted = Literal["accepted", "known"]
 
 
-class UploadRefused(ValueError):  # noqa: N818 - an upload that is turned away
+class UploadRefused(ValueError):  # noqa: N818 - an outcome, not a fault
     """An upload that is not taken, and why."""
 
 
 class RoundNotOpen(UploadRefused):
-    """An upload to a round that has not been heard of here."""
+    """An upload to a round that is not open here yet."""
 
 
 class RoundClosed(UploadRefused):
-    """An upload to a round that is closed, or has as many as it takes."""
+    """An upload to a round that is closed, or full."""
 
 
 class Arrival(NamedTuple):
-    """An upload on its way into the store: who sent it, its random id, and what was in it.
+    """An opened upload on its way into the store: who sent it, its random id, and its content.
 
-    For a shuffler that is pairs of slot and ciphertext, for an aggregator a share.
+    The content is, for a shuffler, pairs of slot and ciphertext; for an aggregator, a share.
     """
 
     round: int

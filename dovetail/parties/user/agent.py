@@ -78,7 +78,7 @@ def serve_agent(client: Client, socket: Path, *, group: bool = False) -> None:
             return client.answer(ask.call, np.frombuffer(ask.update, "<f4"), ask.facts).encode()
 
     async def handle(request: Request) -> Response:
-        body = await read_body(request, most=_MOST)
+        body = await read_body(request.receive, most=_MOST)
         return Response(await asyncio.to_thread(report, body), media_type="application/octet-stream")
 
     app = ServiceApp([Route("/v1/report", handle, methods=["POST"])], Counts())

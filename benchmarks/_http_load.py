@@ -1,4 +1,4 @@
-"""The door of an aggregator under load: uploads of 15 KB, fresh connections, status, polite clients, a large round."""
+"""An aggregator's HTTP under load: uploads of 15 KB, fresh connections, status, polite clients, a large round."""
 
 import contextlib
 import importlib.util
@@ -24,7 +24,7 @@ FIELDS: dict[str, Any] = {
     "protocol": "secagg",
     "settings": {"clip_norm": 1.0, "noise_multiplier": 1.0},
     "dim": DIM,
-    "name": "door",
+    "name": "http",
     "rounds": 2,
     "round_seconds": 3600.0,
     "delta": 1e-6,
@@ -79,7 +79,7 @@ class StoredFleet(Fleet):
     """A fleet whose aggregators keep their state where these words say."""
 
     def __init__(self, deployment: Deployment, *, words: Sequence[object], doors: int) -> None:
-        super().__init__(deployment, doors=doors)
+        super().__init__(deployment, http_workers=doors)
         self._words = words
 
     def _start(self, name: str, *words: object) -> None:
