@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-__all__ = ["REQUIRED", "Field", "fields", "is_settings", "meanings", "summary", "with_fields_in_help"]
+__all__ = ["REQUIRED", "Field", "fields", "is_settings", "meanings", "summary", "types", "with_fields_in_help"]
 
 REQUIRED = object()
 
@@ -36,6 +36,13 @@ class Field(NamedTuple):
 def is_settings(kind: object) -> bool:
     """Whether this is a class of settings."""
     return isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind))
+
+
+def types(kind: type) -> dict[str, Any]:
+    """The type of every setting of a class, by name."""
+    if issubclass(kind, msgspec.Struct):
+        return {field.name: field.type for field in msgspec.structs.fields(kind)}
+    return {field.name: field.type for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
 
 
 def fields(kind: type) -> list[Field]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -127,14 +127,16 @@ def one_of(options: Collection[Any], **values: Any) -> None:
             _fail(f"{name} to be one of {', '.join(str(option) for option in options)}", name, value)
 
 
-def known_name(kind: str, name: str, options: Iterable[str], *, meanings: Mapping[str, str] | None = None) -> None:
+def known_name(
+    kind: str, name: str, options: Iterable[str], *, meanings: Callable[[], Mapping[str, str]] | None = None
+) -> None:
     """The name is one of the options; otherwise the nearest of them is suggested.
 
     Arguments:
         kind: what is named, as an error calls it: "protocol".
         name: the name to look for.
         options: the names that there are.
-        meanings: what options mean; the error says it of the one that it suggests.
+        meanings: tells what options mean, if asked; the error says it of the one that it suggests.
     """
     options = sorted(options)
     if name in options:
@@ -142,7 +144,7 @@ def known_name(kind: str, name: str, options: Iterable[str], *, meanings: Mappin
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     if not near:
         raise ValueError(f"unknown {kind} {name!r}: expected one of: {', '.join(options)}")
-    meaning = (meanings or {}).get(near[0])
+    meaning = None if meanings is None else meanings().get(near[0])
     raise ValueError(f"unknown {kind} {name!r}: did you mean {near[0]!r}?{in_brackets(meaning)}")
 
 

@@ -247,9 +247,9 @@ def to_toml(config: Config) -> str:
 
 
 def _check_keys(tree: Mapping[str, Any]) -> None:
-    kinds = {field.name: field.type for field in _fields.fields(Config)}
+    kinds = _fields.types(Config)
     for name, value in tree.items():
-        _validate.known_name("config key", name, kinds, meanings=_fields.meanings(Config))
+        _validate.known_name("config key", name, kinds, meanings=lambda: _fields.meanings(Config))
         if not _fields.is_settings(kinds[name]):
             continue
         if not isinstance(value, Mapping):
@@ -260,9 +260,8 @@ def _check_keys(tree: Mapping[str, Any]) -> None:
 
 
 def _check_names(what: str, keys: Iterable[str], kind: type) -> None:
-    names = [field.name for field in _fields.fields(kind)]
     for key in keys:
-        _validate.known_name(what, key, names, meanings=_fields.meanings(kind))
+        _validate.known_name(what, key, _fields.types(kind), meanings=lambda: _fields.meanings(kind))
 
 
 _TYPES = {

@@ -110,7 +110,7 @@ def build(name: str, parameters: Mapping[str, Any]) -> Protocol:
     """The protocol of this name with these parameters."""
     known = fields(name)
     for key in parameters:
-        _validate.known_name(f"key of protocol {name!r}", key, known, meanings=meanings(find(name)))
+        _validate.known_name(f"key of protocol {name!r}", key, known, meanings=lambda: meanings(find(name)))
     for key, field in known.items():
         if key not in parameters and field.default is dataclasses.MISSING:
             raise ValueError(f"expected protocol.{key} for {name!r}, got none")
