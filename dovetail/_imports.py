@@ -106,6 +106,4 @@ class LateModule:
             return module
         except ModuleNotFoundError as error:
             package, _, _ = self._names[0].partition(".")
-            raise ModuleNotFoundError(
-                f"expected {package} to be installed to compute with {self._names[0]}, got no such package"
-            ) from error
+            raise ModuleNotFoundError(f"this computes with {self._names[0]}, and {package} is not installed") from error

@@ -23,7 +23,7 @@ def make_folder(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise ValueError(f"expected a folder that can be written to, got {str(path)!r} ({error.strerror})") from error
+        raise ValueError(f"the folder {str(path)!r} cannot be written to ({error.strerror})") from error
 
 
 def hold(folder: Path) -> IO[bytes]:
@@ -35,7 +35,7 @@ def hold(folder: Path) -> IO[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise ValueError(f"expected a folder that no other process works in, got {str(folder)!r}") from error
+        raise ValueError(f"another process is working in {str(folder)!r}") from error
     return lock
 
 

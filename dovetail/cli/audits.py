@@ -177,9 +177,7 @@ def _indices(name: str, plan: Any, task: str | None, confidence: float, seed: in
 
     protocol, _ = quotes.settle_protocol(name, plan)
     if not isinstance(protocol, SsTopk):
-        raise ValueError(
-            f"expected 'ss_topk' with --view shuffler, got {name!r}, where slots do not depend on the data"
-        )
+        raise ValueError(f"--view shuffler attacks 'ss_topk'; the slots of {name!r} do not depend on the data")
     rounds = (1, 10) if plan.rounds == 1 else (1, plan.rounds)
     updates: Any = Population(users=plan.num_users, dim=plan.dim)
     if task is not None:

@@ -66,9 +66,9 @@ class Situation:
         _validate.in_open_interval(0, 1, delta=self.delta)
         _validate.one_of(PARTICIPATION, participation=self.kind)
         if self.kind == "everyone" and self.size != self.users:
-            raise ValueError(f"expected per_round={self.users} if everyone takes part, got per_round={self.size}")
+            raise ValueError(f"where everyone takes part, per_round is {self.users}, got per_round={self.size}")
         if self.kind not in ("everyone", "disjoint") and self.per_round is None:
-            raise ValueError(f"expected per_round with participation={self.kind!r}, got none")
+            raise ValueError(f"participation={self.kind!r} needs per_round")
 
     @property
     def size(self) -> int:

@@ -89,7 +89,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Its features, those of the model "scatter" included; refuses what does not fit together."""
         kind = "scatter" if self.model == "scatter" and self.features == "none" else self.features
         if self.whiten is not None and self.whiten.task == self.name:
-            raise ValueError(f"expected task.whiten on public data, got the task's own, on={self.whiten.on!r}")
+            raise ValueError(f"task.whiten needs public data, and on={self.whiten.on!r} are those of the task itself")
         return Features(kind=kind, symmetric=self.symmetric, patches=self.patches, whiten=self.whiten)
 
 
@@ -253,7 +253,7 @@ def _check_keys(tree: Mapping[str, Any]) -> None:
         if not _fields.is_settings(kinds[name]):
             continue
         if not isinstance(value, Mapping):
-            raise ValueError(f"expected a section [{name}], got {name}={value!r}")
+            raise ValueError(f"[{name}] is a section and has keys, got {name}={value!r}")
         _check_names(f"key of [{name}]", value, kinds[name])
         if name == "task" and isinstance(whiten := value.get("whiten"), Mapping):
             _check_names("key of task.whiten", whiten, Whitening)

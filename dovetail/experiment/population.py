@@ -102,12 +102,12 @@ def assign_records(task: TaskConfig, dataset: Dataset, *, seed: int) -> Clients:
         raise ValueError("task.partition is open: fill it in by with_partition(config, dataset) first")
     if dataset.users is not None and task.partition not in partition.BY_USER:
         raise ValueError(
-            "expected task.partition = 'by-user' for data that name their users (leave out user= to deal records in "
-            f"another way), got {task.partition!r}"
+            f"task.partition = {task.partition!r} is not for data that name their users: use 'by-user', or leave out "
+            "user= where the data are read"
         )
     if dataset.target != "classes" and task.partition in ("dirichlet", "shards"):
         raise ValueError(
-            f"expected a partition that does not go by classes for target {dataset.target!r}, got {task.partition!r}"
+            f"task.partition = {task.partition!r} goes by classes, and these data have target {dataset.target!r}"
         )
     return partition.build(
         task.partition,
@@ -336,12 +336,12 @@ def _refuse_secret(cohort: CohortConfig, protocol: protocols.Protocol) -> None:
     if not protocol.secret_rounds:
         able = [name for name, kind in protocols.PROTOCOLS.items() if kind.secret_rounds]
         raise ValueError(
-            f"expected cohort.kind = 'secret' with a protocol in which all users' noise adds up ({', '.join(able)}), "
+            f"cohort.kind = 'secret' needs a protocol in which all users' noise adds up ({', '.join(able)}), "
             f"got protocol.name={protocol.name!r}"
         )
     if not isinstance(cohort.size, int) or cohort.size_end is not None:
         raise ValueError(
-            "expected one cohort.size with cohort.kind = 'secret' (of how many users the data enter, on average), got "
+            "cohort.kind = 'secret' needs one cohort.size (of how many users the data enter, on average), got "
             f"size={cohort.size} and size_end={cohort.size_end}"
         )
 
@@ -349,15 +349,15 @@ def _refuse_secret(cohort: CohortConfig, protocol: protocols.Protocol) -> None:
 def _min_size(cohort: CohortConfig, size: int, protocol: protocols.Protocol) -> int:
     if protocol.needs_minimum and cohort.dropout and cohort.kind == "fixed":
         raise ValueError(
-            f"expected no dropout under {protocol.name!r} with a secret sample (a withheld round would reveal who was "
-            f"sampled), got dropout={cohort.dropout}"
+            f"{protocol.name!r} cannot have dropout with a secret sample, got dropout={cohort.dropout}: a withheld "
+            "round would reveal who was sampled"
         )
     if cohort.min_size is not None:
         return cohort.min_size
     if protocol.needs_minimum and cohort.dropout:
         raise ValueError(
-            f"expected cohort.min_size with dropout={cohort.dropout} under {protocol.name!r}, got none: "
-            "its guarantee needs a minimum number of users in every round"
+            f"with dropout={cohort.dropout} set cohort.min_size: the guarantee of {protocol.name!r} needs a minimum "
+            "number of users in every round"
         )
     return size if protocol.needs_minimum else 0
 
@@ -366,10 +366,12 @@ def _sizes(cohort: CohortConfig) -> tuple[int, ...]:
     """The sizes of all rounds, where they differ."""
     if isinstance(cohort.size, list):
         if not cohort.size or cohort.size_end is not None:
-            raise ValueError(f"expected a list of sizes without size_end, got {cohort.size} and {cohort.size_end}")
+            raise ValueError(
+                f"a list of sizes has at least one, and no size_end; got {cohort.size} and {cohort.size_end}"
+            )
         return tuple(cohort.size)
     if cohort.size_end is None:
         return ()
     if cohort.size is None or cohort.rounds is None:
-        raise ValueError("expected cohort.size and cohort.rounds with cohort.size_end, got none")
+        raise ValueError("cohort.size_end needs cohort.size and cohort.rounds")
     return tuple(np.linspace(cohort.size, cohort.size_end, cohort.rounds).round().astype(int).tolist())

@@ -250,15 +250,15 @@ def _check_sections(config: Config, protocol: protocols.Protocol) -> None:
     if task.partition == "silos" and task.users is not None:
         raise ValueError(f"with task.partition = 'silos' set task.silos and not task.users, got users={task.users}")
     if protocol.samples == "records" and config.client.update != "fedsgd":
-        raise ValueError(f"expected client.update = 'fedsgd' under {protocol.name!r}, got {config.client.update!r}")
+        raise ValueError(f"{protocol.name!r} needs client.update = 'fedsgd', got {config.client.update!r}")
     if protocol.samples == "records" and config.client.views:
         raise ValueError(
-            f"expected no client.views under {protocol.name!r}, which clips every record by itself and would clip "
-            f"every view, got {list(config.client.views)}"
+            f"{protocol.name!r} clips every record by itself, and would clip every view: leave out client.views = "
+            f"{list(config.client.views)}"
         )
     if privacy.stop == "delta" and privacy.unit is not None and Unit(privacy.unit) is not protocol.protects:
         raise ValueError(
-            f"expected privacy.stop = 'eps' for a unit that {protocol.name!r} does not protect directly, got 'delta'"
+            f"privacy.stop = 'delta' is for the unit that {protocol.name!r} protects itself, got unit={privacy.unit!r}"
         )
 
 
@@ -268,13 +268,13 @@ def _check_model(config: Config, protocol: protocols.Protocol, dataset: Dataset,
     learner = model.learner
     if client.update == "moments" and (dataset.target != "classes" or model.loss not in (None, "cross_entropy")):
         raise ValueError(
-            "expected classes and no loss of the model's own with client.update = 'moments', which solves for the "
-            f"model, got target={dataset.target!r}"
+            "client.update = 'moments' needs classes and no loss of the model's own, for it solves for the model; got "
+            f"target={dataset.target!r}"
         )
     if learner is None:
         return
     if config.client.update == "moments":
-        raise ValueError(f"expected a linear model with client.update = 'moments', got model={model.name!r}")
+        raise ValueError(f"client.update = 'moments' needs a linear model, got model={model.name!r}")
     defaults = ClientUpdate(views=client.views)
     changed = [
         field.name
@@ -283,16 +283,15 @@ def _check_model(config: Config, protocol: protocols.Protocol, dataset: Dataset,
     ]
     if learner.ignores_settings and changed:
         raise ValueError(
-            f"expected no settings of [client] with model {model.name!r}, which trains by its own function, "
-            f"got client.{changed[0]}"
+            f"model {model.name!r} trains by its own function and ignores client.{changed[0]}: leave it out"
         )
     if protocol.samples == "records" and not learner.gradients:
         raise ValueError(
-            f"expected a model with gradients under {protocol.name!r}, which clips every record by itself, "
-            f"got model {model.name!r}, which trains by its own function"
+            f"{protocol.name!r} needs a model with gradients, for it clips every record by itself, and model "
+            f"{model.name!r} trains by its own function"
         )
     if jax.process_count() > 1:
-        raise ValueError(f"expected one process for model {model.name!r}, which trains outside JAX, got several")
+        raise ValueError(f"model {model.name!r} trains outside JAX, in one process, got {jax.process_count()}")
 
 
 def _dimension(model: Model) -> int:
@@ -367,7 +366,7 @@ def _refuse_without_promise(guarantee: Guarantee, eps: float) -> None:
     if not protocol.is_calibrated:
         guarantee = dataclasses.replace(guarantee, protocol=protocol.with_noise(1.0))
     if accounting.refusal(guarantee.rounds()) is not None:
-        raise ValueError(f"expected no privacy.eps with {protocol.name!r}, which gives no guarantee, got {eps}")
+        raise ValueError(f"{protocol.name!r} gives no guarantee with these settings: leave out privacy.eps = {eps}")
     if guarantee.target_unit is not guarantee.scope.unit:
         dataclasses.replace(guarantee, eps=None).bound(guarantee.cohorts[:1])
 

@@ -70,7 +70,7 @@ def with_sampling(terms: Terms, kind: str, population: int) -> Terms:
         case "secret":
             return dataclasses.replace(terms, participation=taking, uploads=population)
     if population != terms.num_users:
-        raise ValueError(f"expected population={terms.num_users} if everyone takes part, got population={population}")
+        raise ValueError(f"where everyone takes part, population is {terms.num_users}, got population={population}")
     return terms
 
 
@@ -121,7 +121,7 @@ def calibrate(
     """
     own = protocols.build(name, terms.settings).noise_field
     if own is None:
-        raise ValueError(f"expected a protocol with noise to calibrate, got {name!r}")
+        raise ValueError(f"{name!r} has no noise to calibrate")
     parameter = parameter or own
     _validate.one_of(tuple(dict.fromkeys((own, "beta", "pad_to"))), parameter=parameter)
     if parameter == own:

@@ -166,7 +166,7 @@ class Record:
         """What `to_json` wrote; refuses anything else."""
         try:
             if data["format"] != _FORMAT:
-                raise ValueError(f"expected a ledger of format {_FORMAT}, got {data['format']!r}")
+                raise ValueError(f"the ledger has format {data['format']!r}, and this version reads format {_FORMAT}")
             events = [
                 Round(mechanism=from_plain(item["mechanism"]), participation=from_plain(item["participation"]))
                 for item in data["rounds"]
@@ -186,7 +186,7 @@ class Record:
             )
             record._check()
         except (KeyError, TypeError, IndexError, AttributeError, msgspec.ValidationError) as error:
-            raise ValueError(f"expected the ledger of a run, got data that is not one ({error})") from error
+            raise ValueError(f"these data are not the ledger of a run ({error})") from error
         return record
 
     def _check(self) -> None:
@@ -195,7 +195,7 @@ class Record:
         _validate.at_least(1, **_validate.not_none(**{name: getattr(self.spread, name) for name in _COUNTS}))
         seen = [self.own.rounds, self.reports, *([] if self.replaced is None else [self.replaced.rounds])]
         if len({len(rounds) for rounds in seen}) > 1:
-            raise ValueError(f"expected every view of the same rounds, got views of {[len(item) for item in seen]}")
+            raise ValueError(f"the ledger's views are not of the same rounds: they have {[len(item) for item in seen]}")
 
 
 def _rounds_from_json(events: Sequence[Round], data: Mapping[str, Any]) -> ScopedRounds:
@@ -206,7 +206,7 @@ def _expand(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple[R
     for number, times in runs:
         _validate.integer(number=number, times=times)
         if not 0 <= number < len(events) or times < 1:
-            raise ValueError(f"expected rounds of a ledger, each at least once, got number {number} {times} times")
+            raise ValueError(f"the ledger lists round {number} {times} times, and has {len(events)} different rounds")
     return tuple(events[number] for number, times in runs for _ in range(times))
 
 

@@ -114,7 +114,7 @@ def read(folder: Path, *, name: str | None = None) -> RunFacts:
             Statement.from_json(summary["certified"])
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"expected the files of a run in {str(folder)!r}, got {type(error).__name__}: {error}"
+            f"the files of the run in {str(folder)!r} cannot be read ({type(error).__name__}: {error})"
         ) from error
     last = folder / ("privacy.json" if run.is_finished else "config.toml")
     when = datetime.datetime.fromtimestamp(last.stat().st_mtime, datetime.UTC)
@@ -169,7 +169,7 @@ def _outcome(run: RunFacts) -> dict[str, Any]:
 def figure(runs: Sequence[RunFacts], *, over: str = "rounds") -> Figure:
     """A score of all these runs against the rounds, or against the eps that was spent until then."""
     if over not in ("rounds", "eps"):
-        raise ValueError(f"expected rounds or eps to plot over, got over={over!r}")
+        raise ValueError(f"scores are plotted over rounds or eps, got over={over!r}")
     score = next((name for name in _SCORES if all(_has(run, name) for run in runs)), None)
     if not runs or score is None:
         raise ValueError(

@@ -119,7 +119,7 @@ def test_a_whole_training_is_attacked(command):
         (("ss_simple", "--view", "nobody"), "expected view to be one of"),
         (("ss_simple", "--confidence", "1"), "expected 0 < confidence < 1"),
         (("ss_simple", "--set", "eps=1"), "eps"),
-        (("dp_fl", "--view", "shuffler"), "expected 'ss_topk' with --view shuffler"),
+        (("dp_fl", "--view", "shuffler"), "--view shuffler attacks 'ss_topk'"),
         (("ss_simple", *SMALL, "--trials", "3"), "expected trials >= 10"),
         (("ss_simple", *SMALL, "--trials", "0", "--plot", "/nowhere/at/all.svg"), "cannot draw to"),
     ],

@@ -69,7 +69,10 @@ def test_calibrate_needs_less_noise_for_a_sample(command):
         ),
         (["dp_fl", "--participation", "often"], "expected participation to be one of everyone, fixed, poisson, secret"),
         (["dp_fl", "--population", "50"], "expected population >= 100"),
-        (["dp_fl", "--population", "1000", "--participation", "everyone"], "expected population=100 if everyone"),
+        (
+            ["dp_fl", "--population", "1000", "--participation", "everyone"],
+            "takes part, population is 100",
+        ),
         (["dp_fl", "--population", "1000", "--participation", "secret"], "users of 'dp_fl' cannot decide in secret"),
         (["secagg", "--population", "1000", "--participation", "poisson"], "aggregators see how many users"),
     ],

@@ -104,8 +104,8 @@ def test_accuracies_come_from_a_comparison_that_is_near():
     [
         ({"trust": "everybody"}, "expected trust to be one of nobody"),
         ({"per_round": 5000}, "per_round <= 1000"),
-        ({"per_round": 100, "participation": "everyone"}, "expected per_round=1000 if everyone takes part"),
-        ({"participation": "poisson"}, "expected per_round with participation='poisson', got none"),
+        ({"per_round": 100, "participation": "everyone"}, "where everyone takes part, per_round is 1000"),
+        ({"participation": "poisson"}, "participation='poisson' needs per_round"),
         ({"eps": math.nan}, "eps"),
         ({"dim": 0}, "expected dim >= 1"),
     ],

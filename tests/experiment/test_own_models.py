@@ -170,10 +170,10 @@ def test_any_function_of_parameters_and_records_trains():
     assert private.statement.verdict is Verdict.DECLARED
     line = "the function least_squares computes each user's update from that user's records alone"
     assert line in private.statement.assumptions and line in private.quote.local.assumptions
-    with pytest.raises(ValueError, match=r"expected no settings of \[client\] with model 'own'.*client.learning_rate"):
+    with pytest.raises(ValueError, match=r"model 'own' trains by its own function and ignores client.learning_rate"):
         dovetail.train(data, model=own, protocol="fedavg", settings={**settings, "client.learning_rate": 0.5})
     item = {"privacy.unit": "item", "privacy.neighbors": "add-remove"}
-    with pytest.raises(ValueError, match="expected a model with gradients under 'central_sub'"):
+    with pytest.raises(ValueError, match="'central_sub' needs a model with gradients"):
         dovetail.train(data, model=own, protocol="central_sub", eps=8.0, settings={**settings, **item})
 
 
@@ -210,9 +210,9 @@ def test_what_parties_cannot_train_is_refused():
 
 def test_partitions_by_class_and_moments_refuse_numbers():
     settings = {**EVERYONE, "task.partition": "dirichlet", "task.users": 10}
-    with pytest.raises(ValueError, match="expected a partition that does not go by classes for target 'number'"):
+    with pytest.raises(ValueError, match="goes by classes, and these data have target 'number'"):
         dovetail.train(dataset("number"), protocol="fedavg", settings=settings)
-    with pytest.raises(ValueError, match=r"expected classes and no loss of the model's own with .*'moments'"):
+    with pytest.raises(ValueError, match=r"client.update = 'moments' needs classes and no loss of the model's own"):
         dovetail.train(dataset("number"), protocol="fedavg", settings={**EVERYONE, "client.update": "moments"})
     with pytest.raises(ValueError, match=r"expected a dovetail\.Model, a module of PyTorch.*, got a int"):
         dovetail.train(dataset("number"), model=3, protocol="fedavg", settings=EVERYONE)

@@ -95,7 +95,7 @@ def test_a_config_keeps_its_features():
         (("task.whiten", {"rank": 0}), "expected rank >= 1, got rank=0"),
         (("task.whiten", {"rank": "all"}), "task.whiten.rank must be a whole number, got 'all'"),
         (("task.whiten", True), "task.whiten must be a table, got True"),
-        (("task.whiten", {"on": "tiny"}), "expected task.whiten on public data, got the task's own, on='tiny'"),
+        (("task.whiten", {"on": "tiny"}), "task.whiten needs public data, and on='tiny' are those of the task"),
         (("task.patches", [[5, 20]]), "expected sides and filters with features of patches"),
         (("task.patches", [5, 20]), "must be a list"),
         (("task.model", "scatter"), "model = 'scatter' has features of its own: with features="),

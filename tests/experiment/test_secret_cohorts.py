@@ -159,7 +159,7 @@ def test_dropouts_need_a_minimum_of_uploads_and_void_a_round_below_it(tmp_path):
         ([("cohort.size", 301)], "expected at most 300 clients per round"),
         ([("cohort.min_size", 301)], "expected 0 <= min_size <= 300"),
         ([("cohort.min_size", 1)], "expected cohort.min_size >= 2"),
-        ([("cohort.dropout", 0.1)], "expected cohort.min_size with dropout=0.1"),
+        ([("cohort.dropout", 0.1)], "with dropout=0.1 set cohort.min_size"),
         ([("cohort.kind", "covert")], "cohort.kind must be one of"),
     ],
 )

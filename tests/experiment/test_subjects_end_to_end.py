@@ -213,7 +213,7 @@ def test_a_resumed_run_goes_on_with_the_same_draws_and_the_same_ledger(tmp_path)
         ([("privacy.neighbors", "replace-one")], "expected neighbors = add-remove"),
         ([("cohort.kind", "disjoint"), ("cohort.size", 2)], "expected no disjoint batches"),
         ([("cohort.kind", "fixed"), ("cohort.size", 2)], "expected cohort.kind = 'everyone' or 'poisson'"),
-        ([("client.update", "fedavg")], "expected client.update = 'fedsgd'"),
+        ([("client.update", "fedavg")], "needs client.update = 'fedsgd'"),
         ([("task.spread", 7)], "expected"),
         ([("task.users", 3)], "set task.silos and not task.users"),
         ([("task.partition", "iid")], "task.silos needs task.partition = 'silos'"),

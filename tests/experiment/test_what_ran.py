@@ -430,8 +430,8 @@ def test_verify_finds_what_was_changed(finished, tmp_path, command, change, said
         (None, "has no ledger.json"),
         ("{", "is not valid JSON"),
         ("[]", "holds no JSON object"),
-        ("{}", "expected the ledger of a run"),
-        ('{"format": 9}', "expected a ledger of format 1, got 9"),
+        ("{}", "not the ledger of a run"),
+        ('{"format": 9}', "the ledger has format 9, and this version reads format 1"),
     ],
 )
 def test_verify_refuses_what_is_no_run(finished, tmp_path, command, ledger, said):

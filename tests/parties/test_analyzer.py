@@ -264,7 +264,7 @@ def test_after_closed_no_part_counts_and_two_processes_do_not_share_a_folder(tmp
     analyzer.note_closed(0, 1, Closed(state="sent", parts=0, uploads=USERS, batch=BATCH))
     with pytest.raises(Malformed, match="sender 0 has closed round 1"):
         analyzer.take(0, 1, BATCH, 0, small.content(0))
-    with pytest.raises(ValueError, match="expected a folder that no other process works in"):
+    with pytest.raises(ValueError, match="another process is working in"):
         small.analyzer()
 
 

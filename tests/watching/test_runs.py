@@ -92,11 +92,11 @@ def test_refusals(command, folder, tmp_path):
     assert "--compare needs two runs or more, got 1" in err
     status, _, err = command("runs", str(folder), "--plot", str(tmp_path / "x.svg"), "--over", "time")
     assert (status, (tmp_path / "x.svg").exists()) == (2, False)
-    assert "expected rounds or eps" in err
+    assert "over rounds or eps" in err
     assert command("runs", str(tmp_path))[:2] == (0, f"no runs in {tmp_path}\n")
     (tmp_path / "bad").mkdir()
     for name in ("config.toml", "privacy.json"):
         (tmp_path / "bad" / name).write_text("{}")
     status, _, err = command("runs", str(tmp_path))
     assert status == 2
-    assert "expected the files of a run" in err
+    assert "the files of the run in" in err
