@@ -228,7 +228,7 @@ def test_an_unwritable_folder_is_refused_before_training(tmp_path, command):
 
 def test_a_config_that_is_not_there_is_refused(tmp_path, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, sentence in (("missing.toml", "expected a config file, got"), ("mnits", "did you mean 'mnist'")):
+    for name, sentence in (("missing.toml", "there is no config file"), ("mnits", "did you mean 'mnist'")):
         status, _, err = command("run", name)
         assert status == 2
         assert sentence in err
