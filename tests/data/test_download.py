@@ -220,7 +220,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch):
     (tmp_path / "occupied").write_text("")
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "occupied"))
     folder = served(tmp_path / "mine", "letters.gz", gzip.compress(CONTENT))
-    with pytest.raises(OSError, match="cannot be written to .*DOVETAIL_CACHE"):
+    with pytest.raises(OSError, match=r"cannot be written to .*DOVETAIL_CACHE"):
         fetch(remote(), folder=folder)
 
 
