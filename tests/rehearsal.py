@@ -9,13 +9,13 @@ from typing import Any
 from dovetail.audit import LowerBound
 from dovetail.experiment.config import Config, read
 from dovetail.guarantee import quotes
-from dovetail.papers import _runner
-from dovetail.papers._exhibit import Part, Row, write
+from dovetail.papers import runner as runners
+from dovetail.papers.exhibits import Part, Row, write
 
 EPS_ATTACKED = 0.01
 
 
-class Rehearsal(_runner.Runner):
+class Rehearsal(runners.Runner):
     """Every training takes 60 rounds and gets half of the test records right."""
 
     def __init__(self, out: Path, *, quick: bool, num_users: int) -> None:
@@ -23,7 +23,7 @@ class Rehearsal(_runner.Runner):
         self.num_users = num_users
         self.asked: list[Config] = []
 
-    def train(self, preset: str, overrides: _runner.Overrides = (), *, label: str = "") -> Any:
+    def train(self, preset: str, overrides: runners.Overrides = (), *, label: str = "") -> Any:
         config = read(preset, overrides)
         settings = config.protocol_settings
         plan = quotes.Terms(num_users=self.num_users, dim=7850, delta=config.privacy.delta, settings=settings)
@@ -37,7 +37,7 @@ class Rehearsal(_runner.Runner):
             accuracy=0.5,
             metrics={"accuracy": 0.5},
         )
-        return _runner.Trained(
+        return runners.SeedRuns(
             results=(result,),  # type: ignore[arg-type]
             accuracy=((30.0, 0.4), (60.0, 0.5)),
             diagnostics={},

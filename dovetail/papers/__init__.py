@@ -14,12 +14,12 @@ from pathlib import Path
 from dovetail import __version__, machine
 from dovetail.files import make_folder, write_json
 from dovetail.papers import apes, flame, geyer, subdp, survey
-from dovetail.papers._exhibit import Measured, Paper, Part, Row, write
-from dovetail.papers._runner import Runner
+from dovetail.papers.exhibits import Measurement, Paper, Part, Row, write
+from dovetail.papers.runner import Runner
 
-__all__ = ["PAPERS", "Measured", "Paper", "Part", "Row", "Runner", "reproduce", "write_index"]
+__all__ = ["PAPERS", "Measurement", "Paper", "Part", "Row", "Runner", "reproduce", "write_index"]
 
-PAPERS: Mapping[str, Paper] = {one.PAPER.name: one.PAPER for one in (flame, apes, survey, geyer, subdp)}
+PAPERS: Mapping[str, Paper] = {module.PAPER.name: module.PAPER for module in (flame, apes, survey, geyer, subdp)}
 
 
 def reproduce(
@@ -32,9 +32,16 @@ def reproduce(
     begin: Callable[[str], None] = lambda title: None,
     observe: Callable[[str], None] = lambda text: None,
 ) -> dict[str, list[Row]]:
-    """Compute every part of a paper, or those in `only`, and write it into `out`; other parts that lie there stay.
+    """Compute a paper's parts and write them into `out`.
 
-    `begin` hears which part is next, `observe` what is computed for it.
+    Arguments:
+        quick: whether parts leave out what takes long.
+        seeds: how often each config is trained.
+        only: the keys of the parts to compute, all if empty; other parts that lie in `out` already stay.
+        begin: hears the title of each part before it is computed.
+        observe: hears what is computed for it.
+
+    Returns: the rows of each computed part, by its key.
     """
     facts = {
         "paper": paper.name,
@@ -46,16 +53,16 @@ def reproduce(
         "version": __version__,
         "machine": machine.describe(),
     }
-    done = _kept(paper, out, only)
+    done = _parts_in(paper, out, only)
 
-    def note(seconds: float = 0.0) -> None:
+    def write_facts(seconds: float = 0.0) -> None:
         exhibits = [part.key for part in paper.parts if part.key in done]
         write_json(out / "paper.json", {**facts, "exhibits": exhibits, "seconds": seconds})
 
     make_folder(out)
-    note()
+    write_facts()
     begun = time.perf_counter()
-    found: dict[str, list[Row]] = {}
+    computed: dict[str, list[Row]] = {}
     runner = Runner(out, quick=quick, seeds=seeds, observe=observe)
     for part in paper.parts:
         if only and part.key not in only:
@@ -68,24 +75,24 @@ def reproduce(
             rows.append(row)
             write(part, rows, out, run=run, finished=False)
         write(part, rows, out, run={**run, "seconds": time.perf_counter() - started}, finished=True)
-        found[part.key] = rows
+        computed[part.key] = rows
         done.append(part.key)
-        note(time.perf_counter() - begun)
-    return found
+        write_facts(time.perf_counter() - begun)
+    return computed
 
 
-def _kept(paper: Paper, out: Path, only: Sequence[str]) -> list[str]:
+def _parts_in(paper: Paper, out: Path, only: Sequence[str]) -> list[str]:
     """Parts of this paper that lie in the folder already and are not asked for again."""
     if not only or not (out / "paper.json").is_file():
         return []
     try:
         before = json.loads((out / "paper.json").read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"expected a folder of `dovetail reproduce`, got {str(out)!r} ({error})") from error
+        raise ValueError(f"paper.json in {str(out)!r} was not written by `dovetail reproduce`: {error}") from error
     return [key for key in before.get("exhibits", ()) if before.get("paper") == paper.name and key not in only]
 
 
 def write_index(out: Path, names: Sequence[str]) -> None:
-    """Which papers lie in `out`, each in the folder of its name."""
+    """Write down which papers lie in `out`, each in the folder of its name."""
     make_folder(out)
     write_json(out / "index.json", {"papers": list(names)})

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dovetail.claims import geyer
 from dovetail.figures import Figure, Line
-from dovetail.papers._exhibit import Paper, Part, Row, curves
-from dovetail.papers._runner import Overrides, Runner
+from dovetail.papers.exhibits import Paper, Part, Row, curves
+from dovetail.papers.runner import Overrides, Runner
 
 __all__ = ["PAPER"]
 
@@ -31,7 +31,7 @@ _MEDIAN = "median (as published)"
 
 
 def variants(clients: int) -> Mapping[str, Overrides]:
-    """The ways to set the clip norm and the schedule, by name."""
+    """By name, the overrides of each way to set the clip norm and the schedule, for this number of clients."""
     first, last = _SIZES[clients]
     rounds = int(_PRINTED[clients]["rounds"])
     private = {"delta": _DELTAS[clients], "neighbors": "add-remove"}
@@ -59,13 +59,13 @@ def non_private(rounds: int) -> Overrides:
     )
 
 
-def _table(runner: Runner) -> Iterator[Row]:
+def _table_rows(runner: Runner) -> Iterator[Row]:
     for clients, printed in _PRINTED.items():
         for name, overrides in variants(clients).items():
             if runner.quick and not (clients == 100 and name in (_FIXED, _MEDIAN)):
                 continue
             label = f"K = {clients}, {name}"
-            if clients == 10000 and not runner.accelerated:
+            if clients == 10000 and not runner.has_accelerator:
                 yield Row(label=label, paper=printed, not_here=_LONG)
                 continue
             note = "the noise is scaled to the exact median and reveals it, so nothing is certified"
@@ -86,30 +86,30 @@ def _table(runner: Runner) -> Iterator[Row]:
 
 def _rounds(runner: Runner) -> int:
     """Rounds of the non-private run: those that the paper took where there is an accelerator."""
-    if runner.accelerated:
+    if runner.has_accelerator:
         return 380
     return 20 if runner.quick else 60
 
 
-def _best(runner: Runner) -> Iterator[Row]:
+def _training_rows(runner: Runner) -> Iterator[Row]:
     """The trainings of the table that Fig. 2 draws: they were run already, and are not run again."""
     rounds = _rounds(runner)
     for clients, printed in _PRINTED.items():
-        if (runner.quick and clients > 100) or (clients == 10000 and not runner.accelerated):
+        if (runner.quick and clients > 100) or (clients == 10000 and not runner.has_accelerator):
             yield Row(label=f"K = {clients}", paper=printed, not_here="left out of --quick" if runner.quick else _LONG)
             continue
         yield runner.row(f"K = {clients}", f"geyer-{clients}", variants(clients)[_FIXED], paper=printed, attack=True)
     yield runner.row("non-private, K = 100", "geyer-100", non_private(rounds), paper=_NON_PRIVATE)
 
 
-def _accuracy(rows: Sequence[Row]) -> list[Figure]:
+def _accuracy_figure(rows: Sequence[Row]) -> list[Figure]:
     return [
         Figure(title="Accuracy over the rounds", x_label="round", y_label="test accuracy", log_x=True, percent_y=True,
                lines=curves(rows))
     ]  # fmt: skip
 
 
-def _phases(runner: Runner) -> Iterator[Row]:
+def _phase_rows(runner: Runner) -> Iterator[Row]:
     rounds = _rounds(runner)
     trained = runner.train("geyer-100", non_private(rounds), label="non-private, K = 100")
     named = {"accuracy": trained.accuracy, **trained.diagnostics}
@@ -129,11 +129,11 @@ def _phase_figures(rows: Sequence[Row]) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _noise(runner: Runner) -> Iterator[Row]:
+def _noise_rows(runner: Runner) -> Iterator[Row]:
     for clients, printed in _PRINTED.items():
         rounds = int(printed["rounds"])
         prob = printed["uploads"] / rounds / clients
-        found = {
+        multipliers = {
             name: geyer.noise_multiplier(
                 prob=prob, rounds=rounds, eps=8.0, delta=_DELTAS[clients], accountant=name
             ).value
@@ -143,7 +143,7 @@ def _noise(runner: Runner) -> Iterator[Row]:
             label=f"K = {clients}, delta {_DELTAS[clients]:g}, q {prob:.4g}, {rounds} rounds",
             paper={"rounds": rounds, "uploads": printed["uploads"]},
             x=float(clients),
-            extra=found,
+            extra=multipliers,
         )
 
 
@@ -173,21 +173,21 @@ PAPER = Paper(
             "private quantile and a rising schedule are. K = 100 varies by about 3 points from seed to seed. "
             "Attacks are exact, on all rounds of one client; `dovetail audit dp_fl --set clip=median` attacks the "
             "median.",
-            rows=_table,
+            rows=_table_rows,
         ),
         Part(
             key="fig2",
             title="Figure 2: accuracy over the course of training",
             caption="The runs of Table 1 with a fixed clip norm. A curve ends where one more round would exceed delta.",
-            rows=_best,
-            figures=_accuracy,
+            rows=_training_rows,
+            figures=_accuracy_figure,
         ),
         Part(
             key="fig3",
             title="Figure 3: accuracy, between-clients variance and update scale without privacy",
             caption="Diagnostics of raw updates, K = 100, non-private; no statement covers them. The paper sees two "
             "phases: updates are first large and similar, then small and different.",
-            rows=_phases,
+            rows=_phase_rows,
             figures=_phase_figures,
         ),
         Part(
@@ -195,7 +195,7 @@ PAPER = Paper(
             title="The noise that the printed rounds and uploads allow",
             caption="Noise multipliers that exhaust (8, delta), Poisson sampling, add-remove: by the tight accountant, "
             "by Renyi orders, and by the moments accountant that the paper uses.",
-            rows=_noise,
+            rows=_noise_rows,
             figures=_noise_figure,
         ),
     ),

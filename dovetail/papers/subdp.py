@@ -17,8 +17,8 @@ from dovetail.claims import subdp
 from dovetail.events import Everyone, Gaussian, Round, SampledSubject
 from dovetail.figures import Figure
 from dovetail.numbers import at_most
-from dovetail.papers._exhibit import Paper, Part, Row, mean_of, sweep
-from dovetail.papers._runner import Overrides, Runner
+from dovetail.papers.exhibits import Paper, Part, Row, mean_of, sweep
+from dovetail.papers.runner import Overrides, Runner
 from dovetail.statements import Bound, Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict
 
 __all__ = ["PAPER"]
@@ -50,21 +50,21 @@ WRITERS = {
 }
 
 
-def _measured(runner: Runner) -> Iterator[Row]:
+def _train_rows(runner: Runner) -> Iterator[Row]:
     for spread in (2,) if runner.quick else (1, 2, 5):
         for name, (preset, overrides) in configs(spread).items():
             if runner.quick and name not in ("central_sub", "local_sub", "item-level DP-FL"):
                 continue
             notes = {"item-level DP-FL": _ITEM_NOTE, "central_sub, Z of the batch (as published)": _BATCH_NOTE}
-            yield _row(
+            yield _train_row(
                 runner, f"r = {spread}, {name}", preset, overrides, series=name, x=spread, note=notes.get(name, "")
             )
     if not runner.quick:
         for name, preset in WRITERS.items():
-            yield _row(runner, name, preset, ())
+            yield _train_row(runner, name, preset, ())
 
 
-def _row(runner: Runner, label: str, preset: str, overrides: Overrides, **more: Any) -> Row:
+def _train_row(runner: Runner, label: str, preset: str, overrides: Overrides, **more: Any) -> Row:
     writer = runner.train(preset, overrides, label=label).first.units[Unit.SUBJECT]
     extra = {"a writer's eps": "unbounded" if writer.is_unbounded else at_most(writer.eps)}
     return runner.row(label, preset, overrides, extra=extra, attack=True, **more)
@@ -85,7 +85,7 @@ _SCOPE = Scope(
 )
 
 
-def _items(runner: Runner) -> Iterator[Row]:
+def _item_rows(runner: Runner) -> Iterator[Row]:
     """A subject's eps by the number of its items, under three laws of sampling."""
     laws = {
         "items sampled alone": {"prob_item": 0.01},
@@ -99,11 +99,11 @@ def _items(runner: Runner) -> Iterator[Row]:
     for series, law in laws.items():
         for items in (1, 2, 5, 10) if series == "items sampled alone" else (2, 5):
             event = SampledSubject(items=items, std=0.96, clip_norm=1.0, **law)  # type: ignore[arg-type]
-            certified, audited = _held(event, 1000)
+            certified, audited = _certify_and_attack(event, 1000)
             yield Row(label=f"{items} items, {series}", series=series, x=items, certified=certified, audited=audited)
     recipe = subdp.noise_scale(eps=4.0, delta=_DELTA, group=2, prob=0.01, steps=1000)
     event = SampledSubject(items=131, std=recipe.value, clip_norm=1.0, prob_item=0.01)
-    certified, audited = _held(event, 1000)
+    certified, audited = _certify_and_attack(event, 1000)
     claim = Bound(eps=4.0, delta=_DELTA, proof=recipe.theorem.proof)
     yield Row(
         label="131 items, with the paper's noise for (4, 1e-5) and batches that hold 2 of them",
@@ -114,28 +114,28 @@ def _items(runner: Runner) -> Iterator[Row]:
     )
 
 
-def _held(event: SampledSubject, steps: int) -> tuple[Statement, LowerBound | None]:
-    """What is certified of so many steps, and what an attack on them shows."""
+def _certify_and_attack(event: SampledSubject, steps: int) -> tuple[Statement, LowerBound | None]:
+    """What is certified of so many steps of an event, and what an attack on them shows."""
     rounds = [Round(mechanism=event, participation=Everyone())] * steps
     bound = accounting.bound(rounds, delta=_DELTA)
     certified = _SCOPE.state(bound, Verdict.CERTIFIED, span=f"{steps} steps")
     return certified, audit.attack(rounds, delta=_DELTA)
 
 
-def _certified(row: Row) -> float | None:
+def _certified_eps(row: Row) -> float | None:
     return None if row.certified is None else row.certified.eps
 
 
 def _items_figure(rows: Sequence[Row]) -> list[Figure]:
     title = "A subject's eps by the number of its items"
-    lines = sweep(rows, _certified)
+    lines = sweep(rows, _certified_eps)
     return [Figure(title=title, x_label="items", y_label="certified eps", log_x=True, log_y=True, lines=lines)]
 
 
-def _spans(runner: Runner) -> Iterator[Row]:
-    one = Gaussian(std=1.0, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE)
+def _span_rows(runner: Runner) -> Iterator[Row]:
+    release = Gaussian(std=1.0, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE)
     rounds = {
-        users: [Round(mechanism=subjects.of_users_together(one, users=users), participation=Everyone())]
+        users: [Round(mechanism=subjects.of_users_together(release, users=users), participation=Everyone())]
         for users in (1, 2, 5, 10)
     }
     bounds = {users: accounting.bound(spanning, delta=_DELTA) for users, spanning in rounds.items()}
@@ -155,7 +155,7 @@ def _spans(runner: Runner) -> Iterator[Row]:
 
 def _spans_figure(rows: Sequence[Row]) -> list[Figure]:
     lines = (
-        *sweep(rows, _certified, suffix=", certified"),
+        *sweep(rows, _certified_eps, suffix=", certified"),
         *sweep(rows, lambda row: None if row.claimed is None else row.claimed.eps, style="dashed", suffix=", claimed"),
     )
     title = "A subject's eps by the number of users that hold its records"
@@ -177,7 +177,7 @@ PAPER = Paper(
             "writer, except for the item level. The column of the paper's claim shows what its theorems give for the "
             "same noise. Hyper-parameters were tuned on MNIST's first 50,000 training images and evaluated on its "
             "last 10,000, and no statement accounts for that. Attacks are exact, on all rounds, where one is known.",
-            rows=_measured,
+            rows=_train_rows,
             figures=_accuracy,
         ),
         Part(
@@ -185,7 +185,7 @@ PAPER = Paper(
             title="What Z in the batch misses: how many items a subject has",
             caption="Noise .96, item sampling rate .01, 1000 steps, delta 1e-5, adding or removing one subject. One "
             "item has eps 2. If users are sampled first, all items of a subject at a user are sampled together.",
-            rows=_items,
+            rows=_item_rows,
             figures=_items_figure,
         ),
         Part(
@@ -193,7 +193,7 @@ PAPER = Paper(
             title="Subjects at several users",
             caption="Every user adds its own noise, mu 1, delta 1e-5. The claim that a subject at several users costs "
             "no more is refuted: aligned gradients add up.",
-            rows=_spans,
+            rows=_span_rows,
             figures=_spans_figure,
         ),
     ),

@@ -23,8 +23,8 @@ from dovetail.claims import survey as published
 from dovetail.events import Everyone, Gaussian, Report, Round
 from dovetail.figures import Figure
 from dovetail.guarantee import quotes
-from dovetail.papers._exhibit import Measured, Paper, Part, Row, mean_of, sweep
-from dovetail.papers._runner import Runner
+from dovetail.papers.exhibits import Measurement, Paper, Part, Row, mean_of, sweep
+from dovetail.papers.runner import Runner
 from dovetail.protocols import fast_path
 from dovetail.protocols.sums.binary_sum import BinarySum
 from dovetail.protocols.sums.real_sum import RealSum
@@ -33,11 +33,12 @@ from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Theorem,
 __all__ = ["EPS", "PAPER", "curator_error", "local_error", "measure", "slope"]
 
 EPS, DELTA = 1.0, 1e-6
-_SIZES, _FEW_SIZES = (100, 316, 1000, 3162, 10_000, 31_623, 100_000), (100, 1000, 10_000)
+_SIZES = (100, 316, 1000, 3162, 10_000, 31_623, 100_000)
+_FEW_SIZES = (100, 1000, 10_000)
 _CHUNK = 10_000  # users at a time
 _MOST_REPORTS = 10**8  # to draw for one point
 _METRIC = "squared error of the sum"
-_WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+_NUMBERS: dict[str, tuple[str, dict[str, Any]]] = {
     "one message": ("real_sum", {"method": "single"}),
     "unary, sqrt(n) messages": ("real_sum", {"method": "unary"}),
     "split-and-mix, parallel shufflers": ("real_sum", {"method": "split"}),
@@ -48,12 +49,21 @@ Sum = BinarySum | RealSum
 
 
 def measure(name: str, size: int, settings: dict[str, Any], *, seeds: int, most_rounds: int) -> tuple[Row, Sum]:
-    """A sum at one number of users: its statement, its exact error and the one that was measured."""
+    """A sum at one number of users, at a certified EPS.
+
+    Arguments:
+        name: of a protocol that sums, binary_sum or real_sum.
+        size: how many users there are, all of whom hold the input that is worst for the protocol.
+        seeds: how often the error is measured.
+        most_rounds: at most so many rounds are run for each seed; fewer where users send many reports.
+
+    Returns: a row with the statement, the exact squared error and the measured one; and the calibrated protocol.
+    """
     plan = quotes.Terms(num_users=size, dim=1, delta=DELTA, settings=settings)
     parameter, value, quote = quotes.calibrate(name, plan, eps=EPS)
     protocol, _ = quotes.settle_protocol(name, plan.with_setting(parameter, value))
     if not isinstance(protocol, BinarySum | RealSum):
-        raise ValueError(f"expected a protocol that sums, got {name!r}")
+        raise ValueError(f"{name!r} does not estimate a sum: use binary_sum or real_sum")
     worst = _worst_input(protocol)
     reports = protocol.layout(1).reports_per_client
     rounds = int(np.clip(_MOST_REPORTS // (size * reports * seeds), 30, most_rounds))
@@ -65,7 +75,7 @@ def measure(name: str, size: int, settings: dict[str, Any], *, seeds: int, most_
         label=f"n = {size}",
         x=float(size),
         certified=quote.certified,
-        ours=Measured(metric=_METRIC, values=tuple(errors)),
+        ours=Measurement(metric=_METRIC, values=tuple(errors)),
         extra={
             "exact": protocol.variance(np.full(size, worst)),
             "reports per user": reports,
@@ -92,7 +102,11 @@ def local_error(size: int) -> float:
 
 
 def slope(rows: Sequence[Row], field: str | None = None) -> float:
-    """The exponent of n in the measured squared error, or in an extra column."""
+    """The exponent of n in the squared error.
+
+    Arguments:
+        field: the extra column that holds the error; without it, the measured one is taken.
+    """
     errors = [row.extra[field] if field else row.ours.mean for row in rows if row.ours]
     return float(np.polyfit(np.log([row.x or 1.0 for row in rows if row.ours]), np.log(errors), 1)[0])
 
@@ -124,24 +138,24 @@ def _estimated_sum(protocol: Sum, size: int, x: float, key: jax.Array) -> float:
     return float(_estimate(protocol, size, total, jax.random.fold_in(key, size)))
 
 
-def _sums(runner: Runner, ways: dict[str, tuple[str, dict[str, Any]]]) -> Iterator[Row]:
+def _sums(runner: Runner, protocols: dict[str, tuple[str, dict[str, Any]]]) -> Iterator[Row]:
     sizes = _FEW_SIZES if runner.quick else _SIZES
-    for series, (name, settings) in ways.items():
+    for series, (name, settings) in protocols.items():
         for size in sizes:
-            runner.say(f"{series}, {size} users")
+            runner.observe(f"{series}, {size} users")
             row, _ = measure(name, size, settings, seeds=runner.seeds, most_rounds=60 if runner.quick else 300)
             audited = runner.audit(
-                name, quotes.Terms(num_users=size, dim=1, delta=DELTA, settings=_found(row, settings))
+                name, quotes.Terms(num_users=size, dim=1, delta=DELTA, settings=_with_noise(row, settings))
             )
-            yield _in(row, series, audited)
+            yield _in_series(row, series, audited)
 
 
-def _found(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
+def _with_noise(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
     noise = {key: row.extra[key] for key in ("eps_local", "noise_multiplier") if key in row.extra}
     return {**settings, **noise}
 
 
-def _in(row: Row, series: str, audited: Any) -> Row:
+def _in_series(row: Row, series: str, audited: Any) -> Row:
     return dataclasses.replace(row, series=series, label=f"{series}, {row.label}", audited=audited)
 
 
@@ -150,7 +164,7 @@ def _exact(name: str, size: int, error: float, note: str) -> Row:
 
 
 def _numbers(runner: Runner) -> Iterator[Row]:
-    yield from _sums(runner, _WAYS)
+    yield from _sums(runner, _NUMBERS)
     for size in _FEW_SIZES if runner.quick else _SIZES:
         yield _exact("curator", size, curator_error(), "Gaussian noise, by its formula")
 
@@ -174,11 +188,11 @@ def _error_figure(title: str) -> Any:
 
 
 def _slopes(rows: Sequence[Row]) -> list[str]:
-    found = []
+    notes = []
     for series in dict.fromkeys(row.series for row in rows if row.ours):
         mine = [row for row in rows if row.series == series]
-        found.append(f"{series}: squared error grows as n^{slope(mine, 'exact'):.2f}, measured n^{slope(mine):.2f}.")
-    return found
+        notes.append(f"{series}: squared error grows as n^{slope(mine, 'exact'):.2f}, measured n^{slope(mine):.2f}.")
+    return notes
 
 
 def _bit_notes(rows: Sequence[Row]) -> list[str]:
@@ -193,13 +207,13 @@ def _bit_notes(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _amplified(eps_local: float, size: int) -> Bound:
+def _best_bound(eps_local: float, size: int) -> Bound:
     """The best bound on a shuffled bit; where none gains anything, what the report itself promises."""
     try:
-        found = table.best(Report(kind="rr", eps_local=eps_local, levels=2), num_users=size, delta=DELTA).bound
+        best = table.best(Report(kind="rr", eps_local=eps_local, levels=2), num_users=size, delta=DELTA).bound
     except NotApplicable:
-        found = None
-    return found or Bound(
+        best = None
+    return best or Bound(
         eps=eps_local, delta=0.0, proof=Theorem(key="W65", where="randomized response, Warner 1965").proof
     )
 
@@ -218,7 +232,7 @@ def _amplification(runner: Runner) -> Iterator[Row]:
         "Sec. 5.2, m shufflers": published.amplification_multi,
     }
     for size, eps_local in ((1000, 0.5), (10_000, 1.0), (1_000_000, 4.0), (1_000_000, 14.0)):
-        certified = scope.state(_amplified(eps_local, size), Verdict.CERTIFIED, span="one report")
+        certified = scope.state(_best_bound(eps_local, size), Verdict.CERTIFIED, span="one report")
         audited = runner.audit(
             "binary_sum", quotes.Terms(num_users=size, dim=1, delta=DELTA, settings={"eps_local": eps_local})
         )

@@ -12,8 +12,9 @@ from dovetail import data, papers
 from dovetail.audit import LowerBound
 from dovetail.experiment.config import read
 from dovetail.figures import Figure
-from dovetail.papers import _runner, geyer, subdp, survey
-from dovetail.papers._exhibit import Part, Row, curves, sweep
+from dovetail.papers import geyer, subdp, survey
+from dovetail.papers import runner as runners
+from dovetail.papers.exhibits import Part, Row, curves, sweep
 from dovetail.statements import Bound, Neighbors, Scope, Theorem, Trust, Unit, Verdict
 
 SMALL = (
@@ -97,8 +98,8 @@ def test_rows_are_written_as_they_come_and_what_was_not_run_is_said(tiny, tmp_pa
 
 def test_a_config_is_trained_once(tiny, tmp_path, monkeypatch):
     runs = []
-    train = _runner.experiment.run
-    monkeypatch.setattr(_runner.experiment, "run", lambda *args, **more: runs.append(1) or train(*args, **more))
+    train = runners.experiment.run
+    monkeypatch.setattr(runners.experiment, "run", lambda *args, **more: runs.append(1) or train(*args, **more))
     runner = papers.Runner(tmp_path, quick=True, seeds=1)
     first, second = runner.row("a", "mnist", SMALL), runner.row("b", "mnist", SMALL)
     assert len(runs) == 1

@@ -13,7 +13,8 @@ from dovetail import audit
 from dovetail.audit import LowerBound
 from dovetail.claims import apes as published
 from dovetail.guarantee import quotes
-from dovetail.papers.apes import PAPER, training
+from dovetail.papers import apes
+from dovetail.papers.apes import PAPER
 from dovetail.protocols.personal._personal import resolve
 from dovetail.references import entry
 
@@ -44,13 +45,13 @@ def test_the_paper_is_cited_by_a_known_reference() -> None:
 
 
 def test_table3_recomputes_to_the_printed_digits() -> None:
-    printed = training._PRINTED
+    printed = apes._PRINTED
     for label, claim in (("UniS", published.unis), ("APES", published.apes), ("S-APES", published.s_apes)):
-        name, about = training._about(training._PRESETS[label], [("protocol.budgets", training._UNIFORM2)])
+        name, about = apes._one_round(apes._PRESETS[label], [("protocol.budgets", apes._UNIFORM2)])
         protocol, cohort = quotes.settle_protocol(name, about)
         event, extra = protocol.published_event(cohort, about.dim)  # type: ignore[misc]
         assert claim(event, delta=about.delta, **extra).eps == pytest.approx(printed[label]["eps_uc"], abs=0.051)
-    budgets = resolve(training._UNIFORM2, 10_000)
+    budgets = resolve(apes._UNIFORM2, 10_000)
     assert published.echo_numerical(budgets).eps == pytest.approx(printed["APES"]["eps_c"], abs=6e-4)
     assert published.unis_numerical(budgets).eps == pytest.approx(printed["UniS"]["eps_c"], abs=8e-4)
 
@@ -95,7 +96,7 @@ def test_printed_rows_carry_what_is_printed(cheap_statements: None, tmp_path: Pa
     assert rows["S-APES"].extra["claimed eps_ul"] == rows["S-APES"].paper["eps_ul"] == 1570
     assert rows["S-APES"].extra["certified eps_ul"] == 7850
     assert "certified eps_c" not in rows["S-APES"].extra  # nothing is
-    assert [label for label, row in rows.items() if not row.paper] == [training._THRESHOLD]
+    assert [label for label, row in rows.items() if not row.paper] == [apes._THRESHOLD]
 
 
 def test_bounds_of_one_coordinate(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from rehearsal import Rehearsal, well_formed
 
 from dovetail.guarantee import quotes
-from dovetail.papers import _runner
-from dovetail.papers._exhibit import Row
+from dovetail.papers import runner as runners
+from dovetail.papers.exhibits import Row
 from dovetail.papers.flame import PAPER
 from dovetail.references import entry
 from dovetail.statements import Verdict
@@ -38,7 +38,7 @@ def cheap_quotes(small: quotes.Quote, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def headline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
-    runner = _runner.Runner(tmp_path_factory.mktemp("headline"), quick=True, seeds=1)
+    runner = runners.Runner(tmp_path_factory.mktemp("headline"), quick=True, seeds=1)
     return {row.label: row for row in PARTS["headline"].rows(runner)}
 
 

@@ -6,9 +6,8 @@ The privacy of its three protocols is recomputed, certified where it holds and a
 
 from __future__ import annotations
 
-from dovetail.papers._exhibit import Paper
-from dovetail.papers.flame.amplification import FIG3, FIG8, FIG9
-from dovetail.papers.flame.privacy import HEADLINE
+from dovetail.papers.exhibits import Paper
+from dovetail.papers.flame.privacy import FIG3, FIG8, FIG9, HEADLINE
 from dovetail.papers.flame.training import FIG4, FIG5, FIG6, FIG7
 
 __all__ = ["PAPER"]

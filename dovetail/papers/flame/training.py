@@ -14,9 +14,9 @@ from typing import Any
 from dovetail.experiment.config import read
 from dovetail.figures import Figure
 from dovetail.guarantee import quotes
-from dovetail.papers._exhibit import Part, Row, accuracy_figure, curves, mean_of, sweep
-from dovetail.papers._runner import Overrides, Runner
+from dovetail.papers.exhibits import Part, Row, accuracy_figure, curves, mean_of, sweep
 from dovetail.papers.flame.privacy import BETA, DELTA, DIM, EPS_REPORT, USERS, apart, eps_of, plan
+from dovetail.papers.runner import Overrides, Runner
 
 __all__ = ["FIG4", "FIG5", "FIG6", "FIG7"]
 
@@ -26,7 +26,7 @@ _CERTIFIED_APART = "certified eps, coordinates apart"
 _AUDITED_APART = "audited eps at least, coordinates apart"
 
 
-def _trained(
+def _train_row(
     runner: Runner,
     label: str,
     preset: str,
@@ -53,7 +53,7 @@ def _trained(
     )
 
 
-def _noise(name: str, eps: float, **settings: Any) -> dict[str, Any]:
+def _calibrated_settings(name: str, eps: float, **settings: Any) -> dict[str, Any]:
     """The protocol's settings with the noise that is certified at this eps for one epoch."""
     parameter, value, _ = quotes.calibrate(name, plan(**settings), eps=eps)
     return {"name": name, **settings, parameter: value}
@@ -72,7 +72,8 @@ class _Line:
 
 
 def _lines(epochs: int) -> list[_Line]:
-    span, private = ("cohort.epochs", epochs), ("privacy", _PRIVACY)
+    span = ("cohort.epochs", epochs)
+    private = ("privacy", _PRIVACY)
     step = "server.learning_rate"
     plain = {"name": "ldp_fl", "randomizer": "laplace", "clip_value": 0.02, "eps_local": 0.01}
     wide = {"k": DIM // 10, "pad_to": 667, "decoys": 0}
@@ -87,26 +88,26 @@ def _lines(epochs: int) -> list[_Line]:
         _Line(
             label="LDP-FL, Gaussian, 78.5",
             preset="flame-dp",
-            overrides=[span, private, ("protocol", _noise("ldp_fl", 78.5, clip_norm=2.0)), (step, 1.0)],
+            overrides=[span, private, ("protocol", _calibrated_settings("ldp_fl", 78.5, clip_norm=2.0)), (step, 1.0)],
             note="One Gaussian for the whole vector at (78.5, 5e-6). FLAME's 78.5 is pure: at this delta its "
             "157 reports of a client compose to less.",
         ),
         _Line(
             label="LDP-FL, Gaussian, 0.24",
             preset="flame-dp",
-            overrides=[span, private, ("protocol", _noise("ldp_fl", 0.24, clip_norm=2.0)), (step, 0.01)],
+            overrides=[span, private, ("protocol", _calibrated_settings("ldp_fl", 0.24, clip_norm=2.0)), (step, 0.01)],
         ),
         _Line(label="SS-Simple", preset="flame-simple", overrides=[span]),
         _Line(label="SS-Double", preset="flame-double", overrides=[span], over="SS-Simple", printed=4.07),
         _Line(
             label="DP-FL, 0.24",
             preset="flame-dp",
-            overrides=[span, private, ("protocol", _noise("dp_fl", 0.24, clip_norm=2.0)), (step, 0.2)],
+            overrides=[span, private, ("protocol", _calibrated_settings("dp_fl", 0.24, clip_norm=2.0)), (step, 0.2)],
         ),
         _Line(
             label="DP-FL, 20.53",
             preset="flame-dp",
-            overrides=[span, private, ("protocol", _noise("dp_fl", 20.53, clip_norm=2.0)), (step, 1.0)],
+            overrides=[span, private, ("protocol", _calibrated_settings("dp_fl", 20.53, clip_norm=2.0)), (step, 1.0)],
         ),
         _Line(label="SS-Topk", preset="flame-topk", overrides=[span], over="SS-Double", printed=55.5),
         _Line(
@@ -124,13 +125,18 @@ def _lines(epochs: int) -> list[_Line]:
 def _our_lines(span: tuple[str, Any], private: tuple[str, Any]) -> list[_Line]:
     """What is certified at the eps that FLAME claims."""
     step = "server.learning_rate"
-    top = (("protocol", _noise("ss_topk", 0.24, k=157, clip_value=0.1)), (step, 0.3))
+    top = (("protocol", _calibrated_settings("ss_topk", 0.24, k=157, clip_value=0.1)), (step, 0.3))
     return [
         _Line(label="ours: SS-Topk, all decoys, 0.24", preset="flame-topk", overrides=[span, *top], note=_OURS),
         _Line(
             label="ours: split-and-mix, 0.24",
             preset="flame-dp",
-            overrides=[span, private, ("protocol", _noise("split_and_mix", 0.24, clip_norm=2.0)), (step, 0.15)],
+            overrides=[
+                span,
+                private,
+                ("protocol", _calibrated_settings("split_and_mix", 0.24, clip_norm=2.0)),
+                (step, 0.15),
+            ],
             note=_OURS,
         ),
     ]
@@ -142,7 +148,7 @@ _OURS = "Certified at the eps that the paper claims, with no trusted party."
 def _figure4(runner: Runner) -> Iterable[Row]:
     means: dict[str, float] = {}
     for line in _lines(1 if runner.quick else 3):
-        row = _trained(runner, line.label, line.preset, line.overrides, note=line.note)
+        row = _train_row(runner, line.label, line.preset, line.overrides, note=line.note)
         means[line.label] = row.ours.mean if row.ours else float("nan")
         compared = {line.over: line.printed} if line.over else {}
         if line.label == "SS-Topk":
@@ -155,17 +161,17 @@ def _figure4(runner: Runner) -> Iterable[Row]:
         )
 
 
-def _compared(rows: Sequence[Row]) -> list[str]:
+def _difference_notes(rows: Sequence[Row]) -> list[str]:
     """What came of the printed differences."""
-    found = []
+    notes = []
     for row in rows:
         for name, printed in row.paper.items():
-            found.append(f"{row.label}, {name}: {printed:+.2f} printed, {row.extra[name]:+.2f} here.")
-    found.append(
+            notes.append(f"{row.label}, {name}: {printed:+.2f} printed, {row.extra[name]:+.2f} here.")
+    notes.append(
         "DP-FL is certified at .24 and SS-Topk as printed has no guarantee, so their difference compares a curator "
         "with a protocol that is not private; the rows marked ours are certified at .24 without a trusted curator."
     )
-    return found
+    return notes
 
 
 FIG4 = Part(
@@ -178,23 +184,23 @@ FIG4 = Part(
     "claimed for SS-Topk.",
     rows=_figure4,
     figures=lambda rows: [accuracy_figure("Accuracy over epochs", "epochs", curves(rows))],
-    notes=_compared,
+    notes=_difference_notes,
 )
 
 
-def _swept(runner: Runner, points: Sequence[tuple[float, float, int, float]]) -> Iterable[Row]:
+def _sweep_rows(runner: Runner, points: Sequence[tuple[float, float, int, float]]) -> Iterable[Row]:
     """SS-Topk and SS-Double as printed at these points: x, eps of a report, n_p, beta."""
     span = {"kind": "disjoint", "size": USERS, "rounds": 20 if runner.quick else _EPOCH}
     for series, name in (("SS-Topk", "ss_topk"), ("SS-Double", "ss_double")):
         for x, eps_report, pad_to, beta in points:
-            chosen: dict[str, Any] = {"eps_local": eps_report, "pad_to": pad_to}
-            chosen |= {"k": round(beta * DIM), "decoys": 0} if name == "ss_topk" else {"beta": beta}
+            settings: dict[str, Any] = {"eps_local": eps_report, "pad_to": pad_to}
+            settings |= {"k": round(beta * DIM), "decoys": 0} if name == "ss_topk" else {"beta": beta}
             repaired = apart(name, dim=DIM, eps_report=eps_report, beta=beta, pad_to=pad_to)
-            yield _trained(
+            yield _train_row(
                 runner,
                 f"{series}, eps_lk {eps_report:g}, n_p {pad_to}, beta {beta:g}",
                 "flame-topk" if name == "ss_topk" else "flame-double",
-                [("cohort", span), *((f"protocol.{key}", value) for key, value in chosen.items())],
+                [("cohort", span), *((f"protocol.{key}", value) for key, value in settings.items())],
                 series=series,
                 x=x,
                 extra={
@@ -205,19 +211,19 @@ def _swept(runner: Runner, points: Sequence[tuple[float, float, int, float]]) ->
 
 
 def _budgets(runner: Runner) -> Iterable[Row]:
-    return _swept(
+    return _sweep_rows(
         runner, [(eps, eps, 333, BETA) for eps in ((0.5, 2.0) if runner.quick else (0.1, 0.25, 0.5, 1.0, 2.0))]
     )
 
 
 def _paddings(runner: Runner) -> Iterable[Row]:
     ratios = (1.0, 3.0) if runner.quick else (1.0, 1.5, 2.0, 3.0, 5.0)
-    return _swept(runner, [(ratio, EPS_REPORT, round(USERS / ratio), BETA) for ratio in ratios])
+    return _sweep_rows(runner, [(ratio, EPS_REPORT, round(USERS / ratio), BETA) for ratio in ratios])
 
 
 def _selections(runner: Runner) -> Iterable[Row]:
     shares = (0.02, 0.1) if runner.quick else (0.01, 0.02, 0.05, 0.1)
-    return _swept(runner, [(beta, EPS_REPORT, 333, beta) for beta in shares])
+    return _sweep_rows(runner, [(beta, EPS_REPORT, 333, beta) for beta in shares])
 
 
 def _two_figures(title: str, x_label: str, log_x: bool) -> Callable[[Sequence[Row]], list[Figure]]:

@@ -20,15 +20,15 @@ from dovetail.files import write_json, write_table
 from dovetail.statements import Statement, Verdict
 
 if TYPE_CHECKING:
-    from dovetail.papers._runner import Runner
+    from dovetail.papers.runner import Runner
 
-__all__ = ["Curve", "Measured", "Paper", "Part", "Row", "accuracy_figure", "curves", "mean_of", "sweep", "write"]
+__all__ = ["Curve", "Measurement", "Paper", "Part", "Row", "accuracy_figure", "curves", "mean_of", "sweep", "write"]
 
 Curve = tuple[tuple[float, float], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measurement:
     """What we measured, once for each seed."""
 
     metric: str
@@ -36,7 +36,7 @@ class Measured:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """The mean over the seeds."""
         return statistics.fmean(self.values)
 
     @property
@@ -62,7 +62,7 @@ class Row:
     claimed: Statement | None = None
     certified: Statement | None = None
     audited: LowerBound | None = None
-    ours: Measured | None = None
+    ours: Measurement | None = None
     series: str = ""
     x: float | None = None
     curve: Curve = ()
@@ -111,8 +111,8 @@ class Row:
             "not_here": self.not_here,
         }
 
-    def flat(self) -> dict[str, Any]:
-        """The row for a spreadsheet."""
+    def to_cells(self) -> dict[str, Any]:
+        """The row for a spreadsheet: values by the names of columns."""
         return {
             "label": self.label,
             "series": self.series,
@@ -163,7 +163,12 @@ class Paper:
 
 
 def write(part: Part, rows: Sequence[Row], out: Path, *, run: Mapping[str, Any], finished: bool) -> None:
-    """A part's files: `<key>.json`, its rows and the lines of its figures as CSV; `run` says how it was computed."""
+    """Write a part's files: `<key>.json`, its rows and the lines of its figures as CSV.
+
+    Arguments:
+        run: how it was computed: version, machine, seeds, seconds.
+        finished: whether all rows are there; figures and notes are made of them alone.
+    """
     figures = list(part.figures(rows)) if finished else []
     data = {
         "key": part.key,
@@ -176,7 +181,7 @@ def write(part: Part, rows: Sequence[Row], out: Path, *, run: Mapping[str, Any],
         "notes": list(part.notes(rows)) if finished else [],
     }
     write_json(out / f"{part.key}.json", data)
-    write_table(out / f"{part.key}.csv", [row.flat() for row in rows])
+    write_table(out / f"{part.key}.csv", [row.to_cells() for row in rows])
     if figures:
         points = [
             {"figure": figure.title, "line": line.name, "x": x, "y": y}
@@ -190,12 +195,18 @@ def write(part: Part, rows: Sequence[Row], out: Path, *, run: Mapping[str, Any],
 def sweep(
     rows: Sequence[Row], value: Callable[[Row], float | None], *, style: str = "line", suffix: str = ""
 ) -> tuple[Line, ...]:
-    """One line a series: `value` of its rows over their x, with the spread of what was measured around it."""
+    """One line for each series of the rows, over their x.
+
+    Arguments:
+        value: the height of a row's point; None is a gap, and a series of gaps alone has no line.
+        style: how lines are drawn, one of `dovetail.figures.STYLES`.
+        suffix: what is put behind the series' names.
+    """
     names = dict.fromkeys(row.series for row in rows if row.x is not None)
     lines = []
     for name in names:
-        mine = sorted((row for row in rows if row.series == name and row.x is not None), key=lambda row: row.x or 0.0)
-        points = [(row, _finite(value(row))) for row in mine]
+        placed = sorted((row for row in rows if row.series == name and row.x is not None), key=lambda row: row.x or 0.0)
+        points = [(row, _finite(value(row))) for row in placed]
         if all(y is None for _, y in points):
             continue
         lines.append(
@@ -210,7 +221,7 @@ def sweep(
 
 
 def mean_of(row: Row) -> float | None:
-    """What we measured, for a figure."""
+    """The mean of what we measured, if anything was."""
     return None if row.ours is None else row.ours.mean
 
 

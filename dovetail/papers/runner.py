@@ -20,15 +20,15 @@ from dovetail.experiment.config import parse, read, to_toml
 from dovetail.experiment.folder import RunFolder
 from dovetail.files import write_atomically
 from dovetail.guarantee import quotes
-from dovetail.papers._exhibit import Curve, Measured, Row
+from dovetail.papers.exhibits import Curve, Measurement, Row
 
-__all__ = ["Overrides", "Runner", "Trained"]
+__all__ = ["Overrides", "Runner", "SeedRuns"]
 
 Overrides = Sequence[tuple[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trained:
+class SeedRuns:
     """A config's runs: one result a seed; curves are means over the seeds.
 
     `rounds` are what the analyzer sees, as it is certified; none where it sees less, or the statement is about another
@@ -44,17 +44,23 @@ class Trained:
 
     @property
     def first(self) -> experiment.Result:
-        """Of the first seed; statements do not depend on it."""
+        """The result of the first seed; statements do not depend on the seed."""
         return self.results[0]
 
     @property
-    def measured(self) -> Measured:
-        """Test accuracies."""
-        return Measured(metric="accuracy", values=tuple(result.metrics["accuracy"] for result in self.results))
+    def accuracies(self) -> Measurement:
+        """Test accuracies, one a seed."""
+        return Measurement(metric="accuracy", values=tuple(result.metrics["accuracy"] for result in self.results))
 
 
 class Runner:
-    """The means of one reproduction.
+    """Trains configs and attacks protocols for one reproduction.
+
+    Arguments:
+        out: the folder of the paper, where configs are kept.
+        quick: whether parts leave out what takes long.
+        seeds: how often each config is trained.
+        observe: hears what is computed next.
 
     Guarantees:
         The same config is trained once, however many parts ask for it.
@@ -64,17 +70,23 @@ class Runner:
     def __init__(
         self, out: Path, *, quick: bool, seeds: int, observe: Callable[[str], None] = lambda text: None
     ) -> None:
-        self.out, self.quick, self.seeds = out, quick, seeds
-        self.say = observe
-        self._trained: dict[str, Trained] = {}
+        self.out = out
+        self.quick = quick
+        self.seeds = seeds
+        self.observe = observe
+        self._trained: dict[str, SeedRuns] = {}
 
     @property
-    def accelerated(self) -> bool:
+    def has_accelerator(self) -> bool:
         """Whether long trainings are worth starting here."""
         return machine.has_accelerator()
 
-    def train(self, preset: str, overrides: Overrides = (), *, label: str = "") -> Trained:
-        """Run a preset with these overrides for every seed."""
+    def train(self, preset: str, overrides: Overrides = (), *, label: str = "") -> SeedRuns:
+        """Train a preset with these overrides, once for every seed.
+
+        Arguments:
+            label: what the training is called in messages and in the name of its config's file.
+        """
         config = read(preset, overrides)
         text = to_toml(config)
         if text not in self._trained:
@@ -91,7 +103,14 @@ class Runner:
         attack: bool = False,
         **more: Any,
     ) -> Row:
-        """The row of a training: its statements, its accuracy, its curve, and the best exact attack on all of it."""
+        """The row of a training: its statements, its accuracy, its curve, and the best exact attack on all of it.
+
+        Arguments:
+            preset: the name of a preset, whose config is trained with `overrides`.
+            paper: what the paper prints.
+            attack: whether the training is attacked.
+            more: other fields of the row.
+        """
         trained = self.train(preset, overrides, label=label)
         first = trained.first
         attacked = attack and not first.statement.is_unbounded
@@ -101,7 +120,7 @@ class Runner:
             claimed=first.quote.claimed,
             certified=first.statement,
             audited=audit.attack(trained.rounds, delta=first.statement.delta) if attacked else None,
-            ours=trained.measured,
+            ours=trained.accuracies,
             curve=trained.accuracy,
             extra={"rounds": first.rounds, "uploads": first.uploads, **more.pop("extra", {})},
             config=trained.config,
@@ -113,11 +132,11 @@ class Runner:
         """The best exact attack on a protocol at these parameters."""
         return audit.audit(protocol, plan, trials=0).bound
 
-    def _train(self, text: str, label: str) -> Trained:
+    def _train(self, text: str, label: str) -> SeedRuns:
         results, accuracies, diagnoses = [], [], []
         begun = time.perf_counter()
         for seed in range(self.seeds):
-            self.say(label if self.seeds == 1 else f"{label}, seed {seed}")
+            self.observe(label if self.seeds == 1 else f"{label}, seed {seed}")
             plan = experiment.prepare(parse({**tomllib.loads(text), "seed": seed, "noise": "seeded"}))
             with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
                 results.append(experiment.run(plan, out=Path(folder) / "run"))
@@ -128,7 +147,7 @@ class Runner:
             plan.sampler.protocol
         )
         names = diagnoses[0][0].keys() - {"round"} if diagnoses[0] else ()
-        return Trained(
+        return SeedRuns(
             results=tuple(results),
             accuracy=_mean_curve(accuracies),
             diagnostics={
@@ -145,7 +164,8 @@ class Runner:
         folder = self.out / "configs"
         folder.mkdir(parents=True, exist_ok=True)
         stem = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-")
-        taken, name = {one.config for one in self._trained.values()}, f"configs/{stem}.toml"
+        taken = {runs.config for runs in self._trained.values()}
+        name = f"configs/{stem}.toml"
         for number in range(2, len(taken) + 3):
             if name not in taken:
                 break
@@ -156,6 +176,6 @@ class Runner:
 
 def _mean_curve(curves: Sequence[Sequence[tuple[float, float | None]]]) -> Curve:
     """The mean over seeds of curves at the rounds that all of them have."""
-    known = [{x: y for x, y in curve if y is not None} for curve in curves]
-    shared = sorted(set.intersection(*(set(curve) for curve in known)))
-    return tuple((float(x), float(np.mean([curve[x] for curve in known]))) for x in shared)
+    by_round = [{x: y for x, y in curve if y is not None} for curve in curves]
+    shared = sorted(set.intersection(*(set(curve) for curve in by_round)))
+    return tuple((float(x), float(np.mean([curve[x] for curve in by_round]))) for x in shared)
