@@ -66,24 +66,24 @@ class ExactAttack:
     def __post_init__(self) -> None:
         if self.log_first.shape != self.log_second.shape or self.log_first.ndim != 1:
             raise ValueError(
-                f"expected two laws on the same values, got {self.log_first.shape} and {self.log_second.shape}"
+                f"the two laws are not on the same values: shapes {self.log_first.shape}, {self.log_second.shape}"
             )
         _validate.non_negative(slack=self.slack)
         if not self.pure >= 0:
-            raise ValueError(f"expected pure >= 0, got pure={self.pure!r}")
+            raise ValueError(f"pure must not be negative, got pure={self.pure!r}")
 
     def eps(self, *, delta: float) -> LowerBound:
         """The largest eps that some threshold refutes at this delta."""
         _validate.in_interval(0, 1, delta=delta)
-        found = self.pure if delta == 0 else 0.0
+        largest = self.pure if delta == 0 else 0.0
         for log_p, log_q in self._tails():
             power = _log_minus(log_p + math.log1p(-_RELATIVE), delta + self.slack)
             attainable = power > -np.inf
             if attainable.any():
                 alarm = log_q[attainable] + math.log1p(_RELATIVE)
                 alarm = np.logaddexp(alarm, math.log(self.slack)) if self.slack else alarm
-                found = max(found, float(np.max(power[attainable] - alarm)))
-        return LowerBound(eps=found, delta=delta, attack=self.attack)
+                largest = max(largest, float(np.max(power[attainable] - alarm)))
+        return LowerBound(eps=largest, delta=delta, attack=self.attack)
 
     def delta(self, *, eps: float) -> float:
         """The largest delta that some set of values shows to be needed at this eps."""
@@ -92,20 +92,20 @@ class ExactAttack:
             worlds = np.exp(np.stack([self.log_first, self.log_second]))
             missed = self.slack * (1 + float(np.exp(eps))) if self.slack else 0.0
             factor = float(np.exp(eps)) * (1 + _RELATIVE)
-        found = 0.0
+        largest = 0.0
         for p, q in (worlds, worlds[::-1]):
             with np.errstate(invalid="ignore"):
                 gap = p * (1 - _RELATIVE) - np.where(q > 0, q * factor, 0.0)
-            found = max(found, float(np.sum(gap[gap > 0])) * (1 - _RELATIVE) - missed)
-        return found
+            largest = max(largest, float(np.sum(gap[gap > 0])) * (1 - _RELATIVE) - missed)
+        return largest
 
     def _tails(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Log probabilities of all tails, of the statistic and of its likelihood ratio, in both orders of the worlds.
 
         Where the laws carry errors, these put values of no consequence first in the order of ratios: hence both.
         """
-        seen = (self.log_first > -np.inf) | (self.log_second > -np.inf)
-        first, second = self.log_first[seen], self.log_second[seen]
+        possible = (self.log_first > -np.inf) | (self.log_second > -np.inf)
+        first, second = self.log_first[possible], self.log_second[possible]
         by_ratio = np.argsort(first - second, kind="stable")
         tails = []
         for order in (slice(None), by_ratio):

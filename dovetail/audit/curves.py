@@ -20,7 +20,7 @@ from dovetail.guarantee import quotes
 from dovetail.protocols import BUNDLED
 from dovetail.statements import NotApplicable
 
-__all__ = ["draw", "drawn", "figure", "of_round", "trade_offs", "write"]
+__all__ = ["draw_curves", "figure", "save_figure", "terms_of_round", "trade_offs", "write_audit"]
 
 _POINTS = 9
 _FEW_POINTS = 5  # where it is one of several things to wait for
@@ -37,17 +37,17 @@ def trade_offs(finding: Finding, *, points: int = _POINTS) -> dict[str, list[tup
     """
     middle = finding.bound.delta or finding.plan.delta
     stated = finding.certified.verdict.value
-    found: dict[str, list[tuple[float, float]]] = {stated: [], "claimed": [], "audited": [], "counted": []}
+    curves: dict[str, list[tuple[float, float]]] = {stated: [], "claimed": [], "audited": [], "counted": []}
     for delta in np.geomspace(max(middle * 1e-3, 1e-15), min(middle * 1e3, 0.5), points).tolist():
-        for name, eps in _at(finding, delta):
+        for name, eps in _eps_at(finding, delta):
             if math.isfinite(eps):
-                found[name].append((eps, delta))
+                curves[name].append((eps, delta))
     counted = [bound for bound in (finding.bound, *finding.others) if bound.trials and not bound.is_unbounded]
-    found["counted"] = [(bound.eps, bound.delta) for bound in counted if bound.delta > 0]
-    return {name: points for name, points in found.items() if points}
+    curves["counted"] = [(bound.eps, bound.delta) for bound in counted if bound.delta > 0]
+    return {name: points for name, points in curves.items() if points}
 
 
-def drawn(curves: Mapping[str, Sequence[tuple[float, float]]], *, title: str) -> Figure:
+def draw_curves(curves: Mapping[str, Sequence[tuple[float, float]]], *, title: str) -> Figure:
     """Curves of delta against eps, by name; a single point stands as a mark."""
     lines = [
         Line(
@@ -61,7 +61,7 @@ def drawn(curves: Mapping[str, Sequence[tuple[float, float]]], *, title: str) ->
     return Figure(title=title, x_label="eps", y_label="delta", lines=lines, log_y=True)
 
 
-def _at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]:
+def _eps_at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]:
     quote = quotes.quote(finding.protocol, dataclasses.replace(finding.plan, delta=delta))
     colluding = finding.view == "colluding"
     certified = quote.local if colluding else quote.certified
@@ -75,16 +75,16 @@ def _at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]:
 def figure(finding: Finding, *, points: int = _POINTS) -> Figure:
     """The curves of a finding."""
     title = f"{finding.protocol}, {finding.plan.num_users} users, {finding.plan.dim} coordinates, {finding.view}"
-    return drawn(trade_offs(finding, points=points), title=title)
+    return draw_curves(trade_offs(finding, points=points), title=title)
 
 
-def draw(path: Path, finding: Finding) -> None:
-    """The curves of a finding, in a file."""
+def save_figure(path: Path, finding: Finding) -> None:
+    """Draw the curves of a finding into a file, .svg, .png or .pdf."""
     save(figure(finding), path)
 
 
-def of_round(plan: Plan, index: int) -> quotes.Terms:
-    """A round of a training, as an attack sees it."""
+def terms_of_round(plan: Plan, index: int) -> quotes.Terms:
+    """One round of a training as the terms of an attack; `index` counts rounds from 0."""
     fields = dataclasses.fields(plan.sampler.protocol)  # type: ignore[arg-type]
     cohort = plan.sampler.schedule.cohort(index)
     if cohort.uploads is not None:
@@ -107,16 +107,16 @@ def _costliest(plan: Plan, released: Sequence[Round]) -> int:
     if not first or set(first) != set(released):
         raise NotApplicable("nothing was released" if not released else "the plan does not match the rounds that ran")
 
-    def cost(item: Round) -> float:
+    def eps_of(item: Round) -> float:
         try:
             return accounting.bound([item], delta=plan.config.privacy.delta).eps
         except NotApplicable:
             return math.inf
 
-    return first[max(first, key=cost)]
+    return first[max(first, key=eps_of)]
 
 
-def write(plan: Plan, folder: Path) -> Path:
+def write_audit(plan: Plan, folder: Path) -> Path:
     """Attack the costliest round of a run exactly and write `audit.json`: what was found, or why nothing was.
 
     Which rounds there were is read off the run's ledger. Of a protocol from outside the package the code is run, for
@@ -126,15 +126,15 @@ def write(plan: Plan, folder: Path) -> Path:
     try:
         index = _costliest(plan, ledger.own.rounds)
         declared = type(plan.sampler.protocol) not in BUNDLED
-        finding = audit(plan.config.protocol["name"], of_round(plan, index), trials=None if declared else 0)
-        if declared and finding.counted is None:
+        finding = audit(plan.config.protocol["name"], terms_of_round(plan, index), trials=None if declared else 0)
+        if declared and finding.counted_bound is None:
             raise NotApplicable(_ONLY_DECLARED)
         finding = dataclasses.replace(finding, certified=finding.certified.with_verdict(ledger.verdict))
-        drawn = figure(finding, points=_FEW_POINTS).to_json()
-        found = {**finding.to_json(), "about": "one round", "figure": drawn, "reason": None}
-        del found["settings"]  # privacy.json has them
+        drawing = figure(finding, points=_FEW_POINTS).to_json()
+        content = {**finding.to_json(), "about": "one round", "figure": drawing, "reason": None}
+        del content["settings"]  # privacy.json has them
     except NotApplicable as refusal:
-        found = {"about": "one round", "reason": str(refusal)}
+        content = {"about": "one round", "reason": str(refusal)}
     target = folder / "audit.json"
-    write_json(target, found)
+    write_json(target, content)
     return target

@@ -16,7 +16,7 @@ from typing import Any
 from dovetail import _validate
 from dovetail.audit import attacks, exact, runs
 from dovetail.audit.bounds import ExactAttack, LowerBound, best, disjoint
-from dovetail.audit.runs.games import Game, pairs
+from dovetail.audit.runs.games import Game, neighboring_worlds
 from dovetail.audit.runs.scores import VIEWS, View
 from dovetail.events import Round
 from dovetail.guarantee import quotes
@@ -43,7 +43,7 @@ class Finding:
     exact_attacks: tuple[ExactAttack, ...] = ()
 
     @property
-    def counted(self) -> LowerBound | None:
+    def counted_bound(self) -> LowerBound | None:
         """The bound from runs of the code, if there were any."""
         return next((bound for bound in (self.bound, *self.others) if bound.trials), None)
 
@@ -100,8 +100,14 @@ def audit(
 ) -> Finding:
     """Attack a protocol at these parameters.
 
-    `trials` runs are counted in each world; 0 for none, None for as many as are quickly done. With probability at most
-    1 - confidence over the counted attack's own coins, the bound is above the true eps.
+    Arguments:
+        name: the protocol's.
+        plan: its settings, users, coordinates, rounds and delta.
+        view: whether the adversary is the analyzer, an observer of estimates, or shuffler and analyzer colluding.
+        trials: how many runs are counted in each world; 0 for none, None for as many as are quickly done.
+        confidence: with probability at most 1 - confidence, over the coins of counted runs, the bound is above the
+            true eps.
+        observe: hears what is done next.
     """
     _validate.one_of(VIEWS, view=view)
     _validate.in_open_interval(0, 1, confidence=confidence)
@@ -112,29 +118,29 @@ def audit(
     if observe:
         observe("exact attacks")
     exact_attacks = _exact_attacks(protocol, cohort, plan, view)
-    found = [exact_attack.eps(delta=delta) for exact_attack in exact_attacks]
+    bounds = [exact_attack.eps(delta=delta) for exact_attack in exact_attacks]
     games = [] if trials == 0 else _games(protocol, cohort, plan)
-    counted = _trials(games, trials)
-    if counted:
-        found.append(
+    num_trials = _num_trials(games, trials)
+    if num_trials:
+        bounds.append(
             runs.lower_bound(
                 games,
                 view=view,
                 trust=protocol.view(cohort, plan.dim, neighbors=plan.relation(protocol)).scope.trust,
                 delta=delta,
-                trials=counted,
+                trials=num_trials,
                 confidence=confidence,
                 seed=seed,
                 observe=observe,
             )
         )
-    top = best(found) if found else LowerBound(eps=0.0, delta=delta, attack=_NOTHING)
+    top = best(bounds) if bounds else LowerBound(eps=0.0, delta=delta, attack=_NOTHING)
     return Finding(
         protocol=name,
         view=view,
         plan=plan,
         bound=top,
-        others=tuple(bound for bound in found if bound is not top),
+        others=tuple(bound for bound in bounds if bound is not top),
         certified=about,
         claimed=None if view == "colluding" else quote.claimed,
         exact_attacks=exact_attacks,
@@ -153,31 +159,31 @@ def _exact_attacks(protocol: Protocol, cohort: Cohort, plan: quotes.Terms, view:
     """The exact attacks; an observer of estimates is left to counting, and so are own reports under other relations."""
     if view == "observer":
         return ()
-    written_for = plan.rounds == 1 and plan.relation(protocol) is protocol.relation
+    fits = plan.rounds == 1 and plan.relation(protocol) is protocol.relation
     if view == "colluding":
         with contextlib.suppress(NotApplicable):
-            return tuple(attacks.on_own_reports(protocol, cohort, plan.dim)) if written_for else ()
+            return tuple(attacks.on_own_reports(protocol, cohort, plan.dim)) if fits else ()
         return ()
-    found: list[ExactAttack] = []
-    if written_for:
+    listed: list[ExactAttack] = []
+    if fits:
         with contextlib.suppress(NotApplicable):
-            found = attacks.stronger(protocol, cohort, plan.dim)
+            listed = attacks.stronger(protocol, cohort, plan.dim)
     if not protocol.private_steps and protocol.noise_std(cohort.size, plan.dim) == 0:
-        found = [*found, disjoint("the released estimate, which has no noise")]
+        listed = [*listed, disjoint("the released estimate, which has no noise")]
     item = protocol.view(cohort, plan.dim, neighbors=plan.relation(protocol)).round
     if not attacks.shows_less(protocol):
         with contextlib.suppress(NotApplicable):
-            found = [*found, *exact.exact_attacks_on_rounds([item] * plan.rounds)]
-    return tuple(found)
+            listed = [*listed, *exact.exact_attacks_on_rounds([item] * plan.rounds)]
+    return tuple(listed)
 
 
 def _games(protocol: Protocol, cohort: Cohort, plan: quotes.Terms) -> list[Game]:
     """Every pair of worlds that the code can be run in; none where records are drawn by a rule of their own."""
-    worlds = pairs(protocol, cohort, plan.dim, neighbors=plan.relation(protocol), rounds=plan.rounds)
+    worlds = neighboring_worlds(protocol, cohort, plan.dim, neighbors=plan.relation(protocol), rounds=plan.rounds)
     return [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds]
 
 
-def _trials(games: list[Game], asked: int | None) -> int:
-    if asked is not None:
-        return asked
+def _num_trials(games: list[Game], requested: int | None) -> int:
+    if requested is not None:
+        return requested
     return runs.default_trials(games[0]) if games[0].reports <= _MOST_REPORTS else 0

@@ -45,13 +45,13 @@ __all__ = [
     "Knowledge",
     "Population",
     "audit_indices",
-    "best_of",
+    "best_coordinates",
     "claimed_nu",
     "gradients",
+    "is_right",
     "posterior",
-    "rate",
-    "right",
-    "scores",
+    "score_coordinates",
+    "success_rate",
 ]
 
 _CHUNK_VALUES = 2**22  # coordinates that are selected from at a time, over users and rounds
@@ -177,7 +177,7 @@ class IndexAudit:
         for attack in self.attacks:
             if (attack.knowledge, attack.rounds) == (knowledge, rounds):
                 return attack
-        raise ValueError(f"expected an attack that was made, got {knowledge=} with {rounds=}")
+        raise ValueError(f"no attack with {knowledge=} was made after {rounds=}")
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -204,7 +204,7 @@ Knowledge = Literal["uniform", "population", "similar users"]
 KNOWLEDGE: tuple[Knowledge, ...] = ("uniform", "population", "similar users")
 
 
-def scores(knowledge: Knowledge, other: np.ndarray, reported: np.ndarray, decoy_rate: float) -> np.ndarray:
+def score_coordinates(knowledge: Knowledge, other: np.ndarray, reported: np.ndarray, decoy_rate: float) -> np.ndarray:
     """How likely each coordinate is among a user's k largest, up to order: (users, dim); -inf if not reported last.
 
     `other` are the k largest of the users learned from, (others, rounds, dim). Rounds are combined as if they were
@@ -218,7 +218,9 @@ def scores(knowledge: Knowledge, other: np.ndarray, reported: np.ndarray, decoy_
     marginal = (other[:, -1].sum(axis=0) + beta) / (num_others + 1)
     score: np.ndarray = logit(marginal)[None]
     if knowledge == "similar users":
-        score = logit((num_others * _of_similar(other, reported, decoy_rate) + marginal) / (num_others + 1))
+        score = logit(
+            (num_others * _frequency_among_similar(other, reported, decoy_rate) + marginal) / (num_others + 1)
+        )
     for t in range(rounds - 1):
         kept = np.count_nonzero(other[:, t] & other[:, -1])
         stays = (kept + beta) / (num_others * top + 1)
@@ -228,7 +230,7 @@ def scores(knowledge: Knowledge, other: np.ndarray, reported: np.ndarray, decoy_
     return np.where(reported[:, -1], score, -np.inf)
 
 
-def _of_similar(other: np.ndarray, reported: np.ndarray, decoy_rate: float) -> np.ndarray:
+def _frequency_among_similar(other: np.ndarray, reported: np.ndarray, decoy_rate: float) -> np.ndarray:
     """How often a coordinate is among the k largest of others, who count by how well they would explain the reports.
 
     A coordinate is taken to be shared with such a user at the rate at which any two users share theirs.
@@ -242,17 +244,17 @@ def _of_similar(other: np.ndarray, reported: np.ndarray, decoy_rate: float) -> n
     return likelihood @ other[:, -1].astype(np.float64) / likelihood.sum(axis=1, keepdims=True)
 
 
-def best_of(score: np.ndarray) -> np.ndarray:
+def best_coordinates(score: np.ndarray) -> np.ndarray:
     """The coordinates of highest score."""
     return score == np.max(score, axis=1, keepdims=True)
 
 
-def rate(best: np.ndarray, largest: np.ndarray) -> float:
+def success_rate(best: np.ndarray, largest: np.ndarray) -> float:
     """How often a guess among the best is right, every one of them being as likely."""
     return math.fsum(np.count_nonzero(best & largest, axis=1) / np.count_nonzero(best, axis=1)) / len(largest)
 
 
-def right(best: np.ndarray, largest: np.ndarray, coins: np.ndarray) -> np.ndarray:
+def is_right(best: np.ndarray, largest: np.ndarray, coins: np.ndarray) -> np.ndarray:
     """Whether the guess that the coin makes among the best is right, user by user."""
     guess = np.argmax(np.where(best, coins, -1.0), axis=1)
     return largest[np.arange(len(guess)), guess]
@@ -284,12 +286,12 @@ class Population:
         """The updates of these users, (users, rounds, dim)."""
         scale = jnp.arange(1, self.dim + 1, dtype=jnp.float32) ** -self.scale_exponent
 
-        def one(user: jax.Array) -> jax.Array:
+        def updates_of(user: jax.Array) -> jax.Array:
             own, fresh = jax.random.split(jax.random.fold_in(key, user))
-            kept = math.sqrt(self.persistence) * jax.random.normal(own, (1, self.dim))
-            return scale * (kept + math.sqrt(1 - self.persistence) * jax.random.normal(fresh, (rounds, self.dim)))
+            lasting = math.sqrt(self.persistence) * jax.random.normal(own, (1, self.dim))
+            return scale * (lasting + math.sqrt(1 - self.persistence) * jax.random.normal(fresh, (rounds, self.dim)))
 
-        return jax.vmap(one)(users)
+        return jax.vmap(updates_of)(users)
 
 
 def gradients(task: str | Task, *, users: int, rounds: int, learning_rate: float = 1.0, seed: int = 0) -> np.ndarray:
@@ -306,11 +308,12 @@ def gradients(task: str | Task, *, users: int, rounds: int, learning_rate: float
     first = model.init(jax.random.key(seed))
     update = local_update(ClientUpdate(), lambda params, x: model.apply(params.reshape(first.shape), x))
     everyone = jax.jit(jax.vmap(update, in_axes=(None, 0, 0, None)))
-    params, seen = first.ravel(), []
+    params = first.ravel()
+    updates = []
     for _ in range(rounds):
-        seen.append(np.asarray(everyone(params, inputs, dataset.labels[records], 1)))
-        params = params + learning_rate * np.mean(seen[-1], axis=0)
-    return np.stack(seen, axis=1)
+        updates.append(np.asarray(everyone(params, inputs, dataset.labels[records], 1)))
+        params = params + learning_rate * np.mean(updates[-1], axis=0)
+    return np.stack(updates, axis=1)
 
 
 def claimed_nu(*, dim: int, top: int, decoys: int) -> float:
@@ -327,7 +330,11 @@ def claimed_nu(*, dim: int, top: int, decoys: int) -> float:
 
 
 def posterior(prior: np.ndarray, *, decoy_rate: float) -> np.ndarray:
-    """Pr[among the k largest | reported], index by index: others are reported as decoys, at this rate.
+    """Pr[among the k largest | reported], index by index.
+
+    Arguments:
+        prior: the probability before that each index is among the k largest.
+        decoy_rate: how often an index that is not among them is reported.
 
     Guarantees:
         Exact for every law of the updates, the decoy rate being decoys / (d - k).
@@ -345,7 +352,13 @@ def audit_indices(
     confidence: float = 0.95,
     key: jax.Array,
 ) -> IndexAudit:
-    """Attack the indices that users report in as many rounds as are listed; updates are (users, rounds, dim).
+    """Attack the indices that users report under SS-Topk.
+
+    Arguments:
+        protocol: SS-Topk, settled for these updates.
+        updates: (users, rounds, dim), or a population that makes them.
+        rounds: after how many rounds each attack is made.
+        confidence: with which all bounds hold together.
 
     Guarantees:
         All bounds hold together with this confidence.
@@ -356,33 +369,35 @@ def audit_indices(
     _validate.in_open_interval(0, 1, confidence=confidence)
     top, decoys = protocol.k, cast(int, protocol.require("decoys"))
     if top + decoys > dim:
-        raise ValueError(f"expected k + decoys <= {dim}, the dimension, got {top} + {decoys}")
+        raise ValueError(f"k + decoys = {top} + {decoys} is more than the {dim} coordinates of an update")
     nu = claimed_nu(dim=dim, top=top, decoys=decoys)
     decoy_rate = decoys / (dim - top)
-    key_split, key_look, key_ties = jax.random.split(key, 3)
+    key_split, key_reports, key_ties = jax.random.split(key, 3)
     order = np.asarray(jax.random.permutation(key_split, users))
-    largest, reported = _look(protocol, updates, max(rounds), key=key_look)
-    learned, attacked = order[: users // 2], order[users // 2 :]
+    largest, reported = _select_and_report(protocol, updates, max(rounds), key=key_reports)
+    learned = order[: users // 2]
+    attacked = order[users // 2 :]
     coins = np.asarray(jax.random.uniform(key_ties, (len(attacked), dim)))
     error = (1 - confidence) / (2 * len(KNOWLEDGE) * len(rounds))
 
     def attack(knowledge: Knowledge, seen: int) -> IndexAttack:
-        other, mine = largest[learned, :seen], largest[attacked, seen - 1]
-        best = best_of(scores(knowledge, other, reported[attacked, :seen], decoy_rate))
-        blind = best_of(scores(knowledge, other, np.ones((1, seen, dim), bool), decoy_rate))
-        neighbour = np.roll(mine, 1, axis=0)
-        hits = right(best, mine, coins)
-        by_chance = right(best, neighbour, coins)[1::2]  # each user in one pair only: independent trials
+        other = largest[learned, :seen]
+        own = largest[attacked, seen - 1]
+        best = best_coordinates(score_coordinates(knowledge, other, reported[attacked, :seen], decoy_rate))
+        blind = best_coordinates(score_coordinates(knowledge, other, np.ones((1, seen, dim), bool), decoy_rate))
+        neighbour = np.roll(own, 1, axis=0)
+        hits = is_right(best, own, coins)
+        by_chance = is_right(best, neighbour, coins)[1::2]  # each user in one pair only: independent trials
         return IndexAttack(
             knowledge=knowledge,
             rounds=seen,
             trials=len(hits),
             hits=int(np.count_nonzero(hits)),
-            lower=_lower(hits, error),
-            success=rate(best, mine),
-            prior_success=rate(blind, mine),
-            chance=rate(best, neighbour),
-            chance_upper=1 - _lower(~by_chance, error),
+            lower=_lower_bound(hits, error),
+            success=success_rate(best, own),
+            prior_success=success_rate(blind, own),
+            chance=success_rate(best, neighbour),
+            chance_upper=1 - _lower_bound(~by_chance, error),
             beta=top / dim,
             nu=nu,
         )
@@ -402,7 +417,7 @@ def audit_indices(
 def _shape(updates: np.ndarray | Population, rounds: tuple[int, ...]) -> tuple[int, int]:
     """The number of users and of coordinates; refuses what cannot be attacked."""
     if not rounds:
-        raise ValueError(f"expected at least one number of rounds, got {rounds=}")
+        raise ValueError("rounds is empty: name at least one number of rounds to attack after")
     for seen in rounds:
         _validate.integer(rounds=seen)
         _validate.at_least(1, rounds=seen)
@@ -416,7 +431,7 @@ def _shape(updates: np.ndarray | Population, rounds: tuple[int, ...]) -> tuple[i
     return updates.shape[0], updates.shape[2]
 
 
-def _look(
+def _select_and_report(
     protocol: SsTopk, updates: np.ndarray | Population, rounds: int, *, key: jax.Array
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which coordinates are each user's k largest, and which it reports: two masks (users, rounds, dim)."""
@@ -451,9 +466,9 @@ def _masks(protocol: SsTopk, xs: jax.Array, names: jax.Array, key: jax.Array) ->
     return jax.vmap(jax.vmap(client))(xs, keys)
 
 
-def _lower(right: np.ndarray, error: float) -> float:
-    """The Clopper-Pearson bound: under a smaller probability, as many are right with probability below `error`."""
-    hits, misses = np.count_nonzero(right), np.count_nonzero(~right)
+def _lower_bound(outcomes: np.ndarray, error: float) -> float:
+    """The Clopper-Pearson bound: under a smaller probability, so many are right with probability below `error`."""
+    hits, misses = np.count_nonzero(outcomes), np.count_nonzero(~outcomes)
     return float(beta_law.ppf(error, hits, misses + 1)) * (1 - ROUNDING) if hits else 0.0
 
 
@@ -462,13 +477,13 @@ def _inequalities(
 ) -> tuple[Inequality, ...]:
     """Both of Def. 3 under both priors; where a probability is 0 before, there is nothing to compare."""
     after = posterior(own, decoy_rate=decoy_rate)
-    found = []
+    results = []
     for name, prior in (("beta", np.full_like(own, beta)), ("own", own)):
         for number, above, below in ((1, after, prior), (2, 1 - prior, 1 - after)):
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = np.where(above > 0, above / below, 0.0)
             failing = ratio > nu * (1 + ROUNDING)
-            found.append(
+            results.append(
                 Inequality(
                     number=cast(Literal[1, 2], number),
                     prior=cast(Literal["beta", "own"], name),
@@ -477,4 +492,4 @@ def _inequalities(
                     share=float(np.mean(np.any(reported & failing, axis=1))),
                 )
             )
-    return tuple(found)
+    return tuple(results)

@@ -108,7 +108,7 @@ def audit(
     if plot is not None:
         from dovetail.audit import curves
 
-        curves.draw(plot, finding)
+        curves.save_figure(plot, finding)
     print_json(finding.to_json()) if as_json else _print_finding(finding)
     _fail_unless(finding.consistent)
 
@@ -159,7 +159,7 @@ def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as
                 _claim_cell(finding),
                 _upper_bound(finding.certified.eps),
                 _lower_bound(finding.bound.eps),
-                "-" if finding.counted is None else _lower_bound(finding.counted.eps),
+                "-" if finding.counted_bound is None else _lower_bound(finding.counted_bound.eps),
                 "yes" if finding.consistent else "NO",
             )
         out_console.print(table)

@@ -211,7 +211,7 @@ def _write_report(plan: Any, folder: Path, *, audit: bool) -> None:
         from dovetail.audit import curves
 
         with progress_console.status("attacking one round"):
-            curves.write(plan, folder)
+            curves.write_audit(plan, folder)
         pages.write(folder)
 
 

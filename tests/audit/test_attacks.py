@@ -14,7 +14,7 @@ from dovetail.accounting.releases.privunit import cap_mass
 from dovetail.audit import exact
 from dovetail.audit.attacks import curator, personal, shows_less, stronger
 from dovetail.audit.attacks.curator import scaled_noise
-from dovetail.audit.attacks.flame import Ones, _full_messages, messages_like_the_victims
+from dovetail.audit.attacks.flame import OneProbs, _full_messages, attack_whole_messages
 from dovetail.audit.attacks.local import alone_mass, attack_privunit_round, cap_probs
 from dovetail.audit.bounds import best
 from dovetail.events import FixedSize, PaddedTopk, Personalized, Report, Shuffled
@@ -90,7 +90,7 @@ def test_links_of_ss_simple_help_the_attack():
 
 def test_whole_messages_by_enumeration():
     high, low, dummy = 0.7, 0.3, 0.5
-    exact_attacks = messages_like_the_victims(Ones((high, low, dummy)), 2, others=1, dummies=1)
+    exact_attacks = attack_whole_messages(OneProbs((high, low, dummy)), 2, others=1, dummies=1)
 
     def law(victim: float) -> dict:
         found: dict = {}
@@ -238,7 +238,7 @@ def test_a_z_read_off_the_batch_shows_in_the_noise():
 def test_sparsified_reports_have_the_law_of_the_code():
     asked = plan(num_users=4, dim=4, clip_value=1.0, budgets=[0.5, 2.0], keep=0.5)
     protocol, _ = quotes.settle_protocol("s_apes", asked)
-    law = personal.sparsified(protocol, 4)
+    law = personal.sparsified_laws(protocol, 4)
     draws = np.asarray(protocol.perturb(jnp.full(40_000, 1.0), jnp.asarray(2.0), key=jax.random.key(2)))
     masses = np.float64(law(np.array([2.0]), 1.0)[0])
     cut = protocol.threshold / 2

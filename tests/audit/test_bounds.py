@@ -109,5 +109,5 @@ def test_the_best_of_several_and_bad_input():
         LowerBound(eps=math.nan, delta=0.1, attack="a")
     with pytest.raises(ValueError, match="same values"):
         ExactAttack(attack="a", log_first=np.zeros(2), log_second=np.zeros(3))
-    with pytest.raises(ValueError, match="expected pure >= 0"):
+    with pytest.raises(ValueError, match="pure must not be negative"):
         exact_attack(np.ones(1), np.ones(1), pure=-1.0)

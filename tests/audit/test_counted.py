@@ -12,7 +12,7 @@ from scipy.stats import binom, binomtest
 
 from dovetail import audit as audits
 from dovetail.audit import runs
-from dovetail.audit.runs.games import Game, Sight, pairs
+from dovetail.audit.runs.games import Game, TrialView, neighboring_worlds
 from dovetail.audit.runs.scores import scores
 from dovetail.events import FixedSize
 from dovetail.guarantee import quotes
@@ -22,7 +22,7 @@ from dovetail.statements import Neighbors, Trust
 def games_of(name, *, num_users=10, dim=2, delta=0.01, rounds=1, colluders=0, **chosen):
     plan = audits.plan_for(name, num_users, dim, delta, chosen=chosen, rounds=rounds, colluders=colluders)
     protocol, cohort = quotes.settle_protocol(name, plan)
-    worlds = pairs(protocol, cohort, dim, neighbors=protocol.relation, rounds=rounds)
+    worlds = neighboring_worlds(protocol, cohort, dim, neighbors=protocol.relation, rounds=rounds)
     return [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds]
 
 
@@ -99,7 +99,7 @@ def test_a_sample_hides_as_much_as_it_says():
     settings = {"clip_norm": 1.0, "noise_multiplier": 1.0}
     plan = quotes.Terms(num_users=2, dim=2, delta=0.01, participation=drawn, settings=settings)
     protocol, cohort = quotes.settle_protocol("dp_fl", plan)
-    worlds = pairs(protocol, cohort, 2, neighbors=protocol.relation)
+    worlds = neighboring_worlds(protocol, cohort, 2, neighbors=protocol.relation)
     sampled = runs.lower_bound(
         [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds],
         view="analyzer",
@@ -174,7 +174,7 @@ def removed_from_shares():
 
 def test_a_user_removed_from_a_sum_of_shares_uploads_zero():
     protocol, cohort = quotes.settle_protocol("split_and_mix", removed_from_shares())
-    (game,) = pairs(protocol, cohort, 1, neighbors=Neighbors.ADD_REMOVE)
+    (game,) = neighboring_worlds(protocol, cohort, 1, neighbors=Neighbors.ADD_REMOVE)
     np.testing.assert_array_equal(game.victim[1], 0)
 
 
@@ -199,8 +199,8 @@ def test_changes_are_looked_at_from_two_rounds_on(rounds):
     moves = np.arange(4 * rounds * 3.0).reshape(4, rounds, 3) ** 2
     worlds = SimpleNamespace(direction=np.ones((rounds, 3)))
     game = SimpleNamespace(rounds=rounds, likelihood=False, worlds=worlds)
-    shown = {**dict.fromkeys(Sight._fields), "own": moves, "estimate": 2 * moves, "state": moves[:, :, :1]}
-    found = scores(game, Sight(**shown), view="colluding", trust=Trust.LOCAL)
+    shown = {**dict.fromkeys(TrialView._fields), "own": moves, "estimate": 2 * moves, "state": moves[:, :, :1]}
+    found = scores(game, TrialView(**shown), view="colluding", trust=Trust.LOCAL)
     reports = [found.get(f"change of the {what}") for what in ("victim's reports", "estimate")]
     assert [one is not None for one in reports] == [rounds > 1] * 2
     if rounds > 1:

@@ -181,7 +181,7 @@ def test_as_many_sit_on_the_victims_coordinates_as_decoys_leave_room_for(users, 
         return binom.sf(*law)
 
     monkeypatch.setattr(crowds, "binom", SimpleNamespace(sf=sf))
-    sitting, slack = crowds._sitting(event, places, others, slots)
+    sitting, slack = crowds._count_companions(event, places, others, slots)
     assert sitting == fit[-1]
     assert overflow[sitting] <= slack <= overflow[sitting] * 1.02
 

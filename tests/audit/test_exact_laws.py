@@ -12,7 +12,7 @@ from scipy.stats import binom
 from dovetail.audit.bounds import ExactAttack, best
 from dovetail.audit.exact import cells, noise, sums
 from dovetail.audit.exact.cells import Binomial
-from dovetail.audit.exact.sums import Mixture, RepeatedCells, SumPart, far_apart, likelihoods
+from dovetail.audit.exact.sums import Mixture, RepeatedCells, SumPart, attack_far_apart, attack_likelihoods
 from dovetail.audit.findings import audit
 from dovetail.events import Report
 from dovetail.guarantee.quotes import Terms
@@ -62,7 +62,7 @@ def test_sums_are_convolutions_within_their_slack():
     for one in [some] * 6 + [other] * 5:
         law = np.convolve(law, one)
     crowd = [SumPart(masses=some, times=6), SumPart(masses=other, times=5)]
-    fight = sums.sums("a sum", [*crowd, SumPart(masses=victim)], crowd)
+    fight = sums.attack_sums("a sum", [*crowd, SumPart(masses=victim)], crowd)
     for exact, found in ((np.convolve(law, victim), fight.log_first), (law, fight.log_second)):
         padded = np.zeros(len(found))
         padded[: len(exact)] = exact
@@ -75,7 +75,7 @@ def test_errors_of_huge_powers_stay_within_the_slack():
     trials, prob = 3_000_000, np.longdouble(1) / 7
     law = np.array([1 - prob, prob])
     parts = [SumPart(masses=law, times=trials, error=4 * sums.ULP)]
-    fight = sums.sums("ones", parts, parts)
+    fight = sums.attack_sums("ones", parts, parts)
     middle = round(trials / 7)
     values = middle + np.arange(-len(fight.log_first) // 2, len(fight.log_first) // 2)
     start, exact = cells.binomial_window(trials, prob)
@@ -88,7 +88,7 @@ def test_errors_of_huge_powers_stay_within_the_slack():
 def test_a_mixture_is_the_sum_over_its_counts():
     some, rest = np.array([0.3, 0.7]), np.array([0.5, 0.5])
     start, weights = cells.binomial_window(5, 0.4)
-    fight = sums.sums(
+    fight = sums.attack_sums(
         "ones",
         [Mixture(some=SumPart(masses=some), rest=SumPart(masses=rest), total=6, start=start, weights=weights, times=2)],
         [SumPart(masses=rest, times=12)],
@@ -116,12 +116,12 @@ def test_binomials_keep_their_precision():
 
 def test_counts_and_pairs_of_counts_by_enumeration():
     first, second = [Binomial(trials=3, prob=0.2), Binomial(trials=1, prob=0.9)], [Binomial(trials=4, prob=0.2)]
-    fight = cells.counts("ones", first, second)
+    fight = cells.attack_counts("ones", first, second)
     law = np.convolve(binom.pmf(np.arange(4), 3, 0.2), [0.1, 0.9])
     np.testing.assert_allclose(np.exp(fight.log_first), law, rtol=1e-13)
     np.testing.assert_allclose(np.exp(fight.log_second), binom.pmf(np.arange(5), 4, 0.2), rtol=1e-13)
 
-    pair = cells.trinomials("pairs", 2, (0.2, 0.3), (0.6, 0.1), (0.1, 0.6))
+    pair = cells.attack_two_counts("pairs", 2, (0.2, 0.3), (0.6, 0.1), (0.1, 0.6))
     table = np.zeros((4, 4))
     reports = ((1, 0), (0, 1), (0, 0))
     for i, p in zip(reports, (0.2, 0.3, 0.5), strict=True):
@@ -134,13 +134,13 @@ def test_counts_and_pairs_of_counts_by_enumeration():
 def test_likelihoods_of_one_observation_lose_nothing_and_know_the_pure_ratio():
     rng = np.random.default_rng(3)
     first, second = (np.longdouble(rng.dirichlet(np.ones(6))) for _ in range(2))
-    fight = likelihoods("cells", [RepeatedCells(first, second, 1, 1e-17)])
+    fight = attack_likelihoods("cells", [RepeatedCells(first, second, 1, 1e-17)])
     for eps in (0.0, 0.5, 1.0):
         exact = max(np.maximum(p - math.exp(eps) * q, 0).sum() for p, q in ((first, second), (second, first)))
         assert fight.delta(eps=eps) == pytest.approx(float(exact), abs=1e-6)
     largest = float(np.abs(np.log(first / second)).max())
     assert fight.eps(delta=0).eps == pytest.approx(largest, rel=1e-8)
-    assert likelihoods("cells", [RepeatedCells(first, second, 7, 1e-17)]).eps(delta=0).eps <= 7 * largest
+    assert attack_likelihoods("cells", [RepeatedCells(first, second, 7, 1e-17)]).eps(delta=0).eps <= 7 * largest
 
 
 @pytest.mark.parametrize(("count", "eps_local"), [(400, 0.5), (3000, 1.0)])
@@ -150,9 +150,9 @@ def test_worlds_that_are_far_apart_by_a_change_of_measure(count, eps_local):
     logs = [cells.log_binomial(count, float(p)) for p in (prob, 1 - prob)]
     exact = ExactAttack(attack="ones", log_first=logs[0], log_second=logs[1])
     for delta in (1e-6, 1e-3, 0.3):
-        found = best([exact_attack.eps(delta=delta) for exact_attack in far_apart("ones", seen)]).eps
+        found = best([exact_attack.eps(delta=delta) for exact_attack in attack_far_apart("ones", seen)]).eps
         assert 0.9 * exact.eps(delta=delta).eps < found <= exact.eps(delta=delta).eps
-    assert far_apart("ones", seen._replace(times=3)) == []
+    assert attack_far_apart("ones", seen._replace(times=3)) == []
 
 
 def test_skellam_is_the_difference_of_poissons():
@@ -180,7 +180,7 @@ def test_what_rounds_to_certainty_is_not_taken_for_it():
     almost = float(1 - 1e-20)
     assert almost == 1.0
     worlds = [[Binomial(trials=1, prob=0.5)], [Binomial(trials=1, prob=almost)]]
-    found = cells.counts("a bit", *worlds).eps(delta=1e-6)
+    found = cells.attack_counts("a bit", *worlds).eps(delta=1e-6)
     assert found.eps <= math.log(0.5 / 1e-20)
     assert found.eps > math.log(0.5 / 1e-15)
 

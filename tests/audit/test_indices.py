@@ -14,11 +14,11 @@ from dovetail.audit.indices import (
     KNOWLEDGE,
     Population,
     audit_indices,
-    best_of,
+    best_coordinates,
     claimed_nu,
     gradients,
     posterior,
-    scores,
+    score_coordinates,
 )
 from dovetail.claims import flame
 from dovetail.events import Everyone
@@ -150,7 +150,7 @@ def test_one_round_is_guessed_as_brute_force_would():
     learned = updates_of(others, dim) > 0
     reports = [list(report) for report in itertools.combinations(range(dim), 2 + decoys)]
     reported = np.stack([np.isin(np.arange(dim), report) for report in reports])[:, None]
-    best = best_of(scores("population", learned, reported, decoys / (dim - 2)))
+    best = best_coordinates(score_coordinates("population", learned, reported, decoys / (dim - 2)))
     for row, report in zip(best, reports, strict=True):
         assert list(np.flatnonzero(row)) == [max(report, key=lambda j: exact[j])]
 
@@ -162,7 +162,7 @@ def test_rounds_are_combined_by_their_likelihood():
     learned = np.concatenate([updates_of(before, dim), updates_of(after, dim)], axis=1) > 0
     reported = np.ones((1, 2, dim), bool)
     reported[0, 0, [1, 4]] = False
-    found = scores("population", learned, reported, rate)[0]
+    found = score_coordinates("population", learned, reported, rate)[0]
     prior = (np.mean(learned[:, 1], axis=0) * 200 + k / dim) / 201
     stays = (300 + k / dim) / 401
     comes = (1 - stays) * k / (dim - k)

@@ -27,9 +27,9 @@ TRIALS = 3_000
 @pytest.fixture(autouse=True)
 def fresh_programs():
     """A compiled round does not notice what a test replaces under it."""
-    games._play.clear_cache()
+    games._run_trials.clear_cache()
     yield
-    games._play.clear_cache()
+    games._run_trials.clear_cache()
 
 
 def find(name, *, num_users=10, dim=2, delta=0.01, view="analyzer", rounds=1, trials=TRIALS, **chosen):
@@ -100,7 +100,7 @@ class DrawnAnew(SecAgg):
 def test_aggregators_that_forget_their_noise_or_draw_it_anew_for_every_copy(monkeypatch, sabotaged):
     asked = {"num_users": 5, "dim": 1, "noise": "aggregators", "noise_multiplier": 2.0}
     assert find("secagg", **asked).consistent
-    games._play.clear_cache()
+    games._run_trials.clear_cache()
     replaced_by(monkeypatch, sabotaged)
     assert not find("secagg", **asked).consistent
 

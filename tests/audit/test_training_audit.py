@@ -263,7 +263,7 @@ def test_the_attacker_explains_a_released_sum_up_to_its_noise(overrides):
     canaries = tossed(coins, swapped=swapped)
     prepared = ready(canaries, noise, *overrides)
     attacker, signs = Attacker(prepared, canaries), np.where(coins, 1.0, -1.0)
-    for seen in training._run(prepared, canaries, []):
+    for seen in training._train(prepared, canaries, []):
         weights = attacker.weights(seen)
         middle, half = attacker.worlds(seen)
         explained = attacker.others(seen) + weights @ middle + (weights * signs) @ half

@@ -30,7 +30,7 @@ RUN = {
 def trained(folder, *overrides):
     plan = experiment.prepare(config.parse(RUN, overrides), task=TASK)
     experiment.run(plan, out=folder, callbacks=[LivePage(folder / "live.html")])
-    curves.write(plan, folder)
+    curves.write_audit(plan, folder)
     return pages.write(folder)
 
 

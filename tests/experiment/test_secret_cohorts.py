@@ -199,4 +199,4 @@ def test_neither_a_fleet_nor_an_audit_of_a_round_knows_coins(tmp_path):
     with pytest.raises(ValueError, match="deployed users' data enter every round"):
         fleet.set_up(tmp_path / "fleet", config.parse(BASE), rounds=1, clients=3)
     with pytest.raises(NotApplicable, match="enter secretly"):
-        curves.of_round(plan(), 0)
+        curves.terms_of_round(plan(), 0)

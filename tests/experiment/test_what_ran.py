@@ -534,7 +534,7 @@ def test_an_audit_is_about_the_rounds_that_ran(tmp_path, overrides):
     """It forgot the minimum and the schedule: 1.115 was written beside 2.0, .7255 for 9.997."""
     ready = plan(*overrides)
     result = experiment.run(ready, out=tmp_path / "run")
-    found = json.loads(curves.write(ready, tmp_path / "run").read_text())
+    found = json.loads(curves.write_audit(ready, tmp_path / "run").read_text())
     alone = [accounting.certify([item], ready.guarantee.scope, delta=1e-5) for item in set(ready.guarantee.rounds())]
     costliest = max(alone, key=lambda one: one.eps)
     assert found["certified"]["eps"] == pytest.approx(costliest.eps, rel=1e-9)

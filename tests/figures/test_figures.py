@@ -325,5 +325,5 @@ def test_amplification_draws_every_bound_that_applies():
 
 
 def test_a_single_point_of_a_trade_off_is_a_mark():
-    drawn = curves.drawn({"certified": [(1.0, 1e-6), (0.5, 1e-4)], "counted": [(0.3, 1e-2)]}, title="t")
+    drawn = curves.draw_curves({"certified": [(1.0, 1e-6), (0.5, 1e-4)], "counted": [(0.3, 1e-2)]}, title="t")
     assert [(one.name, one.style) for one in drawn.lines] == [("certified", "line"), ("counted", "points")]

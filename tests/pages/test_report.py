@@ -266,7 +266,7 @@ def test_the_budget_curve_ends_at_what_was_spent_and_shows_the_target(runs):
 def test_an_audit_is_written_beside_the_run_and_changes_nothing_else(runs):
     folder, plan = runs("ss_topk")
     before = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "report.html"}
-    curves.write(plan, folder)
+    curves.write_audit(plan, folder)
     after = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "report.html"}
     found = json.loads(after.pop("audit.json"))
     assert after == before

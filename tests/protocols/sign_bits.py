@@ -20,7 +20,7 @@ import numpy as np
 from dovetail.accounting.releases import Release, Sampling, releases
 from dovetail.audit.attacks import registry
 from dovetail.audit.bounds import ExactAttack
-from dovetail.audit.exact.cells import Binomial, counts
+from dovetail.audit.exact.cells import Binomial, attack_counts
 from dovetail.events import DataIndependent, Everyone, Round, View
 from dovetail.mechanisms import BinaryRandomizedResponse, ExactRandomizedResponse, ExactSampler
 from dovetail.protocols import Cohort, Levels, Positions, Protocol, shuffle_scope
@@ -153,5 +153,7 @@ def ones_of_all(protocol: SignBits, cohort: Cohort, dim: int) -> list[ExactAttac
     low = 1 / (1 + math.exp(protocol.require("eps_local")))
     others = Binomial(trials=(cohort.crowd() - cohort.colluders - 1) * dim, prob=low)
     return [
-        counts("ones in all", [others, Binomial(trials=dim, prob=1 - low)], [others, Binomial(trials=dim, prob=low)])
+        attack_counts(
+            "ones in all", [others, Binomial(trials=dim, prob=1 - low)], [others, Binomial(trials=dim, prob=low)]
+        )
     ]

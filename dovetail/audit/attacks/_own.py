@@ -15,7 +15,7 @@ from dovetail.audit import exact
 from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.cells import log_binomial
-from dovetail.audit.exact.sums import many_alike
+from dovetail.audit.exact.sums import attack_repeated
 from dovetail.events import Report
 from dovetail.protocols import Cohort, Protocol
 
@@ -36,7 +36,7 @@ def independent(first: np.ndarray, second: np.ndarray, count: int, *, pure: floa
     if len(first) == 2:
         logs = [log_binomial(count, float(law[1])) for law in (first, second)]
         return [ExactAttack(attack=f"ones among {_OWN}", log_first=logs[0], log_second=logs[1])]
-    return many_alike(f"log-likelihood ratios of {_OWN}", first, second, count, pure=pure)
+    return attack_repeated(f"log-likelihood ratios of {_OWN}", first, second, count, pure=pure)
 
 
 def by_event(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:

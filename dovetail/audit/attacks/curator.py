@@ -64,7 +64,11 @@ def attack_dp_fl_round(protocol: DpFl, cohort: Cohort, dim: int) -> list[ExactAt
 
 
 def norms(num_users: int, *, long: bool) -> list[float]:
-    """The norms of all users' updates, the victim's last, in the one world or the other."""
+    """The norms of all users' updates, the victim's last.
+
+    Arguments:
+        long: whether the victim's update is long, as it is in the first world.
+    """
     half, odd = divmod(num_users, 2)
     reach = CHANGE if odd else CHANGE / (2 - CHANGE)
     others = [1.0] * (half if odd else half - 1) + [reach] * half
@@ -80,16 +84,20 @@ on_own_reports.register(FedAvg, _own.seen_by_the_server)
 def attack_subjects_round(
     protocol: Protocol, cohort: Cohort, dim: int, *, noise_of: Callable[[int], float] | None = None
 ) -> list[ExactAttack]:
-    """One round of `adaptive_z`; `noise_of` is the noise multiplier for each Z, by default the recipe's for 100 steps.
+    """One round of `adaptive_z`.
 
     Over the steps of a user's own round noise adds up; then the victim has two records, which meet or do not.
+
+    Arguments:
+        noise_of: the noise multiplier for each Z; by default that of the paper's recipe for 100 steps.
     """
-    mine = record_level(protocol)
-    most = mine.items_per_subject or 1
-    if not mine.adaptive_z or most < 2:
+    settings = record_level(protocol)
+    most = settings.items_per_subject or 1
+    if not settings.adaptive_z or most < 2:
         return []
-    rate, steps = mine.rate, max(1, mine.private_steps)
-    noise_of = noise_of or _recipe(mine.claimed_eps or _EPS, rate)
+    rate = settings.rate
+    steps = max(1, settings.private_steps)
+    noise_of = noise_of or _recipe(settings.claimed_eps or _EPS, rate)
     if steps > 1:
         meets = rate**2
         single, double = noise_of(1) ** 2, noise_of(2) ** 2
@@ -97,11 +105,13 @@ def attack_subjects_round(
             (float(binom.pmf(times, steps, meets)), (steps - times) * single + times * double)
             for times in range(steps + 1)
         ]
-        name, alone = "two records", [(1.0, steps * single)]
+        name = "two records"
+        alone = [(1.0, steps * single)]
     else:
         law = [(float(binom.cdf(1, most, rate)), noise_of(1) ** 2)]
         law += [(float(binom.pmf(items, most, rate)), noise_of(items) ** 2) for items in range(2, most + 1)]
-        name, alone = f"{most} records", [(1.0, noise_of(1) ** 2)]
+        name = f"{most} records"
+        alone = [(1.0, noise_of(1) ** 2)]
     return [scaled_noise(f"squared norm of the noise, which follows the victim's {name}", dim - 1, law, alone)]
 
 
@@ -134,7 +144,12 @@ def attack_local_sub_client(protocol: LocalSub, cohort: Cohort, dim: int) -> lis
 def scaled_noise(
     attack: str, dim: int, first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]
 ) -> ExactAttack:
-    """The squared norm of noise in `dim` coordinates whose variance is random: (probability, variance) in both worlds.
+    """An attack on the squared norm of noise whose variance is random.
+
+    Arguments:
+        dim: how many coordinates hold pure noise.
+        first: pairs of a probability and the variance that the noise has with it, in the first world.
+        second: the same in the second world.
 
     Tails beyond what a double holds go into the slack, so that no eps is found above about 690.
     """

@@ -23,6 +23,7 @@ that the victim may reach are tried, and a score that grows with the number of o
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import binom
@@ -32,8 +33,8 @@ from dovetail.audit.attacks import _own
 from dovetail.audit.attacks.registry import on_own_reports, shows_less, stronger
 from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.audit.exact import cells
-from dovetail.audit.exact.cells import ULP, Binomial, binomial_window, counts
-from dovetail.audit.exact.sums import SumPart, sums
+from dovetail.audit.exact.cells import ULP, Binomial, attack_counts, binomial_window
+from dovetail.audit.exact.sums import SumPart, attack_sums
 from dovetail.events import Report, Shuffled
 from dovetail.protocols import Cohort
 from dovetail.protocols.flame.ss_double import SsDouble
@@ -41,15 +42,15 @@ from dovetail.protocols.flame.ss_simple import SsSimple
 from dovetail.protocols.flame.ss_topk import SsTopk
 
 __all__ = [
-    "Ones",
+    "OneProbs",
     "attack_ss_double_client",
     "attack_ss_double_round",
     "attack_ss_simple_client",
     "attack_ss_simple_round",
     "attack_ss_topk_client",
     "attack_ss_topk_round",
-    "messages_like_the_victims",
-    "ones",
+    "attack_whole_messages",
+    "one_probs",
 ]
 
 _RAREST = 1e-9
@@ -64,8 +65,8 @@ def attack_ss_simple_round(protocol: SsSimple, cohort: Cohort, dim: int) -> list
     users = cohort.crowd()
     others = users - cohort.colluders - 1
     apart = Shuffled(report=protocol.report, num_users=users, colluders=cohort.colluders, coordinates=dim)
-    found = messages_like_the_victims(ones(protocol.report), dim, others=others, dummies=0)
-    return found + exact.exact_attacks(apart)  # links may be ignored
+    attacks = attack_whole_messages(one_probs(protocol.report), dim, others=others, dummies=0)
+    return attacks + exact.exact_attacks(apart)  # links may be ignored
 
 
 @on_own_reports.register(SsSimple)
@@ -86,15 +87,15 @@ def attack_ss_double_round(protocol: SsDouble, cohort: Cohort, dim: int) -> list
     others = users - cohort.colluders - 1
     overflow = dim * float(binom.sf(pad_to, users, width / dim)) * 1.01
     missing = dim * pad_to - users * width
-    bits = ones(protocol.report)
+    bits = one_probs(protocol.report)
     high, low, dummy = bits
     crowd = [Binomial(trials=others * width, prob=low), Binomial(trials=max(0, missing), prob=dummy)]
     worlds = [[*crowd, Binomial(trials=width, prob=prob)] for prob in (high, low)]
-    found = [counts("ones in all slots together, others at the low end", worlds[0], worlds[1], slack=overflow)]
+    attacks = [attack_counts("ones in all slots together, others at the low end", worlds[0], worlds[1], slack=overflow)]
     if protocol.linkage == "vector":
         dummies = _full_messages(max(0, missing), width)
-        found += messages_like_the_victims(bits, width, others=others, dummies=dummies, slack=overflow)
-    return found
+        attacks += attack_whole_messages(bits, width, others=others, dummies=dummies, slack=overflow)
+    return attacks
 
 
 def _full_messages(dummies: int, width: int) -> int:
@@ -121,7 +122,7 @@ def attack_ss_topk_round(protocol: SsTopk, cohort: Cohort, dim: int) -> list[Exa
     if protocol.linkage == "vector":
         if decoys == rest:
             others, dummies = users - cohort.colluders - 1, max(0, pad_to - users)
-            return messages_like_the_victims(ones(protocol.report), protocol.k, others=others, dummies=dummies)
+            return attack_whole_messages(one_probs(protocol.report), protocol.k, others=others, dummies=dummies)
         messages = users + -(-dim * pad_to // protocol.k)
         if decoys == 0 and math.comb(dim, protocol.k) > messages + 1:
             return [disjoint("the indices of the victim's message")]
@@ -148,26 +149,38 @@ def attack_ss_topk_client(protocol: SsTopk, cohort: Cohort, dim: int) -> list[Ex
     return [ExactAttack(attack=attack, log_first=np.array([0.0, -np.inf]), log_second=logs)]
 
 
-class Ones(tuple[float, float, float]):
+class OneProbs(NamedTuple):
     """The probability of a one in a report on the high end, on the low end, and in a dummy."""
 
+    high: float
+    low: float
+    dummy: float
 
-def ones(report: Report) -> Ones:
-    """Reports seen as bits: upper half or lower half."""
+
+def one_probs(report: Report) -> OneProbs:
+    """A report seen as a bit, which is one in the upper half of what it may be."""
     family = cells.of_report(report)
     high, low = family.ends(report.eps_local)
     upper = np.arange(len(high)) >= (len(high) + 1) // 2
     if family.cuts is not None:
         upper = np.concatenate([[False], family.cuts >= 0.5])
     dummy = float(np.mean(upper)) if report.kind == "rr" else 0.5
-    return Ones((float(high[upper].sum()), float(low[upper].sum()), dummy))
+    return OneProbs(float(high[upper].sum()), float(low[upper].sum()), dummy)
 
 
-def messages_like_the_victims(
-    bits: Ones, width: int, *, others: int, dummies: int, slack: float = 0.0
+def attack_whole_messages(
+    bits: OneProbs, width: int, *, others: int, dummies: int, slack: float = 0.0
 ) -> list[ExactAttack]:
-    """Among so many others at the low end and so many messages of dummies: by likelihood, and by each threshold."""
-    found = [_likelihoods(bits, width, others, dummies, slack)]
+    """Count the messages that look like the victim's: by likelihood, and by each threshold on their ones.
+
+    Arguments:
+        bits: how likely a report is seen as a one.
+        width: how many reports travel in a message.
+        others: how many users hold the low end.
+        dummies: how many messages of dummies there are.
+        slack: the probability that the crowd is not as assumed.
+    """
+    attacks = [_attack_whole_likelihoods(bits, width, others, dummies, slack)]
     high, low, dummy = bits
     largest = int(binom.isf(_RAREST, width, high))
     smallest = math.floor(width * min(high, max(low, dummy)))
@@ -175,12 +188,14 @@ def messages_like_the_victims(
         reached = [float(binom.sf(least - 1, width, prob)) for prob in (high, low, dummy)]
         crowd = [Binomial(trials=others, prob=reached[1]), Binomial(trials=dummies, prob=reached[2])]
         worlds = [[*crowd, Binomial(trials=1, prob=prob)] for prob in reached[:2]]
-        found.append(counts(f"messages with at least {least} ones of {width}", worlds[0], worlds[1], slack=slack))
-    return found
+        attacks.append(
+            attack_counts(f"messages with at least {least} ones of {width}", worlds[0], worlds[1], slack=slack)
+        )
+    return attacks
 
 
-def _likelihoods(bits: Ones, width: int, others: int, dummies: int, slack: float) -> ExactAttack:
-    """The sum over all messages of (f_high - f_low) / g, where the mean density g of the others is not too small."""
+def _attack_whole_likelihoods(bits: OneProbs, width: int, others: int, dummies: int, slack: float) -> ExactAttack:
+    """Sum (f_high - f_low) / g over all messages, where the mean density g of the others is not too small."""
     high, low, dummy = (_number_of_ones(width, prob) for prob in bits)
     messages = others + dummies
     average = (others * low + dummies * dummy) / messages
@@ -191,10 +206,12 @@ def _likelihoods(bits: Ones, width: int, others: int, dummies: int, slack: float
     error = 64 * (width + 64) * ULP
 
     def part(law: np.ndarray, times: int) -> SumPart:
-        return SumPart(masses=cells.scored(law, points), times=times, error=error)
+        return SumPart(masses=cells.score_law(law, points), times=times, error=error)
 
     crowd = [part(low, others), part(dummy, dummies)]
-    return sums("likelihood ratios of whole messages", [*crowd, part(high, 1)], [*crowd, part(low, 1)], slack=slack)
+    return attack_sums(
+        "likelihood ratios of whole messages", [*crowd, part(high, 1)], [*crowd, part(low, 1)], slack=slack
+    )
 
 
 def _number_of_ones(width: int, prob: float) -> np.ndarray:

@@ -23,7 +23,7 @@ from dovetail.accounting.releases import privunit as accounting
 from dovetail.audit.attacks import _own
 from dovetail.audit.attacks.registry import on_own_reports, stronger
 from dovetail.audit.bounds import ExactAttack
-from dovetail.audit.exact.cells import trinomials
+from dovetail.audit.exact.cells import attack_two_counts
 from dovetail.protocols import Cohort
 from dovetail.protocols.local.ldp_fl import LdpFl
 from dovetail.protocols.local.privunit import PrivUnit
@@ -45,22 +45,22 @@ def attack_privunit_round(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[
     towards, away = cap_probs(protocol, dim)
     others = cohort.crowd() - cohort.colluders - 1
     attack = "messages on the caps around the victim's direction and its opposite, others opposite"
-    opposite = trinomials(attack, others, (away, towards), (towards, away), (away, towards))
-    found = [dataclasses.replace(opposite, slack=opposite.slack + (others + 1) * away * 4 * _CAP_ERROR)]
+    opposite = attack_two_counts(attack, others, (away, towards), (towards, away), (away, towards))
+    attacks = [dataclasses.replace(opposite, slack=opposite.slack + (others + 1) * away * 4 * _CAP_ERROR)]
     if dim >= _LEAST_DIM:
-        found.append(_apart(towards, away, others, dim, protocol.local(dim).cap.threshold))
-    return found
+        attacks.append(_attack_three_caps(towards, away, others, dim, protocol.local(dim).cap.threshold))
+    return attacks
 
 
-def _apart(towards: float, away: float, others: int, dim: int, threshold: float) -> ExactAttack:
+def _attack_three_caps(towards: float, away: float, others: int, dim: int, threshold: float) -> ExactAttack:
     mass = accounting.cap_mass(dim=dim, threshold=threshold) * (1 + _ROUNDED_DOWN)
     alone = alone_mass(dim=dim, threshold=threshold)
     near, far = towards / mass * alone, (1 - towards) / (1 - mass) * alone
     attack = (
         "messages on one of three caps at 120 degrees, of which the victim's is one of two and the others' the third"
     )
-    found = trinomials(attack, others, (far, far), (near, far), (far, near))
-    return dataclasses.replace(found, slack=found.slack + ((others + 1) * 2 * far + near) * 4 * _CAP_ERROR)
+    counted = attack_two_counts(attack, others, (far, far), (near, far), (far, near))
+    return dataclasses.replace(counted, slack=counted.slack + ((others + 1) * 2 * far + near) * 4 * _CAP_ERROR)
 
 
 def alone_mass(*, dim: int, threshold: float) -> float:
@@ -93,7 +93,7 @@ def cap_probs(protocol: PrivUnit, dim: int) -> tuple[float, float]:
     """The probabilities that a message falls into the cap around its sender's direction, and into the opposite cap."""
     cap = protocol.local(dim).cap
     if cap.threshold <= 0:
-        raise NotApplicable(f"expected caps that do not meet, got threshold={cap.threshold}")
+        raise NotApplicable(f"opposite caps overlap at threshold={cap.threshold}: the attack needs a threshold above 0")
     mass = accounting.cap_mass(dim=dim, threshold=cap.threshold) * (1 + _ROUNDED_DOWN)
     return cap.prob, (1 - cap.prob) * mass / (1 - mass)
 

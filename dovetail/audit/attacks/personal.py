@@ -19,7 +19,13 @@ from dovetail.protocols.personal.apes import Apes
 from dovetail.protocols.personal.s_apes import SApes
 from dovetail.statements import NotApplicable
 
-__all__ = ["attack_apes_client", "attack_personal_client", "attack_s_apes_client", "attack_s_apes_round", "sparsified"]
+__all__ = [
+    "attack_apes_client",
+    "attack_personal_client",
+    "attack_s_apes_client",
+    "attack_s_apes_round",
+    "sparsified_laws",
+]
 
 
 @on_own_reports.register(Personal)
@@ -38,7 +44,7 @@ def attack_apes_client(protocol: Apes, cohort: Cohort, dim: int) -> list[ExactAt
     """Clip-Laplace reports may leave the box of the inputs."""
     if protocol.kind != "clip_laplace":
         return attack_personal_client(protocol, cohort, dim)
-    family = cells.clipped((protocol.output_bound / protocol.clip_value - 1) / 2)
+    family = cells.clipped_cells((protocol.output_bound / protocol.clip_value - 1) / 2)
     return attack_personal_client(protocol, cohort, dim, family=family)
 
 
@@ -55,8 +61,8 @@ def attack_s_apes_round(protocol: SApes, cohort: Cohort, dim: int) -> list[Exact
     missing = cohort.colluders + cohort.size - cohort.crowd()
     others = np.sort(np.delete(budgets, victim))[missing:]
     attack = f"sum over all messages, victim with the largest budget {budgets[victim]:.4g}, others at the low end"
-    laws = sparsified(protocol.settle(cohort, dim), dim)
-    return [personal.crowd_duel(attack, laws, float(budgets[victim]), others, slots=dim)]
+    laws = sparsified_laws(protocol.settle(cohort, dim), dim)
+    return [personal.attack_crowd(attack, laws, float(budgets[victim]), others, slots=dim)]
 
 
 @on_own_reports.register(SApes)
@@ -65,15 +71,15 @@ def attack_s_apes_client(protocol: SApes, cohort: Cohort, dim: int) -> list[Exac
     if protocol.num_kept(dim) == dim and protocol.sparsify != "threshold":
         return attack_apes_client(protocol, cohort, dim)
     settled = protocol.settle(cohort, dim)
-    laws, budgets = sparsified(settled, dim), settled.eps_locals.max(keepdims=True)
+    laws, budgets = sparsified_laws(settled, dim), settled.eps_locals.max(keepdims=True)
     return _own.independent(laws(budgets, 1.0)[0], laws(budgets, 0.0)[0], dim)
 
 
-def sparsified(protocol: SApes, dim: int) -> personal.Laws:
+def sparsified_laws(protocol: SApes, dim: int) -> personal.Laws:
     """The law of one message in cells, for settled budgets."""
     clip, bound = protocol.clip_value, protocol.output_bound
     if protocol.sparsify != "threshold" and protocol.num_kept(dim) < dim:
         raise NotApplicable(f"reports of one client depend on each other with sparsify={protocol.sparsify!r}")
     cut = protocol.threshold / (2 * clip) if protocol.sparsify == "threshold" else 0.0
-    family = cells.clipped((bound - clip) / (2 * clip))
-    return personal.thresholded(family, cut, least=float(protocol.eps_locals.min()))
+    family = cells.clipped_cells((bound - clip) / (2 * clip))
+    return personal.threshold_laws(family, cut, least=float(protocol.eps_locals.min()))

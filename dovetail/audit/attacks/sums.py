@@ -14,7 +14,7 @@ import numpy as np
 from dovetail.audit.attacks import _own
 from dovetail.audit.attacks.registry import on_own_reports
 from dovetail.audit.bounds import ExactAttack, disjoint
-from dovetail.audit.exact.noise import skellam
+from dovetail.audit.exact.noise import attack_skellam
 from dovetail.events import Report
 from dovetail.protocols import Cohort
 from dovetail.protocols.sums._skellam import NoisySum
@@ -57,9 +57,9 @@ def attack_shares_client(protocol: NoisySum, cohort: Cohort, dim: int) -> list[E
     """A value with one client's part of the noise: its law where that fits, and Chernoff's bound on both tails."""
     shift = 2 * math.floor(protocol.require("scale") * protocol.clip_norm)
     variance = protocol.noise_part
-    found = []
+    attacks = []
     with contextlib.suppress(NotApplicable):
-        found.append(skellam(_VALUE, variance, shift, modulus=protocol.require("modulus")))
+        attacks.append(attack_skellam(_VALUE, variance, shift, modulus=protocol.require("modulus")))
     for share in (0.5, 0.8, 0.9, 0.95, 0.98):
         above = math.ceil(shift * share)
         missed, alarm = (_log_tail(variance, distance) for distance in (shift - above, above))
@@ -68,9 +68,9 @@ def attack_shares_client(protocol: NoisySum, cohort: Cohort, dim: int) -> list[E
         first = np.array([missed, math.log(-math.expm1(missed))])
         second = np.array([math.log(-math.expm1(alarm)), alarm])
         attack = f"whether {_VALUE} is above {above}"
-        found.append(ExactAttack(attack=attack, log_first=first, log_second=second, pure=math.inf))
+        attacks.append(ExactAttack(attack=attack, log_first=first, log_second=second, pure=math.inf))
     nothing = np.zeros(1)
-    return found or [ExactAttack(attack=_VALUE, log_first=nothing, log_second=nothing, pure=math.inf)]
+    return attacks or [ExactAttack(attack=_VALUE, log_first=nothing, log_second=nothing, pure=math.inf)]
 
 
 def _log_tail(variance: float, distance: int) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dovetail import _validate
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import crowds, noise, personal, registry
-from dovetail.audit.exact.sums import likelihoods
+from dovetail.audit.exact.sums import attack_likelihoods
 from dovetail.events import Disjoint, Everyone, Mechanism, NonPrivate, Poisson, Round
 from dovetail.statements import NotApplicable
 
@@ -22,7 +22,11 @@ __all__ = ["crowds", "exact_attacks", "exact_attacks_on_rounds", "noise", "perso
 
 
 def exact_attacks(mechanism: Mechanism, *, rounds: int = 1) -> list[ExactAttack]:
-    """The exact attacks on so many rounds of this mechanism; the caller takes the best for its delta.
+    """The exact attacks on this mechanism, of which the caller takes the best for its delta.
+
+    Arguments:
+        mechanism: the event of one round.
+        rounds: how often it is repeated on the same inputs.
 
     Guarantees:
         At no eps is the delta of an attack above the hockey-stick divergence of the whole view, for some neighbours.
@@ -41,35 +45,35 @@ def exact_attacks_on_rounds(rounds: Sequence[Round]) -> list[ExactAttack]:
     """
     if not rounds:
         raise NotApplicable("nothing was released")
-    if len({type(one.participation) for one in rounds}) > 1:
+    if len({type(item.participation) for item in rounds}) > 1:
         raise NotApplicable("no exact attack is known for this kind of participation")
     return registry.on_rounds(rounds[0].participation, rounds)
 
 
 @registry.on_event.register(NonPrivate)
-def _nothing_promised(event: NonPrivate, rounds: int) -> list[ExactAttack]:
+def _refuse_non_private(event: NonPrivate, rounds: int) -> list[ExactAttack]:
     raise NotApplicable(f"an event without a guarantee does not say what ran: {event.reason}")
 
 
 @registry.on_rounds.register(Everyone)
-def _in_all(participation: Everyone, rounds: Sequence[Round]) -> list[ExactAttack]:
-    return _alike(rounds, len(rounds))
+def _attack_everyone(participation: Everyone, rounds: Sequence[Round]) -> list[ExactAttack]:
+    return _attack_equal_rounds(rounds, len(rounds))
 
 
 @registry.on_rounds.register(Disjoint)
-def _once_an_epoch(participation: Disjoint, rounds: Sequence[Round]) -> list[ExactAttack]:
-    return _alike(rounds, len({one.participation for one in rounds}))
+def _attack_disjoint(participation: Disjoint, rounds: Sequence[Round]) -> list[ExactAttack]:
+    return _attack_equal_rounds(rounds, len({item.participation for item in rounds}))
 
 
 @registry.on_rounds.register(Poisson)
-def _in_samples(participation: Poisson, rounds: Sequence[Round]) -> list[ExactAttack]:
-    times = Counter((one.mechanism, one.participation) for one in rounds)
-    seen = [registry.in_sample(event, drawn.prob_drawn, count) for (event, drawn), count in times.items()]
-    return [likelihoods("log-likelihood ratios of all releases, drawn or not", seen, pure=math.inf)]
+def _attack_poisson(participation: Poisson, rounds: Sequence[Round]) -> list[ExactAttack]:
+    times = Counter((item.mechanism, item.participation) for item in rounds)
+    observations = [registry.in_sample(event, sample.prob_drawn, count) for (event, sample), count in times.items()]
+    return [attack_likelihoods("log-likelihood ratios of all releases, drawn or not", observations, pure=math.inf)]
 
 
-def _alike(rounds: Sequence[Round], times: int) -> list[ExactAttack]:
+def _attack_equal_rounds(rounds: Sequence[Round], times: int) -> list[ExactAttack]:
     """One user is in so many of these rounds, which are all the same."""
-    if len({one.mechanism for one in rounds}) > 1:
+    if len({item.mechanism for item in rounds}) > 1:
         raise NotApplicable("no exact attack is known for rounds that differ from each other")
     return exact_attacks(rounds[0].mechanism, rounds=times)

@@ -7,7 +7,7 @@ Reports of a local randomizer in finitely many cells, with the exact probability
 
 Randomized response has its levels. Real-valued reports are cut into intervals, which the adversary may do to what it
 sees. Inputs and reports are positions: 0 is the low end of the interval of inputs, 1 the high end; what lies beyond is
-beyond. `scores` turns cells into integers to be added up over messages: where all others hold the same input, the
+beyond. `score_cells` turns cells into integers to be added up over messages: where all others hold the same input, the
 likelihood ratio of a shuffled slot is mean f_0/g over mean f_1/g, with g the density of the others' reports, and for
 many messages its logarithm is linear in the sum of (f_1 - f_0)/g.
 """
@@ -33,16 +33,16 @@ __all__ = [
     "ULP",
     "Binomial",
     "Cells",
+    "attack_counts",
+    "attack_two_counts",
     "binomial_window",
-    "clipped",
-    "counts",
+    "clipped_cells",
     "error_of",
     "log_binomial",
     "of_report",
     "partition",
-    "scored",
-    "scores",
-    "trinomials",
+    "score_cells",
+    "score_law",
     "whole_steps",
 ]
 
@@ -62,8 +62,10 @@ class Binomial:
     prob: float
 
 
-def counts(attack: str, first: Sequence[Binomial], second: Sequence[Binomial], *, slack: float = 0.0) -> ExactAttack:
-    """The attack by two numbers of ones; exact up to rounding, but for far tails, which go into the slack."""
+def attack_counts(
+    attack: str, first: Sequence[Binomial], second: Sequence[Binomial], *, slack: float = 0.0
+) -> ExactAttack:
+    """The attack by the number of ones in either world; exact up to rounding, but for far tails, which are slack."""
     laws = [_count(parts) for parts in (first, second)]
     low = min(start for start, _, _ in laws)
     high = max(start + len(masses) for start, masses, _ in laws)
@@ -86,7 +88,7 @@ def _count(parts: Sequence[Binomial]) -> tuple[int, np.ndarray, float]:
         low, here = binomial_window(part.trials, part.prob)
         high, here = low + len(here) - 1, here.astype(np.float64)
         if len(here) * len(masses) > _MOST_PRODUCTS:
-            raise NotApplicable(f"expected fewer bits to count, got {part.trials} beside {len(masses)} values")
+            raise NotApplicable(f"too many bits to count: {part.trials} beside {len(masses)} values")
         start, masses = start + low, np.convolve(masses, here)
         lost += float(binom.cdf(low - 1, part.trials, part.prob) + binom.sf(high, part.trials, part.prob)) * 1.01
         lost += 1e-300 * (len(here) + 1)  # probabilities that underflowed
@@ -124,27 +126,33 @@ def binomial_window(trials: int, prob: float | np.longdouble) -> tuple[int, np.n
     return low, weights / weights.sum()
 
 
-def trinomials(
+def attack_two_counts(
     attack: str,
     trials: int,
     others: tuple[float, float],
     first: tuple[float, float],
     second: tuple[float, float],
 ) -> ExactAttack:
-    """The attack by how many of `trials` others and one victim fall into each of two cells of these probabilities."""
+    """The attack by how many of `trials` others and of one victim fall into each of two cells.
+
+    Arguments:
+        others: the probabilities of the two cells for everybody else.
+        first: those for the victim in the first world.
+        second: those for the victim in the second world.
+    """
     a, b = others
     low, high = _window(trials, a)
     left = np.arange(low, high + 1)
-    given = b / (1 - a)
-    ends = [_window(trials - int(count), given) for count in (left[0], left[-1])]
+    prob_b = b / (1 - a)  # of those that are not in the first cell
+    ends = [_window(trials - int(count), prob_b) for count in (left[0], left[-1])]
     bottom, top = min(end[0] for end in ends), max(end[1] for end in ends)
     if len(left) * (top - bottom + 1) > _MOST_PAIRS:
-        raise NotApplicable(f"expected few pairs of counts, got {len(left)} times {top - bottom + 1}")
+        raise NotApplicable(f"too many pairs of counts: {len(left)} times {top - bottom + 1}")
     right = np.arange(bottom, top + 1)
-    law = binom.pmf(left, trials, a)[:, None] * binom.pmf(right, trials - left[:, None], given)
+    law = binom.pmf(left, trials, a)[:, None] * binom.pmf(right, trials - left[:, None], prob_b)
     lost = float(binom.cdf(low - 1, trials, a) + binom.sf(high, trials, a))
-    lost += float(np.sum(binom.pmf(left, trials, a) * binom.cdf(bottom - 1, trials - left, given)))
-    lost += float(np.sum(binom.pmf(left, trials, a) * binom.sf(top, trials - left, given)))
+    lost += float(np.sum(binom.pmf(left, trials, a) * binom.cdf(bottom - 1, trials - left, prob_b)))
+    lost += float(np.sum(binom.pmf(left, trials, a) * binom.sf(top, trials - left, prob_b)))
     logs = []
     for in_a, in_b in (first, second):
         world = np.zeros((len(left) + 1, len(right) + 1))
@@ -200,7 +208,7 @@ class Cells:
         if self.kind == "rr":
             return self._levels(budget, position)
         if self.cuts is None:
-            raise ValueError(f"expected cuts for kind={self.kind!r}, got none")
+            raise ValueError(f"kind={self.kind!r} needs cuts")
         below = _signed_mass((self.cuts.astype(np.longdouble) - np.longdouble(position)) * budget)
         bottom = np.full_like(budget, -0.5)
         top = -bottom
@@ -232,7 +240,7 @@ def _partition(kind: Kind, levels: int, narrowest: float, widest: float) -> Cell
     if kind == "rr":
         return Cells(kind=kind, levels=levels)
     if kind == "clip_laplace":
-        return clipped(0.0)
+        return clipped_cells(0.0)
     inner = np.linspace(0.0, 1.0, _CUTS + 1)
     if narrowest == widest:  # beyond the ends all ratios are constant
         return Cells(kind=kind, cuts=inner)
@@ -241,11 +249,17 @@ def _partition(kind: Kind, levels: int, narrowest: float, widest: float) -> Cell
 
 
 def partition(kind: Kind, *, levels: int = 2, narrowest: float = 1.0, widest: float = 1.0) -> Cells:
-    """Cells for budgets between these two."""
+    """The cells of a randomizer's reports.
+
+    Arguments:
+        levels: of randomized response.
+        narrowest: the largest budget whose reports are cut into cells.
+        widest: the smallest.
+    """
     return _partition(kind, levels, narrowest, widest)
 
 
-def clipped(reach: float) -> Cells:
+def clipped_cells(reach: float) -> Cells:
     """Cells for Clip-Laplace reports that lie at most so far beyond both ends."""
     return Cells(kind="clip_laplace", cuts=np.linspace(-reach, 1 + reach, _CUTS + 1)[1:-1], reach=reach)
 
@@ -253,7 +267,7 @@ def clipped(reach: float) -> Cells:
 def of_report(report: Report) -> Cells:
     """The cells of a report whose randomizer is known."""
     if report.kind == "generic" or report.kind == "cap":
-        raise ValueError(f"expected a randomizer with cells, got kind={report.kind!r}")
+        raise ValueError(f"reports of kind={report.kind!r} have no cells: the randomizer's density is not known")
     return partition(report.kind, levels=report.levels)
 
 
@@ -262,7 +276,7 @@ def error_of(masses: np.ndarray) -> float:
     return (4 * len(masses) + 16) * ULP
 
 
-def scores(
+def score_cells(
     first: np.ndarray, second: np.ndarray, others: np.ndarray, *, messages: float, finest: float = 256.0
 ) -> np.ndarray:
     """An integer for every cell, from 0 on: (first - second) / others in steps that resolve a sum of so many.
@@ -284,7 +298,7 @@ def whole_steps(ratio: np.ndarray, others: np.ndarray, *, messages: float, fines
     return whole // max(1, int(np.gcd.reduce(whole)))
 
 
-def scored(masses: np.ndarray, points: np.ndarray) -> np.ndarray:
+def score_law(masses: np.ndarray, points: np.ndarray) -> np.ndarray:
     """The law of the score of one message: the probabilities of 0, 1, 2, ..."""
     law = np.zeros(int(points.max()) + 1, np.longdouble)
     np.add.at(law, points, masses)

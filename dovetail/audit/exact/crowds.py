@@ -17,13 +17,13 @@ from scipy.stats import binom
 
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
-from dovetail.audit.exact.cells import ULP, Binomial, binomial_window, counts, trinomials
+from dovetail.audit.exact.cells import ULP, Binomial, attack_counts, attack_two_counts, binomial_window
 from dovetail.audit.exact.registry import on_event
-from dovetail.audit.exact.sums import Mixture, RepeatedCells, SumPart, likelihoods, sums
+from dovetail.audit.exact.sums import Mixture, RepeatedCells, SumPart, attack_likelihoods, attack_sums
 from dovetail.events import PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import NotApplicable
 
-__all__ = ["padded_bernoulli", "padded_topk", "shuffled"]
+__all__ = ["attack_padded_bernoulli", "attack_padded_topk", "attack_shuffled"]
 
 _NEGLIGIBLE = 1e-12
 
@@ -54,104 +54,113 @@ class _Crowd:
         return cells.of_report(self.report).masses(self.report.eps_local, index / (self.report.levels - 1))
 
     def scores(self, others: np.ndarray, *, messages: int) -> np.ndarray:
-        """High against low, among others of this law."""
+        """The score of each cell, that tells high from low among others of this law."""
         if self.binary:
             return np.arange(2)
-        return cells.scores(self.high, self.low, others, messages=messages)
+        return cells.score_cells(self.high, self.low, others, messages=messages)
 
     def part(self, masses: np.ndarray, scores: np.ndarray, times: int) -> SumPart:
-        """Messages as integers to add up."""
-        return SumPart(masses=cells.scored(masses, scores), times=times, error=cells.error_of(masses))
+        """So many messages as integers to add up."""
+        return SumPart(masses=cells.score_law(masses, scores), times=times, error=cells.error_of(masses))
 
-    def exact_attack(
+    def attack_scores(
         self, attack: str, first: Sequence[_Messages], second: Sequence[_Messages], *, slack: float = 0.0
     ) -> ExactAttack:
-        """The attack of the sums of all scores."""
+        """The attack by the sum of the scores of all messages in either world."""
         if self.binary:
             try:
                 bits = [[Binomial(trials=m.times, prob=float(m.masses[1])) for m in world] for world in (first, second)]
-                return counts(attack, bits[0], bits[1], slack=slack)
+                return attack_counts(attack, bits[0], bits[1], slack=slack)
             except NotApplicable:
                 pass  # too many bits for a convolution
-        known = {id(some): self.part(some.masses, some.scores, some.times) for some in (*first, *second)}
-        parts = [[known[id(some)] for some in world] for world in (first, second)]
-        return sums(attack, parts[0], parts[1], slack=slack)
+        summands = {id(part): self.part(part.masses, part.scores, part.times) for part in (*first, *second)}
+        parts = [[summands[id(part)] for part in world] for world in (first, second)]
+        return attack_sums(attack, parts[0], parts[1], slack=slack)
 
-    def slot_duel(
+    def attack_slot_counts(
         self, attack: str, first: Sequence[_Messages], second: Sequence[_Messages], slots: int, *, slack: float = 0.0
     ) -> list[ExactAttack]:
         """Of bits in several slots, the likelihood ratio of every slot's count: no statistic tells more."""
         if not self.binary or slots == 1:
             return []
         error = 64 * ULP * (1 + sum(m.times for m in first))
-        seen = RepeatedCells(_count_law(first), _count_law(second), slots, error)  # most telling: no ones at all
-        return [likelihoods(attack, [seen], slack=slack + slots * 1e-30)]
+        cells_of_slots = RepeatedCells(_count_law(first), _count_law(second), slots, error)  # most telling: no ones
+        return [attack_likelihoods(attack, [cells_of_slots], slack=slack + slots * 1e-30)]
 
 
 def _count_law(messages: Sequence[_Messages]) -> np.ndarray:
     """The probabilities of 0, 1, ... ones in a slot; what is cut off is below 1e-30."""
     law = np.ones(1, np.longdouble)
-    for some in messages:
-        if some.times:
-            start, masses = binomial_window(some.times, some.masses[1])
+    for part in messages:
+        if part.times:
+            start, masses = binomial_window(part.times, part.masses[1])
             law = np.convolve(law, np.concatenate([np.zeros(start, np.longdouble), masses]))
     return law
 
 
 @on_event.register(Shuffled)
-def shuffled(event: Shuffled, rounds: int) -> list[ExactAttack]:
+def attack_shuffled(event: Shuffled, rounds: int) -> list[ExactAttack]:
     """Every honest user sends a report on every coordinate."""
     if event.report.kind == "cap":
-        return _caps(event, rounds)
-    crowd, others, slots = _Crowd(event.report), event.honest - 1, event.coordinates * rounds
+        return _attack_caps(event, rounds)
+    crowd = _Crowd(event.report)
+    others = event.honest - 1
+    slots = event.coordinates * rounds
     messages = event.honest * slots
     scores = crowd.scores(crowd.low, messages=messages)
     crowded = _Messages(crowd.low, scores, others * slots)
     first, second = (_Messages(law, scores, slots) for law in (crowd.high, crowd.low))
-    found = [crowd.exact_attack("sum over all messages, others at the low end", [crowded, first], [crowded, second])]
-    one = [[crowded._replace(times=others), world._replace(times=1)] for world in (first, second)]
-    found += crowd.slot_duel("likelihood ratios of all counts, others at the low end", one[0], one[1], slots)
+    attacks = [crowd.attack_scores("sum over all messages, others at the low end", [crowded, first], [crowded, second])]
+    one_slot = [[crowded._replace(times=others), world._replace(times=1)] for world in (first, second)]
+    attacks += crowd.attack_slot_counts(
+        "likelihood ratios of all counts, others at the low end", one_slot[0], one_slot[1], slots
+    )
     if event.report.kind == "rr" and event.report.levels > 2:
-        found += _other_levels(crowd, others, slots)
-    return found
+        attacks += _attack_from_other_levels(crowd, others, slots)
+    return attacks
 
 
-def _caps(event: Shuffled, rounds: int) -> list[ExactAttack]:
+def _attack_caps(event: Shuffled, rounds: int) -> list[ExactAttack]:
     """The victim's cap is one or the opposite one; all others' is the opposite one."""
     if event.coordinates * rounds > 1:
         raise NotApplicable("no exact attack on several messages per user that are drawn from caps")
     away = event.report.mass * event.report.gamma
     towards = away * math.exp(event.report.eps_local)
     attack = "messages on the victim's cap and on the opposite one, others opposite"
-    return [trinomials(attack, event.honest - 1, (away, towards), (towards, away), (away, towards))]
+    return [attack_two_counts(attack, event.honest - 1, (away, towards), (towards, away), (away, towards))]
 
 
-def _other_levels(crowd: _Crowd, others: int, slots: int) -> list[ExactAttack]:
+def _attack_from_other_levels(crowd: _Crowd, others: int, slots: int) -> list[ExactAttack]:
     """Others on a level that is neither of the victim's; of one slot, both numbers of the victim's levels."""
-    law, found = crowd.level(1), []
+    law = crowd.level(1)
+    attacks = []
     scores = np.zeros(len(law), np.int64)
     scores[0], scores[1:-1] = 0, 1
     scores[-1] = 2
     crowded = _Messages(law, scores, others * slots)
     first, second = (_Messages(own, scores, slots) for own in (crowd.high, crowd.low))
-    found.append(
-        crowd.exact_attack("reports on one of two levels, others at a third", [crowded, first], [crowded, second])
+    attacks.append(
+        crowd.attack_scores("reports on one of two levels, others at a third", [crowded, first], [crowded, second])
     )
     if slots == 1:
         ends = [(float(own[0]), float(own[-1])) for own in (law, crowd.high, crowd.low)]
         at_low = (float(crowd.low[0]), float(crowd.low[-1]))
-        found.append(trinomials("reports on each of two levels, others at a third", others, *ends))
-        found.append(trinomials("reports on each of two levels, others at one of them", others, at_low, *ends[1:]))
-    return found
+        attacks.append(attack_two_counts("reports on each of two levels, others at a third", others, *ends))
+        attacks.append(
+            attack_two_counts("reports on each of two levels, others at one of them", others, at_low, *ends[1:])
+        )
+    return attacks
 
 
 @on_event.register(PaddedBernoulli)
-def padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[ExactAttack]:
+def attack_padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[ExactAttack]:
     """Others that report a coordinate at all report the low end; where one does not, a dummy takes its place.
 
     That the users and the victim do not fit into a slot is charged to the slack.
     """
-    crowd, others, slots = _Crowd(event.report), event.honest - 1, event.coordinates * rounds
+    crowd = _Crowd(event.report)
+    others = event.honest - 1
+    slots = event.coordinates * rounds
     places = event.pad_to - event.colluders - 1  # beside the victim's, or that of the dummy in its place
     start, weights = binomial_window(others, event.inclusion)
     fits = max(0, places + 1 - start)
@@ -171,36 +180,40 @@ def padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[ExactAttack]:
     mixed = (beta * law + (1 - beta) * crowd.blanket for law in (crowd.high, crowd.low))
     first, second = (crowd.part(law, scores, slots) for law in mixed)
     name = "sum over all messages, others that report at the low end"
-    return [sums(name, [crowded, first], [crowded, second], slack=slots * (overflow + 1e-33))]
+    return [attack_sums(name, [crowded, first], [crowded, second], slack=slots * (overflow + 1e-33))]
 
 
 @on_event.register(PaddedTopk)
-def padded_topk(event: PaddedTopk, rounds: int) -> list[ExactAttack]:
+def attack_padded_topk(event: PaddedTopk, rounds: int) -> list[ExactAttack]:
     """The victim turns the sign of all its largest coordinates, or has others, in slots that are full."""
-    crowd, slots = _Crowd(event.report), event.top * rounds
-    found = _turned_signs(event, crowd, slots)
+    crowd = _Crowd(event.report)
+    slots = event.top * rounds
+    attacks = _attack_turned_signs(event, crowd, slots)
     spare = event.honest - 1 - 2 * event.pad_to  # others that report neither half, and need coordinates of their own
     if event.decoys == 0 and spare >= 0 and event.coordinates >= (3 if spare else 2) * event.top:
-        found.append(_full_slots(event, crowd, slots))
-    return found
+        attacks.append(_attack_full_slots(event, crowd, slots))
+    return attacks
 
 
-def _turned_signs(event: PaddedTopk, crowd: _Crowd, slots: int) -> list[ExactAttack]:
+def _attack_turned_signs(event: PaddedTopk, crowd: _Crowd, slots: int) -> list[ExactAttack]:
     """Others report the same coordinates, as many as fit, all the low end; dummies and decoys fill up."""
-    places, others = event.pad_to - event.colluders - 1, event.honest - 1
-    sitting, overflow = _sitting(event, places, others, slots)
-    average = (sitting * crowd.low + (places - sitting) * crowd.blanket) / places
+    places = event.pad_to - event.colluders - 1
+    others = event.honest - 1
+    companions, overflow = _count_companions(event, places, others, slots)
+    average = (companions * crowd.low + (places - companions) * crowd.blanket) / places
     scores = crowd.scores(average, messages=event.pad_to * slots)
-    crowded = [_Messages(crowd.low, scores, sitting), _Messages(crowd.blanket, scores, places - sitting)]
-    one = [[*crowded, _Messages(law, scores, 1)] for law in (crowd.high, crowd.low)]
-    everywhere = [some._replace(times=some.times * slots) for some in crowded]
-    all_slots = [[*everywhere, world[-1]._replace(times=slots)] for world in one]
+    crowded = [_Messages(crowd.low, scores, companions), _Messages(crowd.blanket, scores, places - companions)]
+    one_slot = [[*crowded, _Messages(law, scores, 1)] for law in (crowd.high, crowd.low)]
+    everywhere = [part._replace(times=part.times * slots) for part in crowded]
+    all_slots = [[*everywhere, world[-1]._replace(times=slots)] for world in one_slot]
     where = f"the victim's {event.top} coordinates, its signs turned"
-    found = [crowd.exact_attack(f"sum over {where}", all_slots[0], all_slots[1], slack=overflow)]
-    return found + crowd.slot_duel(f"likelihood ratios of the counts of {where}", one[0], one[1], slots, slack=overflow)
+    attacks = [crowd.attack_scores(f"sum over {where}", all_slots[0], all_slots[1], slack=overflow)]
+    return attacks + crowd.attack_slot_counts(
+        f"likelihood ratios of the counts of {where}", one_slot[0], one_slot[1], slots, slack=overflow
+    )
 
 
-def _sitting(event: PaddedTopk, places: int, others: int, slots: int) -> tuple[int, float]:
+def _count_companions(event: PaddedTopk, places: int, others: int, slots: int) -> tuple[int, float]:
     """How many others report the victim's coordinates, and the probability that decoys of the rest overflow a slot."""
     rest = event.coordinates - event.top
     if others <= places:
@@ -213,8 +226,8 @@ def _sitting(event: PaddedTopk, places: int, others: int, slots: int) -> tuple[i
         return places, 0.0
     prob = event.decoys / rest
 
-    def overflow(sitting: int) -> float:
-        return slots * float(binom.sf(places - sitting, others - sitting, prob)) * 1.01
+    def overflow(companions: int) -> float:
+        return slots * float(binom.sf(places - companions, others - companions, prob)) * 1.01
 
     low, high = 0, places
     while high - low > 1:
@@ -223,7 +236,7 @@ def _sitting(event: PaddedTopk, places: int, others: int, slots: int) -> tuple[i
     return low, overflow(low)
 
 
-def _full_slots(event: PaddedTopk, crowd: _Crowd, slots: int) -> ExactAttack:
+def _attack_full_slots(event: PaddedTopk, crowd: _Crowd, slots: int) -> ExactAttack:
     """The victim's coordinates in either world are full, and its report displaces another that says the opposite.
 
     `pad_to` others report the coordinates of the first world, all low, as many those of the second, all high. The
@@ -244,6 +257,6 @@ def _full_slots(event: PaddedTopk, crowd: _Crowd, slots: int) -> ExactAttack:
         _Messages(high, at_high, less),
         _Messages(kept * low + (1 - kept) * high, at_high, slots),
     ]
-    return crowd.exact_attack(
+    return crowd.attack_scores(
         f"sum over 2 x {event.top} full coordinates, of which the victim joins one half", first, second
     )

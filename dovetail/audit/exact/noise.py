@@ -17,19 +17,19 @@ from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.audit.exact import cells, sums
 from dovetail.audit.exact.cells import ULP, binomial_window
 from dovetail.audit.exact.registry import in_sample, on_event
-from dovetail.audit.exact.sums import RepeatedCells, likelihoods, many_alike
+from dovetail.audit.exact.sums import RepeatedCells, attack_likelihoods, attack_repeated
 from dovetail.events import Gaussian, Laplace, ReplacedUsers, SampledSubject, SkellamNoise
 from dovetail.statements import Neighbors, NotApplicable
 
 __all__ = [
-    "gaussian",
-    "laplace",
+    "attack_gaussian",
+    "attack_laplace",
+    "attack_replaced_users",
+    "attack_sampled_subject",
+    "attack_skellam",
+    "attack_skellam_sum",
     "log_cells",
-    "replaced_users",
-    "sampled_gaussian",
-    "sampled_subject",
-    "skellam",
-    "skellam_sum",
+    "observe_sampled_gaussian",
 ]
 
 _FAR = 38.0  # standard deviations: the smallest normal tail that a double holds
@@ -43,21 +43,21 @@ _LARGEST = 2**22
 
 
 @on_event.register(Gaussian)
-def gaussian(event: Gaussian, rounds: int) -> list[ExactAttack]:
+def attack_gaussian(event: Gaussian, rounds: int) -> list[ExactAttack]:
     """The projection on the direction in which neighbours differ, added up over the rounds."""
     if event.std == 0:
         return [disjoint("the released value, to which no noise is added")]
-    return [_shifted_normal("the released value along the difference", event.mu * math.sqrt(rounds))]
+    return [_attack_shifted_normal("the released value along the difference", event.mu * math.sqrt(rounds))]
 
 
 @on_event.register(ReplacedUsers)
-def replaced_users(event: ReplacedUsers, rounds: int) -> list[ExactAttack]:
+def attack_replaced_users(event: ReplacedUsers, rounds: int) -> list[ExactAttack]:
     """All of them turn from one direction to the other."""
     shift = 2 * event.clip_norm * event.users / event.std
-    return [_shifted_normal("the released value along the difference", shift * math.sqrt(rounds))]
+    return [_attack_shifted_normal("the released value along the difference", shift * math.sqrt(rounds))]
 
 
-def _shifted_normal(attack: str, mu: float) -> ExactAttack:
+def _attack_shifted_normal(attack: str, mu: float) -> ExactAttack:
     cuts = np.linspace(-_FAR, mu + _FAR, _CELLS + 1)
     laws = [log_cells(log_ndtr(cuts - shift), log_ndtr(shift - cuts)) for shift in (mu, 0.0)]
     return ExactAttack(attack=attack, log_first=laws[0], log_second=laws[1], slack=1e-300, pure=math.inf)
@@ -73,56 +73,60 @@ def log_cells(log_cdf: np.ndarray, log_sf: np.ndarray) -> np.ndarray:
 
 
 @on_event.register(Laplace)
-def laplace(event: Laplace, rounds: int) -> list[ExactAttack]:
+def attack_laplace(event: Laplace, rounds: int) -> list[ExactAttack]:
     """Every query moves by its sensitivity; at delta = 0 all answers beyond both values show the full ratio."""
     family, copies = cells.partition("laplace"), event.count * rounds
     high, low = family.ends(event.eps_each)
-    return many_alike("log-likelihood ratios of all answers", high, low, copies)
+    return attack_repeated("log-likelihood ratios of all answers", high, low, copies)
 
 
 @on_event.register(SkellamNoise)
-def skellam_sum(event: SkellamNoise, rounds: int) -> list[ExactAttack]:
+def attack_skellam_sum(event: SkellamNoise, rounds: int) -> list[ExactAttack]:
     """The noisy sum of one coordinate, in which the victim holds all it may; only whole numbers, so nothing is rounded.
 
     The shares of a coordinate, mixed or added up, give that sum, so it is seen, whatever else is.
     """
     shift = event.norms_apart * math.floor(event.scale * event.clip_norm) * rounds
-    return [skellam("the noisy sum of one coordinate", event.noise_variance * rounds, shift, modulus=event.modulus)]
+    return [
+        attack_skellam("the noisy sum of one coordinate", event.noise_variance * rounds, shift, modulus=event.modulus)
+    ]
 
 
-def skellam(attack: str, variance: float, shift: int, *, modulus: int) -> ExactAttack:
+def attack_skellam(attack: str, variance: float, shift: int, *, modulus: int) -> ExactAttack:
     """A whole number with Skellam noise, moved by `shift`, seen modulo a divisor of the modulus."""
     wanted = 1 << math.ceil(math.log2(24 * math.sqrt(variance) + shift + 256))
     size = wanted if modulus % wanted == 0 else modulus
     if size > _LARGEST:
-        raise NotApplicable(f"expected noise that spreads over at most {_LARGEST} values, got {size}")
+        raise NotApplicable(f"the noise spreads over {size} values, and exact laws are kept to {_LARGEST}")
     angles = 8 * np.arctan(np.longdouble(1)) * np.arange(size // 2 + 1) / size
     value = np.exp(-2 * np.longdouble(variance) * np.sin(angles / 2) ** 2)
     error = 64 * ULP * (1 + np.abs(np.log(np.maximum(value, 1e-300)))) * value
     masses, slack = sums.law((value.astype(np.clongdouble), error.astype(np.float64)), size)
-    return sums.duel_of(attack, [(np.roll(masses, shift), slack), (masses, slack)], centre=shift // 2, pure=math.inf)
+    return sums.attack_on_laws(
+        attack, [(np.roll(masses, shift), slack), (masses, slack)], centre=shift // 2, pure=math.inf
+    )
 
 
 @in_sample.register(Gaussian)
-def sampled_gaussian(event: Gaussian, prob: float, times: int) -> RepeatedCells:
+def observe_sampled_gaussian(event: Gaussian, prob: float, times: int) -> RepeatedCells:
     """A user who is drawn by a coin of this probability for each release, against nobody in its place."""
     if event.neighbors is not Neighbors.ADD_REMOVE or event.std == 0:
         raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
-    drawn = np.array([1 - np.longdouble(prob), prob], np.longdouble)
-    return RepeatedCells(*_binned(drawn, event.mu), times, _error(items=1))
+    included = np.array([1 - np.longdouble(prob), prob], np.longdouble)
+    return RepeatedCells(*_mixture_cells(included, event.mu), times, _error(items=1))
 
 
 @on_event.register(SampledSubject)
-def sampled_subject(event: SampledSubject, rounds: int) -> list[ExactAttack]:
+def attack_sampled_subject(event: SampledSubject, rounds: int) -> list[ExactAttack]:
     """All items pull in one direction: the number of them in a sum is random, or its Gaussian shift is certain.
 
     Where users are drawn first, others' records are taken to be zero, so that they do not show who was drawn.
     """
-    found = []
+    attacks = []
     for name, split in _splits(event).items():
         attack = f"log-likelihood ratios of all releases, {name}"
-        found.append(_mixture_duel(attack, event, split, event.steps * rounds))
-    return found
+        attacks.append(_attack_mixture(attack, event, split, event.steps * rounds))
+    return attacks
 
 
 def _splits(event: SampledSubject) -> dict[str, tuple[int, ...]]:
@@ -131,28 +135,28 @@ def _splits(event: SampledSubject) -> dict[str, tuple[int, ...]]:
     together = (event.most_at_user,) * full + ((rest,) if rest else ())
     each, more = divmod(event.most_items, event.most_users)
     apart = (each + 1,) * more + (each,) * (event.most_users - more)
-    found = {f"items at {len(together)} users": together}
+    splits = {f"items at {len(together)} users": together}
     if sorted(apart) != sorted(together) and (event.noise == "user" or event.prob_user < 1):
-        found[f"items at {len(apart)} users"] = apart
-    return found
+        splits[f"items at {len(apart)} users"] = apart
+    return splits
 
 
-def _mixture_duel(attack: str, event: SampledSubject, split: tuple[int, ...], releases: int) -> ExactAttack:
+def _attack_mixture(attack: str, event: SampledSubject, split: tuple[int, ...], releases: int) -> ExactAttack:
     if event.prob_user < 1 and (event.steps > 1 or event.noise == "user"):
         raise NotApplicable("users that are drawn first are the same in all steps of a round: no exact law is known")
     unit = event.clip_norm / event.std
     if event.prob_item == 1 and event.prob_user == 1:
         shift = sum(split) if event.noise == "sum" else math.sqrt(sum(part**2 for part in split))
-        return _shifted_normal(attack, shift * unit * math.sqrt(releases))
+        return _attack_shifted_normal(attack, shift * unit * math.sqrt(releases))
     if event.noise == "user":
         laws = [(_items_law(event, (part,)), split.count(part)) for part in sorted(set(split))]
     else:
         laws = [(_items_law(event, split), 1)]
     if releases == 1 and len(laws) == 1 and laws[0][1] == 1:
-        return _one_mixture("the released value along the difference", laws[0][0], unit)
+        return _attack_one_mixture("the released value along the difference", laws[0][0], unit)
     error = _error(event.most_items)
-    seen = [RepeatedCells(*_binned(law, unit), releases * times, error) for law, times in laws]
-    return likelihoods(attack, seen, pure=math.inf)
+    cells_of_laws = [RepeatedCells(*_mixture_cells(law, unit), releases * times, error) for law, times in laws]
+    return attack_likelihoods(attack, cells_of_laws, pure=math.inf)
 
 
 def _error(items: int) -> float:
@@ -160,7 +164,7 @@ def _error(items: int) -> float:
     return 256 * ULP * (2 + items) + 1e-24
 
 
-def _one_mixture(attack: str, law: np.ndarray, unit: float) -> ExactAttack:
+def _attack_one_mixture(attack: str, law: np.ndarray, unit: float) -> ExactAttack:
     """A single release: the mixture's likelihood ratio rises with the value, and tails are closed forms."""
     likely = np.flatnonzero(law > _NEVER)
     shifts, log_weights = unit * likely, np.log(law[likely]).astype(np.float64)
@@ -185,12 +189,12 @@ def _items_law(event: SampledSubject, split: Sequence[int]) -> np.ndarray:
     return law
 
 
-def _binned(law: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
+def _mixture_cells(law: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
     """The mixture of shifted Gaussians and the plain one, in cells; what lies beyond all cells is below 1e-30."""
     likely = np.flatnonzero(law > _NEVER)
     reach = unit * float(likely[-1])
     if reach > _LARGEST_SHIFT:
-        raise NotApplicable(f"expected shifts of at most {_LARGEST_SHIFT:g} standard deviations, got {reach:.3g}")
+        raise NotApplicable(f"shifts of {reach:.3g} standard deviations: exact laws are kept to {_LARGEST_SHIFT:g}")
     width = np.longdouble(1) / _PER_STD
     middles = (np.arange(int((reach + 2 * _BEYOND) * _PER_STD)) + np.longdouble(0.5)) * width - _BEYOND
     mixed = sum(law[items] * _narrow_masses(middles - items * np.longdouble(unit), width) for items in likely)

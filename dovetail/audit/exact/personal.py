@@ -21,7 +21,7 @@ from dovetail.audit.exact.sums import SumPart
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
 
-__all__ = ["Laws", "crowd_duel", "personalized", "thresholded"]
+__all__ = ["Laws", "attack_crowd", "attack_personalized", "threshold_laws"]
 
 Laws = Callable[[np.ndarray, float], np.ndarray]  # budgets, position of the input -> cell masses, one row per user
 
@@ -32,7 +32,7 @@ _FINEST = 16.0  # steps of a score to its standard deviation
 
 
 @on_event.register(Personalized)
-def personalized(event: Personalized, rounds: int) -> list[ExactAttack]:
+def attack_personalized(event: Personalized, rounds: int) -> list[ExactAttack]:
     """The users with the largest and with the median budget, others at the low end; who hides most colludes."""
     budgets = np.asarray(event.eps_locals)
     family = cells.partition(
@@ -40,60 +40,74 @@ def personalized(event: Personalized, rounds: int) -> list[ExactAttack]:
     )
     laws: Laws = family.masses
     if event.threshold:
-        laws = thresholded(cells.clipped(0.0), event.threshold / 2, least=float(budgets.min()))
+        laws = threshold_laws(cells.clipped_cells(0.0), event.threshold / 2, least=float(budgets.min()))
     victims = {"largest": int(np.argmax(budgets)), "median": int(np.argsort(budgets)[len(budgets) // 2])}
-    found: list[ExactAttack] = []
+    attacks: list[ExactAttack] = []
     for name, victim in victims.items():
-        if found and budgets[victim] == budgets.max():
+        if attacks and budgets[victim] == budgets.max():
             continue
         others = np.sort(np.delete(budgets, victim))[event.colluders :]
         attack = f"sum over all messages, victim with the {name} budget {budgets[victim]:.4g}, others at the low end"
-        found.append(crowd_duel(attack, laws, float(budgets[victim]), others, slots=event.coordinates * rounds))
-    return found
+        attacks.append(attack_crowd(attack, laws, float(budgets[victim]), others, slots=event.coordinates * rounds))
+    return attacks
 
 
-def thresholded(plain: cells.Cells, cut: float, *, least: float) -> Laws:
-    """The law of a Clip-Laplace report that is drawn anew around the centre, at the least budget, if closer to it."""
+def threshold_laws(plain: cells.Cells, cut: float, *, least: float) -> Laws:
+    """The laws of Clip-Laplace reports that are drawn anew around the centre where they are close to it.
+
+    Arguments:
+        plain: the cells of reports without a threshold.
+        cut: how far from the centre a report must be to be kept.
+        least: the budget of the reports that are drawn anew.
+    """
     reach = plain.reach
     cuts = np.unique(np.concatenate([plain.cuts, [0.5 - cut, 0.5 + cut]]))
     family = dataclasses.replace(plain, cuts=cuts)
     middles = (np.concatenate([[-reach], cuts]) + np.concatenate([cuts, [1 + reach]])) / 2
-    kept = np.abs(middles - 0.5) >= cut
+    is_kept = np.abs(middles - 0.5) >= cut
 
     def law(budgets: np.ndarray, position: float) -> np.ndarray:
-        report = family.masses(budgets, position) * kept
+        report = family.masses(budgets, position) * is_kept
         return report + (1 - report.sum(axis=-1, keepdims=True)) * family.masses(least, 0.5)
 
     return law
 
 
-def crowd_duel(attack: str, laws: Laws, victim: float, others: np.ndarray, *, slots: int) -> ExactAttack:
-    """The attack of the sums of scores over `slots` independent slots, for reports with these laws."""
+def attack_crowd(attack: str, laws: Laws, victim: float, others: np.ndarray, *, slots: int) -> ExactAttack:
+    """The attack by the sum of the scores of all messages, in so many independent slots.
+
+    Arguments:
+        laws: the probabilities of a report's cells, for budgets and the position of the input.
+        victim: the victim's budget.
+        others: everybody else's budgets; they hold the low end.
+    """
     budgets, users = np.unique(others, return_counts=True)
     crowd = laws(budgets, 0.0)
     mean = users @ crowd / len(others)
     high, low = (laws(np.array([victim]), end)[0] for end in (1.0, 0.0))
-    points = cells.scores(high, low, mean, messages=(len(others) + 1) * slots, finest=_FINEST)
+    points = cells.score_cells(high, low, mean, messages=(len(others) + 1) * slots, finest=_FINEST)
     values, group = np.unique(points, return_inverse=True)
     grouped = np.zeros((len(budgets), len(values)), np.longdouble)
     np.add.at(grouped.T, group, crowd.T)
-    average = SumPart(masses=cells.scored(mean, points), times=len(others) * slots)
-    own = [SumPart(masses=cells.scored(law, points), times=slots) for law in (high, low)]
+    average = SumPart(masses=cells.score_law(mean, points), times=len(others) * slots)
+    own = [SumPart(masses=cells.score_law(law, points), times=slots) for law in (high, low)]
     size, centre = sums.modulus_for([average, own[0]], [average, own[1]])
-    value, error = _product(grouped, users, values, size, slots)
-    found = []
+    value, error = _multiply_spectra(grouped, users, values, size, slots)
+    worlds = []
     for part in own:
-        mine, my_error = sums.spectrum_of([part], size)
-        both = error + my_error * np.exp(np.minimum(0.0, sums.log_abs(value))) + 8 * ULP * np.abs(value)
-        found.append(sums.law((value * mine, both.astype(np.float64)), size))
-    return sums.duel_of(attack, found, centre=centre)
+        victim_value, victim_error = sums.spectrum_of([part], size)
+        both = error + victim_error * np.exp(np.minimum(0.0, sums.log_abs(value))) + 8 * ULP * np.abs(value)
+        worlds.append(sums.law((value * victim_value, both.astype(np.float64)), size))
+    return sums.attack_on_laws(attack, worlds, centre=centre)
 
 
-def _product(masses: np.ndarray, users: np.ndarray, values: np.ndarray, size: int, slots: int) -> sums.Spectrum:
+def _multiply_spectra(
+    masses: np.ndarray, users: np.ndarray, values: np.ndarray, size: int, slots: int
+) -> sums.Spectrum:
     """The characteristic function of all users' scores in all slots, and its error; 0 where it is negligible."""
-    alive = _surviving(masses.astype(np.float64), users * slots, values, size)
+    alive = _relevant_frequencies(masses.astype(np.float64), users * slots, values, size)
     if len(alive) * len(masses) > 5e7:
-        raise NotApplicable(f"expected a sum whose law is smooth, got {len(alive)} frequencies that matter")
+        raise NotApplicable(f"the law of the sum is too rough: {len(alive)} frequencies matter for {len(masses)} laws")
     turn = 8 * np.arctan(np.longdouble(1)) / size
     angles = turn * ((alive[:, None] * values) % size).astype(np.longdouble)
     roots = np.cos(angles) - 1j * np.sin(angles)
@@ -101,9 +115,9 @@ def _product(masses: np.ndarray, users: np.ndarray, values: np.ndarray, size: in
     log_size, relative = np.zeros(len(alive)), np.zeros(len(alive))
     amount = (8 * masses.shape[1] + 520) * ULP
     for row, count in zip(masses, users.tolist(), strict=True):
-        one = roots @ row
-        product = product * sums.power(one, count)
-        at_least = np.maximum(np.abs(one).astype(np.float64), amount)
+        factor = roots @ row
+        product = product * sums.power(factor, count)
+        at_least = np.maximum(np.abs(factor).astype(np.float64), amount)
         log_size += count * np.log(at_least)
         relative += count * amount / at_least
     value, error = np.zeros(size // 2 + 1, np.clongdouble), np.full(size // 2 + 1, 2 * np.exp(_GIVEN_UP))
@@ -112,9 +126,9 @@ def _product(masses: np.ndarray, users: np.ndarray, values: np.ndarray, size: in
     return value, error
 
 
-def _surviving(masses: np.ndarray, times: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
+def _relevant_frequencies(masses: np.ndarray, times: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
     """Frequencies at which the product over all users, each so many times, may be more than negligible."""
-    kept = []
+    relevant = []
     for start in range(0, size // 2 + 1, _FREQUENCIES):
         alive = np.arange(start, min(start + _FREQUENCIES, size // 2 + 1))
         angles = (2 * np.pi / size) * ((alive[:, None] * values) % size)
@@ -126,8 +140,8 @@ def _surviving(masses: np.ndarray, times: np.ndarray, values: np.ndarray, size: 
             looked_at += more
             square = (cos @ block) ** 2 + (sin @ block) ** 2
             log_size += np.log(np.sqrt(square) + 16 * len(values) * _DOUBLE) @ count
-            some = log_size > _GIVEN_UP
-            if not some.all():
-                alive, cos, sin, log_size = alive[some], cos[some], sin[some], log_size[some]
-        kept.append(alive)
-    return np.concatenate(kept)
+            left = log_size > _GIVEN_UP
+            if not left.all():
+                alive, cos, sin, log_size = alive[left], cos[left], sin[left], log_size[left]
+        relevant.append(alive)
+    return np.concatenate(relevant)

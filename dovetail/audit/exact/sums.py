@@ -31,16 +31,16 @@ __all__ = [
     "RepeatedCells",
     "Spectrum",
     "SumPart",
-    "duel_of",
-    "far_apart",
+    "attack_far_apart",
+    "attack_likelihoods",
+    "attack_on_laws",
+    "attack_repeated",
+    "attack_sums",
     "law",
-    "likelihoods",
     "log_abs",
-    "many_alike",
     "modulus_for",
     "power",
     "spectrum_of",
-    "sums",
 ]
 
 _WIDE = 12.0  # standard deviations that the modulus covers to either side
@@ -101,10 +101,10 @@ class Mixture:
     def moments(self) -> tuple[float, float]:
         """Mean and variance of one sum."""
         share = np.asarray(self.weights / self.weights.sum(), np.float64)
-        chosen = self.start + np.arange(len(share))
-        average = float(share @ chosen)
+        number = self.start + np.arange(len(share))
+        average = float(share @ number)
         (mean, variance), (other_mean, other_variance) = self.some.moments(), self.rest.moments()
-        between = float(share @ (chosen - average) ** 2) * (mean - other_mean) ** 2
+        between = float(share @ (number - average) ** 2) * (mean - other_mean) ** 2
         left = self.total - average
         return average * mean + left * other_mean, average * variance + left * other_variance + between
 
@@ -120,7 +120,7 @@ class Mixture:
         return value, (2 * self.total + 8) * (max(error, other_error) + 8 * ULP) + self.error
 
 
-def sums(
+def attack_sums(
     attack: str,
     first: Sequence[SumPart | Mixture],
     second: Sequence[SumPart | Mixture],
@@ -130,9 +130,9 @@ def sums(
 ) -> ExactAttack:
     """The attack between the sum of the parts in the first world and the sum of those in the second."""
     size, centre = modulus_for(first, second)
-    known: _Known = {}
-    laws = [law(spectrum_of(parts, size, known), size) for parts in (first, second)]
-    return duel_of(attack, laws, centre=centre, slack=slack, pure=pure)
+    cache: _Cache = {}
+    laws = [law(spectrum_of(parts, size, cache), size) for parts in (first, second)]
+    return attack_on_laws(attack, laws, centre=centre, slack=slack, pure=pure)
 
 
 def modulus_for(first: Sequence[SumPart | Mixture], second: Sequence[SumPart | Mixture]) -> tuple[int, int]:
@@ -146,36 +146,36 @@ def modulus_for(first: Sequence[SumPart | Mixture], second: Sequence[SumPart | M
     reach = 2 * _WIDE * math.sqrt(max(variance, other_variance)) + abs(mean - other_mean) + 2 * longest
     size = 1 << math.ceil(math.log2(reach + 1))
     if size > _LARGEST:
-        raise NotApplicable(f"expected sums that spread over at most {_LARGEST} values, got {reach:.3g}")
+        raise NotApplicable(f"the sum spreads over {reach:.3g} values, and exact laws are kept to {_LARGEST}")
     return size, round((mean + other_mean) / 2)
 
 
 Spectrum = tuple[np.ndarray, np.ndarray]
-_Known = dict[int, tuple[np.ndarray, np.ndarray, float]]
+_Cache = dict[int, tuple[np.ndarray, np.ndarray, float]]
 
 
-def spectrum_of(parts: Sequence[SumPart | Mixture], size: int, known: _Known | None = None) -> Spectrum:
+def spectrum_of(parts: Sequence[SumPart | Mixture], size: int, cache: _Cache | None = None) -> Spectrum:
     """The characteristic function of the sum at half of the roots of unity, and the error of each value.
 
-    `known` keeps what was computed for a part, for the other world has most of them, too.
+    `cache` keeps what was computed for a part, for the other world has most of them, too.
     """
-    known = {} if known is None else known
+    cache = {} if cache is None else cache
     value, log_size = np.ones(size // 2 + 1, np.clongdouble), np.zeros(size // 2 + 1)
     roundings_of = []
     for part in parts:
         if not part.times:
             continue
-        if id(part) not in known:
-            one, error_of_one = part.transform(size)
-            amount = error_of_one + 8 * ULP
-            known[id(part)] = power(one, part.times), np.maximum(log_abs(one), math.log(amount)), amount
-        powered, log_one, amount = known[id(part)]
+        if id(part) not in cache:
+            single, error_of_single = part.transform(size)
+            amount = error_of_single + 8 * ULP
+            cache[id(part)] = power(single, part.times), np.maximum(log_abs(single), math.log(amount)), amount
+        powered, log_single, amount = cache[id(part)]
         value = value * powered
-        log_size += part.times * log_one
-        roundings_of.append((math.log(1.2 * part.times * amount), log_one))
+        log_size += part.times * log_single
+        roundings_of.append((math.log(1.2 * part.times * amount), log_single))
     error = np.zeros(size // 2 + 1)
-    for log_amount, log_one in roundings_of:  # of a product, one factor at a time
-        error += np.exp(np.minimum(log_size - log_one + log_amount, 50.0))
+    for log_amount, log_single in roundings_of:  # of a product, one factor at a time
+        error += np.exp(np.minimum(log_size - log_single + log_amount, 50.0))
     return value, error
 
 
@@ -208,7 +208,7 @@ def law(spectrum: Spectrum, size: int) -> tuple[np.ndarray, float]:
     return masses, 2 * lost * (1 + 1e-6)
 
 
-def duel_of(
+def attack_on_laws(
     attack: str, laws: Sequence[tuple[np.ndarray, float]], *, centre: int, slack: float = 0.0, pure: float = 0.0
 ) -> ExactAttack:
     """The attack of two laws modulo their length, cut open opposite the centre."""
@@ -235,54 +235,56 @@ class RepeatedCells(NamedTuple):
     error: float
 
 
-def likelihoods(attack: str, seen: Sequence[RepeatedCells], *, slack: float = 0.0, pure: float = 0.0) -> ExactAttack:
+def attack_likelihoods(
+    attack: str, observations: Sequence[RepeatedCells], *, slack: float = 0.0, pure: float = 0.0
+) -> ExactAttack:
     """The sum of the log-likelihood ratios of all observations.
 
     At delta = 0 the attack has the ratio of the event that every observation falls into its most telling cell.
     """
-    ratios = [_log_ratio(part) for part in seen]
-    variance = sum(part.times * _variance(part, ratio) for part, ratio in zip(seen, ratios, strict=True))
-    total = sum(part.times for part in seen)
+    ratios = [_log_ratio(part) for part in observations]
+    variance = sum(part.times * _variance(part, ratio) for part, ratio in zip(observations, ratios, strict=True))
+    total = sum(part.times for part in observations)
     std = math.sqrt(max(variance / total, 1e-300))
     fine = min(256.0, max(4.0, 2**11 / math.sqrt(total)))
     fine = min(fine, _MOST_STEPS * std / max(float(np.ptp(ratio)) for ratio in ratios))
     worlds: tuple[list[SumPart], list[SumPart]] = ([], [])
-    for part, ratio in zip(seen, ratios, strict=True):
+    for part, ratio in zip(observations, ratios, strict=True):
         points = np.rint(ratio / std * fine).astype(np.int64)
         points -= points.min()
         for world, masses in zip(worlds, (part.first, part.second), strict=True):
-            world.append(SumPart(masses=cells.scored(masses, points), times=part.times, error=part.error + 8 * ULP))
-    return sums(attack, *worlds, slack=slack, pure=max(pure, _most_telling(seen)))
+            world.append(SumPart(masses=cells.score_law(masses, points), times=part.times, error=part.error + 8 * ULP))
+    return attack_sums(attack, *worlds, slack=slack, pure=max(pure, _most_telling(observations)))
 
 
-def many_alike(
+def attack_repeated(
     attack: str, first: np.ndarray, second: np.ndarray, times: int, *, pure: float = 0.0
 ) -> list[ExactAttack]:
     """All attacks on so many reports or answers in cells of these probabilities, whether the worlds are near or far."""
-    seen = RepeatedCells(first, second, times, cells.error_of(first))
-    return [likelihoods(attack, [seen], pure=pure), *far_apart(attack, seen)]
+    observations = RepeatedCells(first, second, times, cells.error_of(first))
+    return [attack_likelihoods(attack, [observations], pure=pure), *attack_far_apart(attack, observations)]
 
 
-def far_apart(attack: str, seen: RepeatedCells) -> list[ExactAttack]:
+def attack_far_apart(attack: str, observations: RepeatedCells) -> list[ExactAttack]:
     """Thresholds on the same sum where the worlds are so far apart that alarms are rarer than a transform's errors.
 
     With steps of h and T the sum of whole steps s(y), Q(T = t) = Z^n e^(-h t) P'(T = t), where P' has the cells'
     probabilities q(y) e^(h s(y)) / Z, close to P's: a rare event under Q that is common under P' (change of measure).
     Here T is no residue: what P and P' put beyond the modulus is bounded by Chernoff's bound and added to the errors.
     """
-    ratio = _log_ratio(seen)
-    if seen.times * float(np.asarray(seen.first, np.float64) @ ratio) < _FAR:
+    ratio = _log_ratio(observations)
+    if observations.times * float(np.asarray(observations.first, np.float64) @ ratio) < _FAR:
         return []
-    step = math.sqrt(max(_variance(seen, ratio), 1e-300)) / 64
+    step = math.sqrt(max(_variance(observations, ratio), 1e-300)) / 64
     step = max(step, float(np.ptp(ratio)) / _MOST_STEPS)
     signed = np.rint(ratio / step).astype(np.int64)
     lowest = int(signed.min())
-    tilted = seen.second * np.exp(np.longdouble(step) * signed)
+    tilted = observations.second * np.exp(np.longdouble(step) * signed)
     total = tilted.sum()
-    tilted_error = 2 * seen.error * math.exp(step * float(signed.max()))
+    tilted_error = 2 * observations.error * math.exp(step * float(signed.max()))
     parts = [
-        SumPart(masses=cells.scored(masses, signed - lowest), times=seen.times, error=error + 64 * ULP)
-        for masses, error in ((seen.first, seen.error), (tilted / total, tilted_error))
+        SumPart(masses=cells.score_law(masses, signed - lowest), times=observations.times, error=error + 64 * ULP)
+        for masses, error in ((observations.first, observations.error), (tilted / total, tilted_error))
     ]
     size, centre = modulus_for(parts[:1], parts[1:])
     (first, first_error), (second, second_error) = (law(spectrum_of([part], size), size) for part in parts)
@@ -292,23 +294,24 @@ def far_apart(attack: str, seen: RepeatedCells) -> list[ExactAttack]:
         for error, part in zip((first_error, second_error), parts, strict=True)
     )
     first, second = (np.roll(masses, size // 2 - centre)[::-1] for masses in (first, second))
-    loss = step * (values[::-1] + seen.times * lowest)
-    power, found = np.cumsum(first), []
+    loss = step * (values[::-1] + observations.times * lowest)
+    power = np.cumsum(first)
+    attacks = []
     for wanted in _POWERS:
         reached = int(np.searchsorted(power, wanted))
         if reached == size or power[reached] <= 2 * first_error:
             continue
         alarm = np.sum(second[: reached + 1] * np.exp(loss[reached] - loss[: reached + 1])) + second_error
-        log_alarm = float(seen.times * (np.log(total) + tilted_error) - loss[reached] + np.log(alarm)) + 1e-6
+        log_alarm = float(observations.times * (np.log(total) + tilted_error) - loss[reached] + np.log(alarm)) + 1e-6
         if log_alarm < -1e-3:
             log_power = math.log(min(1 - 1e-9, float(power[reached]) - first_error))
             if log_power <= log_alarm:
                 continue
             logs = [np.array([_log_rest(log), log]) for log in (log_power, log_alarm)]
-            found.append(
+            attacks.append(
                 ExactAttack(attack=f"{attack}, above {loss[reached]:.4g}", log_first=logs[0], log_second=logs[1])
             )
-    return found
+    return attacks
 
 
 def _outside(part: SumPart, low: int, high: int) -> float:
@@ -330,9 +333,9 @@ def _log_rest(log: float) -> float:
     return math.log(-math.expm1(log))
 
 
-def _most_telling(seen: Sequence[RepeatedCells]) -> float:
+def _most_telling(observations: Sequence[RepeatedCells]) -> float:
     extremes = np.zeros(2)
-    for part in seen:
+    for part in observations:
         possible = (part.first > _TINY) & (part.second > _TINY)
         ratio = np.log(part.first[possible]) - np.log(part.second[possible])
         extremes += part.times * np.array([ratio.max(), -ratio.min()], np.float64)

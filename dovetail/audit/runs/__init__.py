@@ -28,19 +28,20 @@ __all__ = ["default_trials", "eps_from_counts", "from_scores", "lower_bound"]
 _PILOT = 0.5  # of the trials, for every pair of worlds
 _THRESHOLDS = 400
 _WORK = 2e7  # reports that an audit draws in a world unless told otherwise
-_MOST_TRIALS, _LEAST_TRIALS = 50_000, 500
+_MOST_TRIALS = 50_000
+_LEAST_TRIALS = 500
 
 
 class _Cut(NamedTuple):
-    """Says `world` where sign * score >= threshold; `promise` is the bound that the pilot expects of it."""
+    """Decides for `world` where sign * score >= threshold; `promise` is the bound that the pilot expects of it."""
 
     world: int
     sign: int
     threshold: float
     promise: float
 
-    def said(self, played: np.ndarray) -> int:
-        """In how many of these trials."""
+    def count_first(self, played: np.ndarray) -> int:
+        """In how many of these trials it decides for its world."""
         return int(np.sum(self.sign * played >= self.threshold))
 
 
@@ -68,7 +69,14 @@ def lower_bound(
     seed: int,
     observe: Callable[[str], None] | None = None,
 ) -> LowerBound:
-    """A bound that is wrong with probability at most 1 - confidence; `trials` runs are counted in each world.
+    """The best lower bound on eps that counting gives over these games.
+
+    Arguments:
+        games: the pairs of worlds to choose from.
+        view: which adversary looks at the trials.
+        trust: the model of trust of the certified statement, which says what the analyzer sees.
+        trials: how many runs are counted in each world, after a pilot of half as many for every game.
+        observe: hears what is run next.
 
     Guarantees:
         Whatever the scores are, the bound exceeds the true eps with probability at most 1 - confidence.
@@ -79,47 +87,50 @@ def lower_bound(
     _validate.in_open_interval(0, 1, confidence=confidence)
     pilot = max(10, int(_PILOT * trials))
     key = jax.random.key(seed)
-    chosen: _Test | None = None
+    best: _Test | None = None
     for number, game in enumerate(games):
         if observe:
             observe(f"pilot: {game.worlds.name}")
         played = [
-            _scored(game, world, view, trust, pilot, jax.random.fold_in(key, 1 + number), trials) for world in (0, 1)
+            _play_and_score(game, world, view, trust, pilot, jax.random.fold_in(key, 1 + number), trials)
+            for world in (0, 1)
         ]
         for name in played[0]:
             test = _Test(game, name, _best_cut(played[0][name], played[1][name], delta, confidence))
-            chosen = test if chosen is None or test.cut.promise > chosen.cut.promise else chosen
-    if chosen is None:
-        raise ValueError("expected at least one pair of worlds, got none")
+            best = test if best is None or test.cut.promise > best.cut.promise else best
+    if best is None:
+        raise ValueError("there is no pair of worlds to tell apart: games is empty")
     if observe:
-        observe(f"{chosen.score}: {chosen.game.worlds.name}")
+        observe(f"{best.score}: {best.game.worlds.name}")
     hits, alarms = (
-        _said(chosen, world, view, trust, trials, jax.random.fold_in(key, 0))
-        for world in (chosen.cut.world, 1 - chosen.cut.world)
+        _count_first(best, world, view, trust, trials, jax.random.fold_in(key, 0))
+        for world in (best.cut.world, 1 - best.cut.world)
     )
     eps = float(eps_from_counts(hits, alarms, trials, delta=delta, confidence=confidence))
     return LowerBound(
         eps=max(0.0, eps),
         delta=delta,
-        attack=f"{chosen.score}; {chosen.game.worlds.name}",
+        attack=f"{best.score}; {best.game.worlds.name}",
         confidence=confidence,
         trials=2 * trials,
     )
 
 
 def from_scores(scored: Mapping[str, np.ndarray], *, delta: float, confidence: float) -> LowerBound:
-    """A bound from trials that were run elsewhere: their scores in both worlds, (2, trials), by the score's name.
+    """A lower bound from trials that were run elsewhere; too high with probability at most 1 - confidence.
 
-    The first half of the trials is the pilot, the second is counted. Wrong with probability at most 1 - confidence.
+    Arguments:
+        scored: by its name, each score of the trials in both worlds, (2, trials). The first half of the trials is the
+            pilot, the second is counted.
     """
     _validate.in_open_interval(0, 1, confidence=confidence)
-    pilot = min(found.shape[1] for found in scored.values()) // 2
+    pilot = min(values.shape[1] for values in scored.values()) // 2
     _validate.at_least(5, pilot=pilot)
-    clean = {name: np.where(np.isnan(found), np.inf, found) for name, found in scored.items()}
-    cuts = {name: _best_cut(found[0, :pilot], found[1, :pilot], delta, confidence) for name, found in clean.items()}
+    clean = {name: np.where(np.isnan(values), np.inf, values) for name, values in scored.items()}
+    cuts = {name: _best_cut(values[0, :pilot], values[1, :pilot], delta, confidence) for name, values in clean.items()}
     name, cut = max(cuts.items(), key=lambda item: item[1].promise)
     counted = clean[name][:, pilot : 2 * pilot]
-    hits, alarms = (cut.said(counted[world]) for world in (cut.world, 1 - cut.world))
+    hits, alarms = (cut.count_first(counted[world]) for world in (cut.world, 1 - cut.world))
     eps = float(eps_from_counts(hits, alarms, pilot, delta=delta, confidence=confidence))
     return LowerBound(eps=max(0.0, eps), delta=delta, attack=name, confidence=confidence, trials=2 * pilot)
 
@@ -127,7 +138,12 @@ def from_scores(scored: Mapping[str, np.ndarray], *, delta: float, confidence: f
 def eps_from_counts(
     hits: np.ndarray | int, alarms: np.ndarray | int, trials: int, *, delta: float, confidence: float
 ) -> np.ndarray:
-    """The eps that is refuted when a test says "first" `hits` times in the first world and `alarms` in the second."""
+    """The largest eps that a test refutes.
+
+    Arguments:
+        hits: in how many of `trials` runs of the first world the test said "first".
+        alarms: in how many of `trials` runs of the second world it did.
+    """
     error = (1 - confidence) / 2
     hits, alarms = np.asarray(hits, np.float64), np.asarray(alarms, np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -136,31 +152,31 @@ def eps_from_counts(
         return np.where(low > delta, np.log(np.maximum(low - delta, 1e-300) / high), 0.0)
 
 
-def _scored(
+def _play_and_score(
     game: Game, world: int, view: View, trust: Trust, trials: int, key: jax.Array, batch: int
 ) -> dict[str, np.ndarray]:
-    sights = game.sights(world, trials=trials, key=key, batch=batch)
-    batches = [scores(game, sight, view=view, trust=trust) for sight in sights]
+    played = game.play(world, trials=trials, key=key, batch=batch)
+    batches = [scores(game, trials_view, view=view, trust=trust) for trials_view in played]
     whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     return {name: np.where(np.isnan(score), np.inf, score) for name, score in whole.items()}
 
 
-def _said(test: _Test, world: int, view: View, trust: Trust, trials: int, key: jax.Array) -> int:
-    return test.cut.said(_scored(test.game, world, view, trust, trials, key, trials)[test.score])
+def _count_first(test: _Test, world: int, view: View, trust: Trust, trials: int, key: jax.Array) -> int:
+    return test.cut.count_first(_play_and_score(test.game, world, view, trust, trials, key, trials)[test.score])
 
 
 def _best_cut(first: np.ndarray, second: np.ndarray, delta: float, confidence: float) -> _Cut:
     """What gives the largest bound on the pilot's own trials: their intervals keep rare luck from being chosen."""
-    found = _Cut(world=0, sign=1, threshold=math.inf, promise=0.0)
+    best = _Cut(world=0, sign=1, threshold=math.inf, promise=0.0)
     for world, sign in itertools.product((0, 1), (1, -1)):
         ours, theirs = (np.sort(sign * played) for played in ((first, second) if world == 0 else (second, first)))
         cuts = _cuts(np.concatenate([ours, theirs]))
         hits, alarms = (len(played) - np.searchsorted(played, cuts) for played in (ours, theirs))
         promise = eps_from_counts(hits, alarms, len(ours), delta=delta, confidence=confidence)
         at = int(np.argmax(promise))
-        if promise[at] > found.promise:
-            found = _Cut(world, sign, float(cuts[at]), float(promise[at]))
-    return found
+        if promise[at] > best.promise:
+            best = _Cut(world, sign, float(cuts[at]), float(promise[at]))
+    return best
 
 
 def _cuts(played: np.ndarray) -> np.ndarray:
@@ -170,7 +186,8 @@ def _cuts(played: np.ndarray) -> np.ndarray:
     """
     rare = np.geomspace(1 / len(played), 0.1, _THRESHOLDS)
     shares = np.concatenate([np.linspace(0, 1, _THRESHOLDS), rare, 1 - rare])
-    trials, cuts = np.unique(played), np.unique(np.quantile(played, shares, method="nearest"))
+    trials = np.unique(played)
+    cuts = np.unique(np.quantile(played, shares, method="nearest"))
     below = trials[np.maximum(np.searchsorted(trials, cuts) - 1, 0)]
     between = np.isfinite(below) & np.isfinite(cuts)
     cuts[between] -= (cuts[between] - below[between]) / 2

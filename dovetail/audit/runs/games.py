@@ -1,13 +1,12 @@
 """Two neighbouring worlds, run through the code that runs: `randomize`, shuffle, `tally`, `estimate`.
 
 A `Game` fixes what everyone holds; the worlds differ in what one user (or one subject) holds, or whether it is there.
-One trial is one independent run of all rounds in one of the worlds, and shows a `Sight`: the victim's own reports, the
-messages after the shuffle, the estimates. Trials are vectorised; memory is one batch of them.
+One trial is one independent run of all rounds in one of the worlds, and shows a `TrialView`: the victim's own reports,
+the messages after the shuffle, the estimates. Trials are vectorised; memory is one batch of them.
 
-`pairs` lists the worlds that are hardest to hide for any protocol: updates far beyond every clipping bound, in opposite
-directions, on different coordinates, of different size, present or absent, the same in all rounds or turning.
-
-Who takes part in a trial, by the way that users are drawn.
+`neighboring_worlds` lists the worlds that are hardest to hide for any protocol: updates far beyond every clipping
+bound, in opposite directions, on different coordinates, of different size, present or absent, the same in all rounds or
+turning.
 """
 
 from __future__ import annotations
@@ -31,15 +30,16 @@ from dovetail.statements import Neighbors
 
 __all__ = [
     "Game",
-    "Sight",
+    "TrialView",
     "Worlds",
-    "joins",
-    "pairs",
-    "roster",
+    "neighboring_worlds",
+    "roster_size",
+    "sample_rows",
 ]
 
 _FAR = 1e4  # an update that every protocol clips
-_BATCH, _MOST_TRIALS = 2**20, 5000  # reports, and trials, that a batch holds at most
+_MOST_REPORTS = 2**20  # that a batch holds
+_MOST_TRIALS = 5000  # that a batch holds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,12 +52,12 @@ class Worlds:
 
     @property
     def direction(self) -> np.ndarray:
-        """In which the worlds differ, (rounds, dim)."""
+        """The direction in which the worlds differ, (rounds, dim)."""
         held = np.nan_to_num(self.victim, nan=0.0).sum(axis=2)
         return held[0] - held[1]
 
 
-class Sight(NamedTuple):
+class TrialView(NamedTuple):
     """What one trial shows: everything has a leading axis of rounds.
 
     `own_*` are the victim's reports, `known_*` the colluders', before the shuffle; `slot`, `value`, `valid` the
@@ -110,10 +110,10 @@ class Game:
     @functools.cached_property
     def likelihood(self) -> bool:
         """Whether the protocol knows the density of its reports on what everyone holds."""
-        some = np.zeros((1, self.protocol.layout(self.dim).slots))
+        value = np.zeros((1, self.protocol.layout(self.dim).slots))
         held = [*self.worlds.victim.reshape(-1, self.dim), *np.unique(self.worlds.others, axis=0)]
         budget = None if self.budgets is None else float(self.budgets[0])
-        return all(self.protocol.log_density(some, np.nan_to_num(x), budget=budget) is not None for x in held)
+        return all(self.protocol.log_density(value, np.nan_to_num(x), budget=budget) is not None for x in held)
 
     @property
     def reports(self) -> int:
@@ -121,20 +121,25 @@ class Game:
         rows = len(self.worlds.others) + self.worlds.victim.shape[2]
         return rows * max(1, self.protocol.layout(self.dim).reports_per_client) * self.rounds
 
-    def sights(self, world: int, *, trials: int, key: jax.Array, batch: int = _MOST_TRIALS) -> Iterator[Sight]:
-        """Independent trials in a world, as NumPy arrays with a leading axis of trials; `batch` at a time at most.
+    def play(self, world: int, *, trials: int, key: jax.Array, batch: int = _MOST_TRIALS) -> Iterator[TrialView]:
+        """Run independent trials in a world.
 
-        Calls with the same `batch` share one compiled program, whatever their number of trials.
+        Arguments:
+            world: 0 or 1.
+            batch: how many trials are run together at most. Calls with the same `batch` share one compiled program,
+                whatever their number of trials.
+
+        Returns: batches of views, as NumPy arrays with a leading axis of trials.
         """
-        size = max(1, min(batch, _MOST_TRIALS, _BATCH // self.reports))
+        size = max(1, min(batch, _MOST_TRIALS, _MOST_REPORTS // self.reports))
         key = jax.random.fold_in(key, world)
         rules = _Rules(protocol=self.protocol, cohort=self.cohort, likelihood=self.likelihood)
         held = tuple(np.asarray(rows, np.float32) for rows in (self.worlds.victim[world], self.worlds.others))
         budgets = None if self.budgets is None else np.asarray(self.budgets, np.float32)
         for number, start in enumerate(range(0, trials, size)):
             keys = jax.random.split(jax.random.fold_in(key, number), size)
-            sight = jax.device_get(_play(rules, *held, budgets, keys))
-            yield jax.tree.map(lambda leaf, start=start: leaf[: trials - start], sight)
+            views = jax.device_get(_run_trials(rules, *held, budgets, keys))
+            yield jax.tree.map(lambda leaf, start=start: leaf[: trials - start], views)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,18 +150,19 @@ class _Rules:
     cohort: Cohort
     likelihood: bool
 
-    def trial(self, victim: jax.Array, others: jax.Array, budgets: jax.Array | None, key: jax.Array) -> Sight:
-        """All rounds; the protocol's public state goes from one to the next."""
-        state, sights = self.protocol.init(others.shape[1]), []
+    def trial(self, victim: jax.Array, others: jax.Array, budgets: jax.Array | None, key: jax.Array) -> TrialView:
+        """Run all rounds; the protocol's public state goes from one to the next."""
+        state = self.protocol.init(others.shape[1])
+        views = []
         for index, mine in enumerate(victim):
             xs = jnp.concatenate([mine, others])
-            sight, state = self._round(xs, len(mine), budgets, state, key, index)
-            sights.append(sight)
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *sights)
+            view, state = self._round(xs, len(mine), budgets, state, key, index)
+            views.append(view)
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *views)
 
     def _round(
         self, xs: jax.Array, owned: int, budgets: jax.Array | None, state: Any, key: jax.Array, index: int
-    ) -> tuple[Sight, Any]:
+    ) -> tuple[TrialView, Any]:
         protocol, dim = self.protocol, xs.shape[1]
         key_join, key_shuffle, key_estimate = jax.random.split(jax.random.fold_in(key, index), 3)
         present = ~jnp.isnan(xs).any(axis=1)
@@ -174,24 +180,24 @@ class _Rules:
 
         mine = _rows(reports, slice(0, 1 if protocol.private_steps else owned))
         theirs = _rows(reports, slice(len(reports.valid) - self.cohort.colluders, None))
-        told, after = estimate(messages)
-        sight = Sight(
+        total, after = estimate(messages)
+        view = TrialView(
             *self._columns(mine),
             *self._columns(theirs),
             *self._columns(messages),
             own=estimate(deliver(mine))[0],
             first=estimate(_rows(messages, slice(0, len(mine.valid))))[0],
-            estimate=told,
+            estimate=total,
             counts=_counts(messages, layout.slots),
             state=jnp.concatenate([jnp.zeros(1), *(jnp.ravel(leaf) for leaf in jax.tree.leaves(after))]),
         )
-        return sight, after
+        return view, after
 
     def _joins(self, rows: int, key: jax.Array) -> jax.Array:
         """Who takes part: everyone, or a sample of users or records."""
         if self.protocol.samples == "records":
             return jax.random.bernoulli(key, record_level(self.protocol).rate, (rows,))
-        return joins(self.cohort.participation, rows, key=key)
+        return sample_rows(self.cohort.participation, rows, key=key)
 
     @property
     def _divisor(self) -> Any:
@@ -231,7 +237,9 @@ class _Rules:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _play(rules: _Rules, victim: jax.Array, others: jax.Array, budgets: jax.Array | None, keys: jax.Array) -> Sight:
+def _run_trials(
+    rules: _Rules, victim: jax.Array, others: jax.Array, budgets: jax.Array | None, keys: jax.Array
+) -> TrialView:
     return jax.vmap(lambda key: rules.trial(victim, others, budgets, key))(keys)
 
 
@@ -247,14 +255,24 @@ def _counts(messages: ShuffledReports, slots: int) -> jax.Array:
 
 
 def client_keys(key: jax.Array, index: int, users: int) -> jax.Array:
-    """Every user's key in a round: fresh in each."""
+    """Every user's key in a round, another in each round."""
     return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, 2**31 - 1), index), users)
 
 
-def pairs(protocol: Protocol, cohort: Cohort, dim: int, *, neighbors: Neighbors, rounds: int = 1) -> list[Worlds]:
-    """Worlds that differ in one unit, as far apart as clipping lets them be."""
-    rows, others = protocol.rows_of_unit(cohort), roster(cohort.participation, cohort.size) - 1
-    up, nothing = np.full(dim, _FAR), np.full(dim, np.nan)
+def neighboring_worlds(
+    protocol: Protocol, cohort: Cohort, dim: int, *, neighbors: Neighbors, rounds: int = 1
+) -> list[Worlds]:
+    """Worlds that differ in one unit, as far apart as clipping lets them be.
+
+    Arguments:
+        dim: how many coordinates an update has.
+        neighbors: whether the victim's data are replaced, or the victim is there or not.
+        rounds: how many rounds a trial has.
+    """
+    rows = protocol.rows_of_unit(cohort)
+    others = roster_size(cohort.participation, cohort.size) - 1
+    up = np.full(dim, _FAR)
+    nothing = np.full(dim, np.nan)
     turns = up * (-1.0) ** np.arange(others)[:, None]
     crowds = {"all others low": np.broadcast_to(-up, (others, dim)), "others at both ends": turns}
 
@@ -263,25 +281,23 @@ def pairs(protocol: Protocol, cohort: Cohort, dim: int, *, neighbors: Neighbors,
         return Worlds(name=name, victim=each, others=np.asarray(held, np.float64))
 
     if neighbors is Neighbors.ADD_REMOVE:
-        gone = (
-            np.zeros(dim) if protocol.shuffled else nothing
-        )  # who is removed uploads all the same, where uploads are seen
+        gone = np.zeros(dim) if protocol.shuffled else nothing  # where uploads are seen, all upload
         absent = worlds("there or not", up, gone, np.zeros((others, dim)))
-        return [absent, *_measured(protocol, others, dim, worlds)]
-    found = [worlds(f"high or low, {name}", up, -up, held) for name, held in crowds.items()]
+        return [absent, *_norm_worlds(protocol, others, dim, worlds)]
+    listed = [worlds(f"high or low, {name}", up, -up, held) for name, held in crowds.items()]
     if dim > 1:
         half = np.arange(dim) < dim // 2
-        found.append(worlds("on one half or the other", up * half, up * ~half, np.zeros((others, dim))))
+        listed.append(worlds("on one half or the other", up * half, up * ~half, np.zeros((others, dim))))
     if not protocol.layout(dim).shufflers:  # whether an update is clipped may show, where norms are counted
-        found.append(worlds("far beyond the clip norm or within", up, up / _FAR**2, np.zeros((others, dim))))
+        listed.append(worlds("far beyond the clip norm or within", up, up / _FAR**2, np.zeros((others, dim))))
     if rounds > 1:
         turning = np.stack([up * (-1.0) ** i for i in range(rounds)])[:, None]
-        found.append(worlds("the same in all rounds or turning", up, turning, np.zeros((others, dim))))
-    return found + _measured(protocol, others, dim, worlds)
+        listed.append(worlds("the same in all rounds or turning", up, turning, np.zeros((others, dim))))
+    return listed + _norm_worlds(protocol, others, dim, worlds)
 
 
-def _measured(protocol: Protocol, others: int, dim: int, worlds: Any) -> list[Worlds]:
-    """Where all norms are measured: a victim on either side of their middle."""
+def _norm_worlds(protocol: Protocol, others: int, dim: int, worlds: Any) -> list[Worlds]:
+    """Where the protocol looks at all norms: a victim on either side of their middle."""
     if not protocol.needs_norms:
         return []
     along = np.eye(1, dim)[0]
@@ -290,27 +306,27 @@ def _measured(protocol: Protocol, others: int, dim: int, worlds: Any) -> list[Wo
 
 
 @functools.singledispatch
-def joins(participation: Any, rows: int, *, key: jax.Array) -> jax.Array:
-    """Which of so many rows take part: all, unless they are drawn."""
+def sample_rows(participation: Any, rows: int, *, key: jax.Array) -> jax.Array:
+    """Which of so many rows take part in a round: all, unless they are sampled."""
     return jnp.ones(rows, bool)
 
 
-@joins.register(Poisson)
-def _by_coins(participation: Poisson, rows: int, *, key: jax.Array) -> jax.Array:
+@sample_rows.register(Poisson)
+def _sample_by_coins(participation: Poisson, rows: int, *, key: jax.Array) -> jax.Array:
     return jax.random.bernoulli(key, participation.prob, (rows,))
 
 
-@joins.register(FixedSize)
-def _so_many(participation: FixedSize, rows: int, *, key: jax.Array) -> jax.Array:
+@sample_rows.register(FixedSize)
+def _sample_fixed_size(participation: FixedSize, rows: int, *, key: jax.Array) -> jax.Array:
     return jax.random.permutation(key, rows) < participation.size
 
 
 @functools.singledispatch
-def roster(participation: Any, size: int) -> int:
-    """The users of a trial whose rounds are of this size: as many, unless a part of more is drawn."""
+def roster_size(participation: Any, size: int) -> int:
+    """How many users a trial needs for rounds of this size: as many, unless rounds sample from more."""
     return size
 
 
-@roster.register(FixedSize)
+@roster_size.register(FixedSize)
 def _population(participation: FixedSize, size: int) -> int:
     return participation.population

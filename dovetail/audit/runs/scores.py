@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from dovetail.audit.runs.games import Game, Sight
+from dovetail.audit.runs.games import Game, TrialView
 from dovetail.statements import Trust
 
 __all__ = ["VIEWS", "View", "scores"]
@@ -24,75 +24,80 @@ VIEWS: tuple[View, ...] = ("analyzer", "observer", "colluding")
 _SMALL = 1e-300
 
 
-def scores(game: Game, sight: Sight, *, view: View, trust: Trust) -> dict[str, np.ndarray]:
-    """Every score of these trials, by what it looks at, that this adversary can compute; each (trials,).
+def scores(game: Game, trial: TrialView, *, view: View, trust: Trust) -> dict[str, np.ndarray]:
+    """Every score of these trials that this adversary can compute.
 
-    The *observer* sees estimates; the *analyzer* what the party sees that the certified statement is against; shuffler
-    and analyzer *colluding* also see who sent what. Where aggregators add up shares, the sum is all there is to see:
-    the shares that some of them show are random numbers.
+    Arguments:
+        trial: what a batch of trials shows, with a leading axis of trials.
+        view: the adversary. The *observer* sees estimates; the *analyzer* what the party sees that the certified
+            statement is against; shuffler and analyzer *colluding* also see who sent what.
+        trust: the model of trust. Where aggregators add up shares, the sum is all there is to see: the shares that some
+            of them show are random numbers.
+
+    Returns: by what it looks at, a score for each trial.
     """
-    found = _of_estimates(game, sight)
+    by_name = _score_estimates(game, trial)
     if view == "colluding" or (view == "analyzer" and trust is Trust.LOCAL):
-        found |= _of_own_reports(game, sight)
+        by_name |= _score_own_reports(game, trial)
     if view != "observer" and trust is Trust.SHUFFLE:
-        found |= _of_messages(game, sight)
-    return found
+        by_name |= _score_messages(game, trial)
+    return by_name
 
 
-def _of_estimates(game: Game, sight: Sight) -> dict[str, np.ndarray]:
-    found = {
-        "direction of the estimate": _along(game, sight.estimate),
-        "size of the estimate": np.log(np.maximum(_square(sight.estimate), _SMALL)),
-        "public state": sight.state.sum(axis=(1, 2)).astype(np.float64),
+def _score_estimates(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
+    by_name = {
+        "direction of the estimate": _project(game, trial.estimate),
+        "size of the estimate": np.log(np.maximum(_squared_norms(trial.estimate), _SMALL)),
+        "public state": trial.state.sum(axis=(1, 2)).astype(np.float64),
     }
     if game.rounds > 1:
-        found["change of the estimate"] = -_square(np.diff(sight.estimate, axis=1))
-    return found
+        by_name["change of the estimate"] = -_squared_norms(np.diff(trial.estimate, axis=1))
+    return by_name
 
 
-def _of_own_reports(game: Game, sight: Sight) -> dict[str, np.ndarray]:
-    found = {"direction of the victim's reports": _along(game, sight.own)}
+def _score_own_reports(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
+    by_name = {"direction of the victim's reports": _project(game, trial.own)}
     if game.rounds > 1:
-        found["change of the victim's reports"] = -_square(np.diff(sight.own, axis=1))
+        by_name["change of the victim's reports"] = -_squared_norms(np.diff(trial.own, axis=1))
     if game.likelihood:
-        found["likelihood ratio of the victim's reports"] = _own_likelihood(game, sight)
+        by_name["likelihood ratio of the victim's reports"] = _own_likelihood(game, trial)
         slots = game.protocol.layout(game.dim).slots
-        reported = [_dense(sight.own_slot, sight.own_value, sight.own_valid, i, slots)[1] for i in range(game.rounds)]
-        found["which coordinates the victim reports"] = _support(
+        reported = [_by_slot(trial.own_slot, trial.own_value, trial.own_valid, i, slots)[1] for i in range(game.rounds)]
+        by_name["which coordinates the victim reports"] = _score_support(
             game, np.stack([part.sum(axis=1) for part in reported], 1)
         )
-    return found
+    return by_name
 
 
-def _of_messages(game: Game, sight: Sight) -> dict[str, np.ndarray]:
-    found = {
-        "number of messages": _support(game, sight.counts),
-        "direction of the messages that stand first": _along(game, sight.first),
+def _score_messages(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
+    by_name = {
+        "number of messages": _score_support(game, trial.counts),
+        "direction of the messages that stand first": _project(game, trial.first),
     }
     if game.likelihood:
-        everything = sight.value.shape[2]
-        found["likelihood ratio of the messages"] = _message_likelihood(game, sight, everything)
-        found["likelihood ratio of the first messages, should neighbours only be swapped"] = _message_likelihood(
-            game, sight, min(2, everything)
+        everything = trial.value.shape[2]
+        by_name["likelihood ratio of the messages"] = _message_likelihood(game, trial, everything)
+        by_name["likelihood ratio of the first messages, should neighbours only be swapped"] = _message_likelihood(
+            game, trial, min(2, everything)
         )
-        found["likelihood ratio of the first half, should halves be shuffled"] = _message_likelihood(
-            game, sight, -(-everything // 2)
+        by_name["likelihood ratio of the first half, should halves be shuffled"] = _message_likelihood(
+            game, trial, -(-everything // 2)
         )
-        found["likelihood ratio of whole rows, should coordinates share a shuffle"] = _message_likelihood(
-            game, sight, everything, whole=True
+        by_name["likelihood ratio of whole rows, should coordinates share a shuffle"] = _message_likelihood(
+            game, trial, everything, whole=True
         )
-    return found
+    return by_name
 
 
-def _along(game: Game, estimate: np.ndarray) -> np.ndarray:
+def _project(game: Game, estimate: np.ndarray) -> np.ndarray:
     return np.einsum("trd,rd->t", estimate.astype(np.float64), game.worlds.direction)
 
 
-def _square(values: np.ndarray) -> np.ndarray:
+def _squared_norms(values: np.ndarray) -> np.ndarray:
     return np.sum(values.astype(np.float64) ** 2, axis=(1, 2))
 
 
-def _support(game: Game, counts: np.ndarray) -> np.ndarray:
+def _score_support(game: Game, counts: np.ndarray) -> np.ndarray:
     """More messages where the victim is large in the first world; in all, where that says nothing."""
     held = np.abs(np.nan_to_num(game.worlds.victim)).sum(axis=2)
     weight = held[0] - held[1]
@@ -101,54 +106,54 @@ def _support(game: Game, counts: np.ndarray) -> np.ndarray:
     return np.einsum("trs,rs->t", counts.astype(np.float64), np.sign(weight))
 
 
-def _own_likelihood(game: Game, sight: Sight) -> np.ndarray:
-    total = np.zeros(len(sight.own_value))
+def _own_likelihood(game: Game, trial: TrialView) -> np.ndarray:
+    total = np.zeros(len(trial.own_value))
     for index in range(game.rounds):
         slots = game.protocol.layout(game.dim).slots
-        value, valid = _dense(sight.own_slot, sight.own_value, sight.own_valid, index, slots)
-        first, second = (_density(game, value, world, index) for world in (0, 1))
-        shown = valid if first.shape == valid.shape else valid.any(axis=-1, keepdims=True)
+        value, valid = _by_slot(trial.own_slot, trial.own_value, trial.own_valid, index, slots)
+        first, second = (_victim_density(game, value, world, index) for world in (0, 1))
+        visible = valid if first.shape == valid.shape else valid.any(axis=-1, keepdims=True)
         with np.errstate(invalid="ignore"):
-            ratio = np.where(shown, first - second, 0.0)
+            ratio = np.where(visible, first - second, 0.0)
         total += np.nan_to_num(ratio, posinf=1e9, neginf=-1e9).sum(axis=(1, 2))
     return total
 
 
-def _message_likelihood(game: Game, sight: Sight, rows: int, *, whole: bool = False) -> np.ndarray:
+def _message_likelihood(game: Game, trial: TrialView, rows: int, *, whole: bool = False) -> np.ndarray:
     """Of the first `rows` messages of every slot, each on its own or, if `whole`, row by row."""
-    total = np.zeros(len(sight.value))
+    total = np.zeros(len(trial.value))
     slots = game.protocol.layout(game.dim).slots
     for index in range(game.rounds):
-        value, valid = _dense(sight.slot, sight.value, sight.valid, index, slots)
-        shares = _shares(game, value[:, :rows], valid[:, :rows], index, whole)
+        value, valid = _by_slot(trial.slot, trial.value, trial.valid, index, slots)
+        ratios = _density_ratios(game, value[:, :rows], valid[:, :rows], index, whole)
         if game.cohort.colluders and rows == value.shape[1]:
-            known = _dense(sight.known_slot, sight.known_value, sight.known_valid, index, slots)
-            parts = _shares(game, *known, index, whole)
-            shares = [share - part for share, part in zip(shares, parts, strict=True)]
-        first, second = (np.log(np.maximum(share, _SMALL)).sum(axis=1) for share in shares)
+            colluders = _by_slot(trial.known_slot, trial.known_value, trial.known_valid, index, slots)
+            parts = _density_ratios(game, *colluders, index, whole)
+            ratios = [ratio - part for ratio, part in zip(ratios, parts, strict=True)]
+        first, second = (np.log(np.maximum(ratio, _SMALL)).sum(axis=1) for ratio in ratios)
         total += first - second
     return total
 
 
-def _shares(game: Game, value: np.ndarray, valid: np.ndarray, index: int, whole: bool) -> list[np.ndarray]:
+def _density_ratios(game: Game, value: np.ndarray, valid: np.ndarray, index: int, whole: bool) -> list[np.ndarray]:
     """For either world and every slot: the sum over its messages of the victim's density over everybody else's."""
     whole = whole or game.protocol.layout(game.dim).linkage == "vector"
     background = _background(game, value)
-    shown = valid if background.shape == valid.shape else valid.any(axis=-1, keepdims=True)
+    visible = valid if background.shape == valid.shape else valid.any(axis=-1, keepdims=True)
 
     def ratios(world: int) -> np.ndarray:
-        log_ratio = _mixed(game, value, world, index) - background
+        log_ratio = _victim_or_dummy_density(game, value, world, index) - background
         if whole:
-            message = np.exp(np.where(shown, log_ratio, 0.0).sum(axis=-1, keepdims=True))
-            return np.where(shown.any(axis=-1, keepdims=True), message, 0.0)
-        return np.where(shown, np.exp(log_ratio), 0.0)
+            message = np.exp(np.where(visible, log_ratio, 0.0).sum(axis=-1, keepdims=True))
+            return np.where(visible.any(axis=-1, keepdims=True), message, 0.0)
+        return np.where(visible, np.exp(log_ratio), 0.0)
 
     return [ratios(world).sum(axis=1) for world in (0, 1)]
 
 
-def _mixed(game: Game, value: np.ndarray, world: int, index: int) -> np.ndarray:
+def _victim_or_dummy_density(game: Game, value: np.ndarray, world: int, index: int) -> np.ndarray:
     """The victim's density; a dummy stands in its place as often as it leaves a coordinate out."""
-    own = _density(game, value, world, index)
+    own = _victim_density(game, value, world, index)
     included, padding = game.protocol.inclusion_rate(game.dim), game.protocol.layout(game.dim).padding
     if included == 1 or padding is None:
         return own
@@ -162,7 +167,7 @@ def _background(game: Game, value: np.ndarray) -> np.ndarray:
     budgets = np.full(len(others), np.nan) if game.budgets is None else game.budgets[1:]
     kinds, times = np.unique(np.column_stack([budgets, others]), axis=0, return_counts=True, equal_nan=True)
     for (budget, *x), count in zip(kinds, times, strict=True):
-        density = _known(game, value, np.asarray(x), None if np.isnan(budget) else float(budget))
+        density = _log_density(game, value, np.asarray(x), None if np.isnan(budget) else float(budget))
         total, weight = total + count * included * np.exp(density), weight + count * included
     padding = protocol.layout(game.dim).padding
     if padding is not None and padding.pad_to > weight:
@@ -171,23 +176,24 @@ def _background(game: Game, value: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(total / weight, _SMALL))
 
 
-def _density(game: Game, value: np.ndarray, world: int, index: int) -> np.ndarray:
+def _victim_density(game: Game, value: np.ndarray, world: int, index: int) -> np.ndarray:
     budget = None if game.budgets is None else float(game.budgets[0])
-    return _known(game, value, np.nan_to_num(game.worlds.victim[world, index, 0]), budget)
+    return _log_density(game, value, np.nan_to_num(game.worlds.victim[world, index, 0]), budget)
 
 
-def _known(game: Game, value: np.ndarray, x: np.ndarray, budget: float | None) -> np.ndarray:
+def _log_density(game: Game, value: np.ndarray, x: np.ndarray, budget: float | None) -> np.ndarray:
     density = game.protocol.log_density(value, x, budget=budget)
     if density is None:
-        raise ValueError(f"expected a protocol that knows the density of its reports, got {game.protocol.name!r}")
+        raise ValueError(f"{game.protocol.name!r} does not know the density of its reports: it has no log_density")
     return density
 
 
-def _dense(
+def _by_slot(
     slot: np.ndarray | tuple[()], value: np.ndarray, valid: np.ndarray, index: int, slots: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The messages of a round with one column per slot, whatever part of the slots each of them fills."""
-    value, valid = value[:, index], valid[:, index]
+    value = value[:, index]
+    valid = valid[:, index]
     if isinstance(slot, tuple):
         return value, valid
     places = np.where(valid, slot[:, index], slots)

@@ -88,8 +88,11 @@ def audit(
 ) -> TrainingAudit:
     """Run the training of this config once with so many canaries in it, attack it, and bound its eps from below.
 
-    `seed` replaces the config's own and tosses the coins. `guesses` is how many coins are guessed; without it several
-    numbers are tried and paid for.
+    Arguments:
+        attack: whether the attacker sees every model, or the last one alone.
+        guesses: how many coins are guessed; without it several numbers are tried and paid for.
+        seed: replaces the config's own, and tosses the coins.
+        task: the task to train; the config's own unless given.
 
     Guarantees:
         If what is certified holds, the result is `consistent` with probability at least `confidence`.
@@ -107,7 +110,7 @@ def audit(
     if attack == "white-box":
         _refuse_hidden_steps(config)
     config = msgspec.structs.replace(config, seed=seed, noise="seeded", diagnostics=False)
-    hidden = _canaries(config, canaries)
+    hidden = _make_canaries(config, canaries)
     plan = prepare(config, task=task, guests=hidden)
     guarantee = plan.guarantee
     if guarantee.target_unit is not guarantee.scope.unit:
@@ -116,29 +119,29 @@ def audit(
             f"got privacy.unit={guarantee.target_unit.value!r}"
         )
     released: list[int] = []
-    scores = (_white_box if attack == "white-box" else _black_box)(plan, hidden, released)
+    scores = (_score_white_box if attack == "white-box" else _score_black_box)(plan, hidden, released)
     statement = plan.record(released).certified_statement()
-    tried = {number: _right(scores, hidden.coins, number) for number in numbers}
+    tried = {number: _count_right(scores, hidden.coins, number) for number in numbers}
     number, bound = one_run.best_of(
         tried,
         canaries=canaries,
         delta=statement.delta,
         confidence=confidence,
-        attack=f"{attack} attack on {canaries} canary {_name(hidden.unit)} of one training",
+        attack=f"{attack} attack on {canaries} canary {_plural_of(hidden.unit)} of one training",
     )
     return TrainingAudit(
         bound=bound, statement=statement, attack=attack, canaries=canaries, guesses=number, right=tried[number]
     )
 
 
-def _right(scores: np.ndarray, coins: np.ndarray, guesses: int) -> int:
+def _count_right(scores: np.ndarray, coins: np.ndarray, guesses: int) -> int:
     """How many are right if the scores farthest from the mean are said to be heads above it, tails below."""
     centred = scores - scores.mean()
-    chosen = np.argsort(-np.abs(centred), kind="stable")[:guesses]
-    return int(np.sum(coins[chosen] == (centred[chosen] > 0)))
+    guessed = np.argsort(-np.abs(centred), kind="stable")[:guesses]
+    return int(np.sum(coins[guessed] == (centred[guessed] > 0)))
 
 
-def _name(unit: Unit) -> str:
+def _plural_of(unit: Unit) -> str:
     return {Unit.USER: "users", Unit.SUBJECT: "subjects", Unit.ITEM: "records"}[unit]
 
 
@@ -150,10 +153,12 @@ def _refuse_hidden_steps(config: Config) -> None:
         )
 
 
-def _canaries(config: Config, count: int) -> Canaries:
+def _make_canaries(config: Config, count: int) -> Canaries:
     """The canaries that fit what the config protects, and under which relation."""
-    settings, protocol = config.protocol, protocol_of(config)
-    unit, items = protocol.protects, 1
+    settings = config.protocol
+    protocol = protocol_of(config)
+    unit = protocol.protects
+    items = 1
     if protocol.samples == "records":
         items = record_level(protocol).items_per_subject or 1
     clip = settings.get("clip_norm", settings.get("clip"))
@@ -170,7 +175,7 @@ def _canaries(config: Config, count: int) -> Canaries:
     )
 
 
-def _run(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[AttackerView]:
+def _train(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[AttackerView]:
     """Train as any run does, and show what an observer of every model sees; `released` is filled on the way."""
     training = plan.engine.start()
     for index, users in rounds_due(plan, released):
@@ -184,25 +189,25 @@ def _run(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[Attacker
         yield AttackerView(index, users, before, to_host(training.params).copy(), state, server)
 
 
-def _white_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.ndarray:
+def _score_white_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.ndarray:
     """The mean of each coin (+1 or -1) given all released sums, as if their noise were Gaussian."""
     attacker = Attacker(plan, hidden)
     precision, evidence = np.eye(hidden.count), np.zeros(hidden.count)
-    for seen in _run(plan, hidden, released):
-        weights = attacker.weights(seen).astype(np.float32)
+    for view in _train(plan, hidden, released):
+        weights = attacker.weights(view).astype(np.float32)
         there = np.flatnonzero(weights)
-        middle, half = attacker.worlds(seen)
+        middle, half = attacker.worlds(view)
         half = weights[there, None] * half[there]
-        rest = attacker.released_sum(seen) - attacker.others(seen) - weights[there] @ middle[there]
+        rest = attacker.released_sum(view) - attacker.others(view) - weights[there] @ middle[there]
         rest = rest.astype(np.float32)  # as the updates are: their products need no more
         products, match = (half @ half.T).astype(np.float64), (half @ rest).astype(np.float64)
-        variance = _variance(rest, products, match, planned=attacker.noise_std(seen) ** 2)
+        variance = _noise_variance(rest, products, match, planned=attacker.noise_std(view) ** 2)
         precision[np.ix_(there, there)] += products / variance
         evidence[there] += match / variance
     return np.linalg.solve(precision, evidence)
 
 
-def _variance(rest: np.ndarray, products: np.ndarray, match: np.ndarray, *, planned: float) -> float:
+def _noise_variance(rest: np.ndarray, products: np.ndarray, match: np.ndarray, *, planned: float) -> float:
     """The noise as it is, and not as it should be: what no mixture of canaries explains, where there is room for it."""
     least = _LEAST_NOISE * float(np.trace(products)) / max(1, len(products)) or 1.0
     room = len(rest) - len(products)
@@ -213,14 +218,14 @@ def _variance(rest: np.ndarray, products: np.ndarray, match: np.ndarray, *, plan
     return max((float(rest @ rest) - explained) / room, least)
 
 
-def _black_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.ndarray:
+def _score_black_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.ndarray:
     """How much lower than expected the last loss is on what a canary has in its first world, less in its second."""
     attacker = Attacker(plan, hidden)
     last = expected = jnp.asarray(to_host(plan.engine.start().params))
     momentum, state = attacker.server.init(expected), plan.sampler.protocol.init(plan.engine.dim)
-    for seen in _run(plan, hidden, released):
-        last = jnp.asarray(seen.after)
-        own = seen._replace(before=expected, state=state)
+    for view in _train(plan, hidden, released):
+        last = jnp.asarray(view.after)
+        own = view._replace(before=expected, state=state)
         mean = attacker.others(own) + attacker.weights(own) @ attacker.worlds(own)[0]
         step = jnp.asarray(mean / attacker.divisor(own), jnp.float32)
         expected, momentum = attacker.server.step(expected, momentum, step)

@@ -55,54 +55,54 @@ class Attacker:
         if plan.model.learner is not None:
             raise ValueError(f"expected a model in JAX to audit a training, got model {plan.model.name!r}")
         self._loss = losses.function(plan.engine.loss)
-        one = (
+        update_of = (
             local_update(plan.config.client, self._logits, self._loss)
             if moments is None
             else lambda _, *held: moments(*held)
         )
-        self._one = jax.vmap(one, (None, 0, 0, 0))
+        self._update_of = jax.vmap(update_of, (None, 0, 0, 0))
         self._clipped = jax.jit(self._clip)
 
-    def divisor(self, seen: AttackerView) -> float:
-        """What the noised sum of updates is divided by to give the estimate, by which the server moves."""
-        return self._plan.sampler.divisor(seen.number, learning_rate=self._plan.config.client.learning_rate)
+    def divisor(self, view: AttackerView) -> float:
+        """What the noised sum of updates in a round is divided by to give the estimate, by which the server moves."""
+        return self._plan.sampler.divisor(view.number, learning_rate=self._plan.config.client.learning_rate)
 
-    def released_sum(self, seen: AttackerView) -> np.ndarray:
+    def released_sum(self, view: AttackerView) -> np.ndarray:
         """The noised sum of updates that a step of SGD, with momentum or without, was made of."""
-        nothing = jnp.zeros_like(seen.before)
-        without, _ = self.server.step(seen.before, seen.server, nothing)
+        nothing = jnp.zeros_like(view.before)
+        without, _ = self.server.step(view.before, view.server, nothing)
         slope, _ = self.server.step(nothing, self.server.init(nothing), nothing + 1)
-        moved = seen.after.astype(np.float64) - np.asarray(without)
-        return moved / np.asarray(slope, np.float64) * self.divisor(seen)
+        moved = view.after.astype(np.float64) - np.asarray(without)
+        return moved / np.asarray(slope, np.float64) * self.divisor(view)
 
-    def noise_std(self, seen: AttackerView) -> float:
-        """The noise on a coordinate of that sum."""
-        return self._plan.sampler.noise_std(seen.number, dim=self._plan.engine.dim)
+    def noise_std(self, view: AttackerView) -> float:
+        """The standard deviation of the noise on a coordinate of that round's sum."""
+        return self._plan.sampler.noise_std(view.number, dim=self._plan.engine.dim)
 
-    def weights(self, seen: AttackerView) -> np.ndarray:
+    def weights(self, view: AttackerView) -> np.ndarray:
         """How many times each canary's update is in the sum, on average over what the adversary does not see."""
         hidden, schedule = self._hidden, self._plan.sampler.schedule
         if hidden.unit is not Unit.USER or schedule.kind in ("fixed", "poisson", "secret"):
-            return np.full(hidden.count, self._plan.sampler.times(seen.number, records=hidden.items))
-        return np.isin(schedule.population - hidden.count + np.arange(hidden.count), seen.users).astype(float)
+            return np.full(hidden.count, self._plan.sampler.times(view.number, records=hidden.items))
+        return np.isin(schedule.population - hidden.count + np.arange(hidden.count), view.users).astype(float)
 
-    def others(self, seen: AttackerView) -> np.ndarray:
+    def others(self, view: AttackerView) -> np.ndarray:
         """What the real users or records add; on average where who is drawn would tell of who else is."""
-        schedule, users, weight = self._plan.sampler.schedule, seen.users, 1.0
+        schedule, users, weight = self._plan.sampler.schedule, view.users, 1.0
         if self._hidden.unit is Unit.USER:
             real = schedule.population - self._hidden.count
             users = users[users < real]
             if schedule.kind == "fixed":
-                users, weight = np.arange(real), schedule.size_of(seen.number) / schedule.population
-        rows, counts = self._plan.sampler.rows_in_sum(seen.number, users)
+                users, weight = np.arange(real), schedule.size_of(view.number) / schedule.population
+        rows, counts = self._plan.sampler.rows_in_sum(view.number, users)
         theirs = rows[:, 0] < self._first_canary
-        return weight * self._summed(seen, rows[theirs], counts[theirs])
+        return weight * self._sum_updates(view, rows[theirs], counts[theirs])
 
-    def worlds(self, seen: AttackerView) -> tuple[np.ndarray, np.ndarray]:
+    def worlds(self, view: AttackerView) -> tuple[np.ndarray, np.ndarray]:
         """Half the sum and half the difference of each canary's updates in its two worlds, (canaries, dim)."""
         rows, other = self._hidden.rows(len(self._labels))
-        first = self._updates(seen, rows)
-        second = np.zeros_like(first) if other is None else self._updates(seen, other)
+        first = self._updates(view, rows)
+        second = np.zeros_like(first) if other is None else self._updates(view, other)
         return (first + second) / 2, (first - second) / 2
 
     def losses(self, params: Any, rows: np.ndarray) -> np.ndarray:
@@ -112,16 +112,16 @@ class Attacker:
         logits = self._logits(params, self._inputs[rows * self._views])
         return np.asarray(self._loss(logits, self._labels[rows]))
 
-    def _updates(self, seen: AttackerView, rows: np.ndarray) -> np.ndarray:
+    def _updates(self, view: AttackerView, rows: np.ndarray) -> np.ndarray:
         counts = np.ones(len(rows), np.int32)
-        return np.asarray(self._clipped(seen.before, seen.state, *self._held(rows[:, None], counts)))
+        return np.asarray(self._clipped(view.before, view.state, *self._training_rows(rows[:, None], counts)))
 
-    def _held(self, index: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _training_rows(self, index: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What users with these records train on: inputs, labels and how many rows of them count."""
         rows = (index[:, :, None] * self._views + np.arange(self._views)).reshape(len(index), -1)
         return self._inputs[rows], self._labels[rows // self._views], counts * self._views
 
-    def _summed(self, seen: AttackerView, index: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    def _sum_updates(self, view: AttackerView, index: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """The sum of the clipped updates of users with these records, a chunk at a time."""
         total, floats = np.zeros(self._plan.engine.dim), index.shape[1] * self._views * self._inputs[0].size
         size = max(1, min(_CHUNK, _CHUNK_FLOATS // (floats + 2 * self._plan.engine.dim)))
@@ -129,12 +129,14 @@ class Attacker:
             short = size - len(counts[low : low + size])
             rows = np.pad(index[low : low + size], ((0, short), (0, 0)))
             real = np.pad(counts[low : low + size], (0, short))
-            total += np.asarray(jnp.sum(self._clipped(seen.before, seen.state, *self._held(rows, real)), axis=0))
+            total += np.asarray(
+                jnp.sum(self._clipped(view.before, view.state, *self._training_rows(rows, real)), axis=0)
+            )
         return total
 
     def _clip(self, params: Any, state: Any, inputs: Any, labels: Any, counts: Any) -> jax.Array:
         """The updates of users with these records, as far as the protocol lets them count."""
-        return self._plan.sampler.protocol.clip_update(self._one(params, inputs, labels, counts), state)
+        return self._plan.sampler.protocol.clip_update(self._update_of(params, inputs, labels, counts), state)
 
     def _logits(self, params: jax.Array, inputs: Any) -> jax.Array:
         return self._plan.model.apply(self._unravel(params), inputs)

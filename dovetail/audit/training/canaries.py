@@ -23,7 +23,7 @@ __all__ = ["Canaries"]
 
 _BEYOND_CLIP = 4.0  # an update is this much longer than the clip norm at first: it shrinks as a canary is learned
 _PLACES = 2**31 + 1  # no other draw of a run starts from this number
-_LOOKED_AT = 1000  # real records whose norms say what is usual
+_SAMPLED_RECORDS = 1000  # real records whose norms say what is usual
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +55,9 @@ class Canaries:
         _validate.at_least(1, items=self.items)
         _validate.positive(step=self.step)
         if self.swapped and self.unit is not Unit.USER:
-            raise ValueError(f"expected canaries that are added or removed where one {self.unit.value} is protected")
+            raise ValueError(
+                f"where one {self.unit.value} is protected, canaries are added or removed: swapped must be False"
+            )
 
     @property
     def count(self) -> int:
@@ -74,10 +76,10 @@ class Canaries:
     def join(self, dataset: Dataset, clients: Clients) -> tuple[Dataset, Clients]:
         """The dataset with the records of both worlds, and the federation in which everybody is in the first."""
         if dataset.target != "classes":
-            raise ValueError(f"expected a task of classes to hide canaries in, got target={dataset.target!r}")
+            raise ValueError(f"canaries need a task of classes to hide in; this one has target={dataset.target!r}")
         rng = np.random.default_rng((_PLACES, self.seed))
-        real = _as_float(dataset.inputs)
-        directions, labels = _looks(self.count, math.prod(real.shape[1:]), dataset.num_classes, rng)
+        real = _to_float(dataset.inputs)
+        directions, labels = _directions(self.count, math.prod(real.shape[1:]), dataset.num_classes, rng)
         inputs = (self._length(real, dataset.num_classes) * directions).astype(np.float32)
         inputs = np.repeat(inputs, self.items * dataset.views, axis=0).reshape(-1, *real.shape[1:])
         labels = np.repeat(labels, self.items)
@@ -102,7 +104,12 @@ class Canaries:
         )
 
     def toss(self, held: Clients, num_records: int) -> Clients:
-        """The federation as the coins have it: whose coin is False is without its records, or has the other one."""
+        """The federation in the worlds that the coins say: where one is False, without the records or with the others.
+
+        Arguments:
+            held: who holds which records in the first world.
+            num_records: of the dataset with all canaries in it.
+        """
         owners, records = held.entries()
         place = records - (num_records - self.num_records)
         canary = place >= 0
@@ -115,7 +122,12 @@ class Canaries:
         return Clients.from_owners(records, owners, num_clients=held.num_clients)
 
     def taking_part(self, users: np.ndarray, num_clients: int) -> np.ndarray:
-        """Of the users of a round, those that contribute: who was removed stays on the roster and does not."""
+        """Of the users of a round, those that contribute: who was removed stays on the roster and does not.
+
+        Arguments:
+            users: the planned users of the round.
+            num_clients: how many users there are in all, canaries included.
+        """
         if self.unit is not Unit.USER or self.swapped:
             return users
         place = users - (num_clients - self.count)
@@ -127,8 +139,10 @@ class Canaries:
         return first, first + self._records_of_a_world if self.swapped else None
 
     def _length(self, real: np.ndarray, num_classes: int) -> float:
-        """That of usual inputs, or more where the clipping asks for it; at first a gradient is nearly that long."""
-        usual = float(np.median(np.linalg.norm(real[:_LOOKED_AT].reshape(min(len(real), _LOOKED_AT), -1), axis=1)))
+        """The length of a canary's input: a usual one, or more where the clipping asks for it."""
+        usual = float(
+            np.median(np.linalg.norm(real[:_SAMPLED_RECORDS].reshape(min(len(real), _SAMPLED_RECORDS), -1), axis=1))
+        )
         wanted = _BEYOND_CLIP * (self.clip_norm or 0.0) / self.step
         if self.clip_value is not None:  # the slope of another class is about 1 / num_classes of the input
             width = math.sqrt(math.prod(real.shape[1:]))
@@ -142,16 +156,18 @@ class Canaries:
         at_one = min(self.items, self.items_per_user or self.items)
         needed = math.ceil(self.items / at_one)
         if needed > clients.num_clients:
-            raise ValueError(f"expected at least {needed} users to hold a person's records, got {clients.num_clients}")
+            raise ValueError(
+                f"a person's {self.items} records need {needed} users to hold them; there are {clients.num_clients}"
+            )
         hosts = [rng.choice(clients.num_clients, needed, replace=False) for _ in range(self.count)]
         return np.concatenate([np.repeat(host, at_one)[: self.items] for host in hosts]), clients.num_clients
 
 
-def _as_float(inputs: np.ndarray) -> np.ndarray:
+def _to_float(inputs: np.ndarray) -> np.ndarray:
     return inputs.astype(np.float32) / np.float32(255) if inputs.dtype == np.uint8 else inputs
 
 
-def _looks(count: int, features: int, num_classes: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _directions(count: int, features: int, num_classes: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Unit rows and labels: a basis once for each label, all labels in turn, and then another basis."""
     size = min(count, features)
     block, place = np.divmod(np.arange(count), size)

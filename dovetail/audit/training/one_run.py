@@ -37,6 +37,11 @@ _STEPS = 45
 def p_value(*, eps: float, delta: float, canaries: int, guesses: int, right: int) -> float:
     """How probable so many right guesses are, at most, if the run is (eps, delta)-DP; rounded up.
 
+    Arguments:
+        canaries: how many coins were tossed.
+        guesses: how many of them were guessed, a number fixed beforehand.
+        right: how many guesses are right.
+
     Guarantees:
         Where it is at most 1/2, not below the probability of at least `right` right guesses under any (eps, delta)-DP
         run: the theorem's, held against linear programs at small numbers. (Above 1/2 there are runs that exceed it.)
@@ -64,30 +69,34 @@ def lower_bound(*, canaries: int, guesses: int, right: int, delta: float, confid
     _validate.in_open_interval(0.5, 1, confidence=confidence)
     _check_counts(canaries, guesses, right)
 
-    def refuted(eps: float) -> bool:
-        found = p_value(eps=eps, delta=delta, canaries=canaries, guesses=guesses, right=right)
-        return found <= 1 - confidence
+    def is_refuted(eps: float) -> bool:
+        return p_value(eps=eps, delta=delta, canaries=canaries, guesses=guesses, right=right) <= 1 - confidence
 
     low, high = 0.0, 1.0
-    if refuted(0.0):
-        while refuted(high):
+    if is_refuted(0.0):
+        while is_refuted(high):
             low, high = high, 2 * high
         for _ in range(_STEPS):
             middle = (low + high) / 2
-            low, high = (middle, high) if refuted(middle) else (low, middle)
+            low, high = (middle, high) if is_refuted(middle) else (low, middle)
     return LowerBound(eps=low, delta=delta, attack=attack, confidence=confidence, trials=1)
 
 
 def best_of(
     tried: Mapping[int, int], *, canaries: int, delta: float, confidence: float, attack: str
 ) -> tuple[int, LowerBound]:
-    """The best bound over several numbers of guesses, fixed beforehand; `tried` says how many were right of each.
+    """The best bound over several numbers of guesses, which were fixed beforehand.
+
+    Arguments:
+        tried: by each number of guesses, how many of them were right.
+
+    Returns: the number of guesses that gives the largest bound, and that bound.
 
     Guarantees:
         As `lower_bound`: the chance of error is divided by how many numbers were tried.
     """
     if not tried:
-        raise ValueError("expected at least one number of guesses, got none")
+        raise ValueError("no number of guesses to try: `tried` is empty")
     _validate.in_open_interval(0.5, 1, confidence=confidence)
     each = 1 - (1 - confidence) / len(tried)
     bounds = {
