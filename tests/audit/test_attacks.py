@@ -90,7 +90,7 @@ def test_links_of_ss_simple_help_the_attack():
 
 def test_whole_messages_by_enumeration():
     high, low, dummy = 0.7, 0.3, 0.5
-    exact_attacks = attack_whole_messages(OneProbs((high, low, dummy)), 2, others=1, dummies=1)
+    exact_attacks = attack_whole_messages(OneProbs(high, low, dummy), 2, others=1, dummies=1)
 
     def law(victim: float) -> dict:
         found: dict = {}

@@ -156,16 +156,16 @@ def test_worlds_that_are_far_apart_by_a_change_of_measure(count, eps_local):
 
 
 def test_skellam_is_the_difference_of_poissons():
-    fight = noise.skellam("a value", 9.0, 3, modulus=2**12)
+    fight = noise.attack_skellam("a value", 9.0, 3, modulus=2**12)
     middle = int(np.argmax(fight.log_second))
     values = np.arange(-20, 21)
     np.testing.assert_allclose(np.exp(fight.log_second[middle + values]), ive(np.abs(values), 9.0), atol=1e-15)
     np.testing.assert_allclose(np.exp(fight.log_first[middle + 3 + values]), ive(np.abs(values), 9.0), atol=1e-15)
-    assert noise.skellam("a value", 9.0, 3, modulus=101).eps(delta=1e-3).eps == pytest.approx(
+    assert noise.attack_skellam("a value", 9.0, 3, modulus=101).eps(delta=1e-3).eps == pytest.approx(
         fight.eps(delta=1e-3).eps, rel=1e-6
     )
     with pytest.raises(NotApplicable, match="spreads over"):
-        noise.skellam("a value", 1e14, 3, modulus=2**32)
+        noise.attack_skellam("a value", 1e14, 3, modulus=2**32)
 
 
 def test_narrow_cells_of_a_normal_law():

@@ -112,7 +112,7 @@ def test_the_bound_is_clopper_pearson_over_all_attacks(audit):
 @pytest.mark.parametrize("truth", [0.01, 0.2, 0.5, 0.97])
 def test_the_lower_bound_exceeds_the_truth_as_seldom_as_it_says(truth):
     trials, error = 60, 0.05
-    bounds = [indices._lower(np.arange(trials) < hits, error) for hits in range(trials + 1)]
+    bounds = [indices._lower_bound(np.arange(trials) < hits, error) for hits in range(trials + 1)]
     above = [binom.pmf(hits, trials, truth) for hits, bound in enumerate(bounds) if bound > truth]
     assert math.fsum(above) <= error
 

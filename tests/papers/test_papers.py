@@ -126,18 +126,21 @@ def test_sweeps_are_one_line_a_series_in_order():
 
 def test_what_subdp_misses_is_recomputed(tmp_path):
     runner = papers.Runner(tmp_path, quick=True, seeds=1)
-    items = {(row.series, row.x): row.certified.eps for row in subdp._items(runner)}
+    items = {(row.series, row.x): row.certified.eps for row in subdp._item_rows(runner)}
     assert items["items sampled alone", 2] == pytest.approx(4.34, abs=0.01)
     assert items["items sampled alone", 5] == pytest.approx(12.7, abs=0.05)
     assert items["items sampled alone", 10] == pytest.approx(30.5, abs=0.05)
     assert items["users first, with nobody else's records", 2] == pytest.approx(5.65, abs=0.01)
-    spans = {row.x: row.certified.eps for row in subdp._spans(runner)}
-    assert [row.claimed.verdict.value for row in subdp._spans(runner)] == ["claimed, holds", *["claimed, refuted"] * 3]
+    spans = {row.x: row.certified.eps for row in subdp._span_rows(runner)}
+    assert [row.claimed.verdict.value for row in subdp._span_rows(runner)] == [
+        "claimed, holds",
+        *["claimed, refuted"] * 3,
+    ]
     assert spans[2] == pytest.approx(6.57, abs=0.01)
     assert spans[10] == pytest.approx(17.85, abs=0.06)
 
 
-FIRST, *OTHERS = survey._WAYS.values()
+FIRST, *OTHERS = survey._NUMBERS.values()
 
 
 @pytest.mark.parametrize(("name", "settings"), [*survey._BITS.values(), *(later(*one) for one in (FIRST, *OTHERS))])
