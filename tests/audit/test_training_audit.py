@@ -281,8 +281,12 @@ def test_the_attacker_explains_a_released_sum_up_to_its_noise(overrides):
         ([], {"confidence": 1.0}, "expected 0.5 < confidence < 1"),
         ([], {"guesses": 401}, "expected 1 <= guesses <= 400"),
         ([], {"seed": -1}, "seed=-1"),
-        ([("server", {"optimizer": "adam"})], {}, "expected server.optimizer = 'sgd' for a white-box attack"),
-        ([("privacy.unit", "item")], {}, "expected the unit that 'dp_fl' protects itself, one user"),
+        (
+            [("server", {"optimizer": "adam"})],
+            {},
+            "a white-box attack reads sums off the steps of models and needs server.optimizer = 'sgd'",
+        ),
+        ([("privacy.unit", "item")], {}, "an attack on 'dp_fl' needs privacy.unit='user', the unit that it protects"),
         ([("protocol.name", "dp_lf")], {}, "did you mean 'dp_fl'"),
         (
             [*subjects(CENTRAL), ("privacy.neighbors", "replace-one")],
@@ -292,7 +296,7 @@ def test_the_attacker_explains_a_released_sum_up_to_its_noise(overrides):
         (
             [*subjects(CENTRAL | {"items_per_user": 1, "items_per_subject": 9})],
             {"task": PEOPLE},
-            "expected at least 9 users",
+            "9 records need 9 users to hold them",
         ),
     ],
 )

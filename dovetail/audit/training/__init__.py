@@ -148,7 +148,7 @@ def _plural_of(unit: Unit) -> str:
 def _refuse_hidden_steps(config: Config) -> None:
     if config.server.optimizer not in ("sgd", "ridge"):  # of moments, the sum itself is what is released
         raise ValueError(
-            "expected server.optimizer = 'sgd' for a white-box attack, which reads sums off the steps of models, "
+            "a white-box attack reads sums off the steps of models and needs server.optimizer = 'sgd', "
             f"got {config.server.optimizer!r}"
         )
 

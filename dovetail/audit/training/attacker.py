@@ -53,7 +53,7 @@ class Attacker:
         _, self._unravel = ravel_pytree(plan.model.init(jax.random.key(0)))
         moments = plan.engine.moments
         if plan.model.learner is not None:
-            raise ValueError(f"expected a model in JAX to audit a training, got model {plan.model.name!r}")
+            raise ValueError(f"only trainings of models in JAX can be audited, and {plan.model.name!r} is none")
         self._loss = losses.function(plan.engine.loss)
         update_of = (
             local_update(plan.config.client, self._logits, self._loss)
