@@ -271,7 +271,7 @@ def test_populations_that_cannot_be_are_refused(bad):
 
 
 def test_an_attack_that_was_not_made_is_not_found(audit):
-    with pytest.raises(ValueError, match="no attack with .* was made after"):
+    with pytest.raises(ValueError, match=r"no attack with .* was made after"):
         audit.attack("uniform", 5)
 
 

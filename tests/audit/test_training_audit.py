@@ -286,7 +286,11 @@ def test_the_attacker_explains_a_released_sum_up_to_its_noise(overrides):
             {},
             "a white-box attack reads sums off the steps of models and needs server.optimizer = 'sgd'",
         ),
-        ([("privacy.unit", "item")], {}, "an attack on 'dp_fl' needs privacy.unit='user', the unit that it protects"),
+        (
+            [("privacy.unit", "item")],
+            {},
+            "an attack on 'dp_fl' needs privacy.unit='user', the unit that it protects, got 'item'",
+        ),
         ([("protocol.name", "dp_lf")], {}, "did you mean 'dp_fl'"),
         (
             [*subjects(CENTRAL), ("privacy.neighbors", "replace-one")],
