@@ -115,8 +115,8 @@ def audit(
     guarantee = plan.guarantee
     if guarantee.target_unit is not guarantee.scope.unit:
         raise ValueError(
-            f"an attack on {guarantee.protocol.name!r} needs privacy.unit={guarantee.scope.unit.value!r}, the unit that "
-            f"it protects, got {guarantee.target_unit.value!r}"
+            f"an attack on {guarantee.protocol.name!r} needs privacy.unit={guarantee.scope.unit.value!r}, the unit "
+            f"that it protects, got {guarantee.target_unit.value!r}"
         )
     released: list[int] = []
     scores = (_score_white_box if attack == "white-box" else _score_black_box)(plan, hidden, released)
