@@ -1,9 +1,7 @@
 """Several users or items at once: what a bound for one says about k, and what a subject at several users is promised.
 
 **Group privacy.** ``(eps, delta)`` for one gives ``(k eps, delta (1 + e^eps + ... + e^((k-1) eps)))`` for k, by walking
-k steps; the sum is ``(e^(k eps) - 1)/(e^eps - 1)``. SubDP (Thm. 3.1) prints the looser ``k e^((k-1) eps) delta``. Its
-Thm. 3.2 is read here as a calibration recipe, from a target for the group to one that suffices for a single item; as
-the converse, which is how it is printed, it is false.
+k steps; the sum is ``(e^(k eps) - 1)/(e^eps - 1)``. SubDP (Thm. 3.1) prints the looser ``k e^((k-1) eps) delta``.
 
 **Subjects.** `subject_bound` is for a subject whose records sit at several users, in rounds that protect one. Where
 noise is Gaussian the shifts of the subject's users add up, and nothing else is lost (docs/proofs/subjects.md):
@@ -31,7 +29,7 @@ from dovetail.accounting.releases import release_of
 from dovetail.events import Round
 from dovetail.statements import Bound, NotApplicable, Proof, Spent, Theorem, check_guarantee
 
-__all__ = ["GROUP", "for_group", "for_one", "subject_bound"]
+__all__ = ["GROUP", "for_group", "subject_bound"]
 
 GROUP = Theorem(
     key="group-privacy",
@@ -62,27 +60,6 @@ def for_group(bound: Bound, *, size: int) -> Bound:
     spent = tuple(Spent(part.delta * (delta / bound.delta), part.on) for part in bound.proof.spent)
     proof = dataclasses.replace(bound.proof.after(GROUP), spent=spent)
     return dataclasses.replace(bound, eps=eps, delta=delta, lower=None, proof=proof)
-
-
-def for_one(group: Bound, *, size: int) -> Bound:
-    """A bound for one item that suffices for `group` to hold for `size` of them: the calibration of SubDP's Thm. 3.2.
-
-    Guarantees:
-        `for_group(for_one(group))` is never above `group`, and within 1e-9 of it.
-        Never stricter than SubDP's recipe (eps/k, delta/(k e^((k-1) eps/k))), but for rounding.
-    """
-    _check(group, size)
-    if size == 1:
-        return group
-    eps = group.eps / size / _OUTWARD**2
-    if group.delta == 0 or math.isinf(eps):
-        return Bound(eps=eps, delta=group.delta, proof=group.proof.after(GROUP))
-    log_delta = math.log(group.delta) - _log_factor(eps, size)
-    if log_delta < -700:
-        raise NotApplicable(
-            f"delta={group.delta} is too small for a group of {size} at eps={group.eps:.4g}: one item is left none"
-        )
-    return Bound(eps=eps, delta=math.exp(log_delta) / _OUTWARD**3, proof=group.proof.after(GROUP))
 
 
 def _log_factor(eps: float, size: int) -> float:

@@ -19,7 +19,6 @@ from dovetail.statements import NotApplicable
 
 __all__ = [
     "eps_after_spending",
-    "smallest_delta",
     "smallest_eps",
     "smallest_integer",
     "smallest_noise",
@@ -168,31 +167,6 @@ def smallest_eps(delta_at: Callable[[float], float], *, delta: float, high: floa
     while ask(eps) > delta:
         eps, step = min(eps * (1 + step), high), 2 * step
     return eps
-
-
-def smallest_delta(eps_of: Callable[[float], float], *, eps: float) -> float:
-    """About the smallest delta with eps_of(delta) <= eps, for a theorem that goes from a delta to an eps only.
-
-    Guarantees:
-        eps_of(result) <= eps, always: the returned point itself was evaluated; 1 if there is none.
-    """
-    _validate.non_negative(eps=eps)
-
-    def holds(delta: float) -> bool:
-        try:
-            return eps_of(delta) <= eps
-        except NotApplicable:
-            return False
-
-    low, high = math.log(_LEAST_DELTA), math.log(0.5)
-    if not holds(0.5):
-        return 1.0
-    if holds(_LEAST_DELTA):
-        return _LEAST_DELTA
-    while high - low > 1e-3:
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(math.exp(middle)) else (middle, high)
-    return math.exp(high)
 
 
 def smallest_point(holds: Callable[[float], bool], *, low: float, high: float) -> float:

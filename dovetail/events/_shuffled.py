@@ -164,7 +164,7 @@ class Personalized(_ByReplacement):
         _validate.in_interval(0, 1, threshold=self.threshold)
         if self.threshold and (self.kind != "clip_laplace" or self.threshold == 1):
             raise ValueError(
-                f"a threshold < 1 belongs to clip_laplace alone, got threshold={self.threshold}, kind={self.kind!r}"
+                f"expected a threshold < 1 for clip_laplace, 0 for others, got {self.threshold} for kind={self.kind!r}"
             )
         _validate.integer(coordinates=self.coordinates, levels=self.levels, colluders=self.colluders)
         _validate.at_least(1, coordinates=self.coordinates)

@@ -46,27 +46,6 @@ def test_smallest_eps_gives_up_where_nothing_holds():
     assert search.smallest_eps(lambda eps: math.exp(-eps), delta=1e-3, high=0.1) == pytest.approx(math.log(1e3))
 
 
-@pytest.mark.parametrize("eps", [0.1, 1.0, 7.0])
-def test_the_smallest_delta_of_a_theorem_that_goes_to_an_eps_only(eps):
-    def eps_of(delta):
-        if delta > 0.4:
-            return 0.0
-        return math.sqrt(-math.log(delta / 0.4))
-
-    exact = 0.4 * math.exp(-(eps**2))
-    assert exact <= search.smallest_delta(eps_of, eps=eps) <= exact * 1.002
-    assert eps_of(search.smallest_delta(eps_of, eps=eps)) <= eps
-
-
-def test_the_edges_of_a_search_for_a_delta():
-    def never(delta):
-        raise NotApplicable("never")
-
-    assert search.smallest_delta(never, eps=1.0) == 1
-    assert search.smallest_delta(lambda delta: 2.0, eps=1.0) == 1
-    assert search.smallest_delta(lambda delta: 0.5, eps=1.0) == 1e-30
-
-
 def test_the_smallest_point_is_one_that_holds_to_the_last_digits():
     found = search.smallest_point(lambda x: x * x >= 2, low=0.0, high=3.0)
     assert found * found >= 2 and found == pytest.approx(math.sqrt(2), rel=2e-15)

@@ -251,7 +251,6 @@ CASES = {
         (OUTSIDE, "spent beside", lambda: search.eps_after_spending(lambda d: 1.0, lambda eps: 0.5, delta=0.1)),
         (BAD, "0 < delta < 1", lambda: search.eps_after_spending(lambda d: 1.0, lambda eps: 0.0, delta=1.0)),
     ],
-    search.smallest_delta: [(BAD, "eps >= 0", lambda: search.smallest_delta(lambda d: 1.0, eps=-1.0))],
     search.smallest_eps: [
         (BAD, "0 < delta < 1", lambda: search.smallest_eps(lambda eps: 0.5, delta=0.0, high=1.0)),
     ],
@@ -350,10 +349,6 @@ CASES = {
     gaussian.lower_eps_of: [(BAD, "delta", lambda: gaussian.lower_eps_of(1.0, delta=0.0))],
     gaussian.eps_of: [(BAD, "0 < delta < 1", lambda: gaussian.eps_of(1.0, delta=0.0))],
     groups.for_group: [(BAD, "size >= 1", lambda: groups.for_group(bound(1.0), size=0))],
-    groups.for_one: [
-        (OUTSIDE, "too small for a group of 1000", lambda: groups.for_one(bound(2000.0, 1e-9), size=1000)),
-        (BAD, "eps >= 0", lambda: groups.for_one(bound(-1.0), size=2)),
-    ],
     binomial.clone_counts: [(BAD, "probabilities", lambda: binomial.clone_counts(np.array([0.5, 1.5])))],
     loss_distributions.self_compose: [(BAD, "times >= 1", lambda: loss_distributions.self_compose(a_loss(), 0))],
     loss_distributions.mixture: [
@@ -405,14 +400,6 @@ CASES = {
     crowds.resolution: [(OUTSIDE, "binary randomized response", lambda: crowds.resolution(TERNARY))],
     crowds.overflow_delta: [(OUTSIDE, "no dominating pair here for Gaussian", lambda: crowds.overflow_delta(NOISE))],
     crowds.theorem: [(OUTSIDE, "no dominating pair here for Gaussian", lambda: crowds.theorem(NOISE))],
-    personal.clone_probs: [
-        (BAD, "0 <= victim <= 2", lambda: personal.clone_probs(BUDGETS, 3)),
-        (BAD, "0 <= far <= 0.5", lambda: personal.clone_probs(BUDGETS, 0, far=0.6)),
-    ],
-    personal.clone_probs_from_pmfs: [
-        (OUTSIDE, "no finite eps", lambda: personal.clone_probs_from_pmfs(np.eye(2), [np.eye(2)])),
-        (BAD, "sum to 1", lambda: personal.clone_probs_from_pmfs(np.ones((2, 2)), [])),
-    ],
     personalized.delta: [(BAD, "victim", lambda: personalized.delta(BUDGETS, eps=0.1, victim=7))],
     personalized.eps: [(BAD, "0 < delta < 1", lambda: personalized.eps(BUDGETS, delta=0.0))],
     personalized.per_user: [

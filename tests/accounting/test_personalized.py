@@ -19,7 +19,6 @@ from dovetail.accounting.pairs.binomial import Coins, PoissonBinomialPair, by_li
 from dovetail.accounting.releases import personalized
 from dovetail.accounting.search import smallest_eps
 from dovetail.events import Personalized
-from dovetail.statements import NotApplicable
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "personalized.json").read_text())
 GRID = tuple(np.linspace(0.05, 1, 10_000))
@@ -68,13 +67,26 @@ def random_table(rng, eps_local, inputs, outcomes):
     return rows / rows.sum(axis=1, keepdims=True)
 
 
+def clone_probs(event, victim, far=0.0):
+    """q_i of the honest others for each region of the victim's outcomes."""
+    return tuple((mass, coins.every()) for mass, coins in personal._fewest_clones(event, np.array([victim]), far))
+
+
+def clone_probs_of_tables(victim, others):
+    """The victim's eps and the q_i (docs/proofs/personalized-clones.md) of tables, one row an input."""
+    top, bottom = victim.max(axis=0), victim.min(axis=0)
+    eps_local = float(np.log(top / bottom).max()) * (1 + 1e-13) + 1e-15
+    floors = np.array([(table.min(axis=0) / top).min() for table in others])
+    return eps_local, np.minimum(1.0, floors * 2 / (1 + math.exp(-eps_local)) * (1 - 1e-13))
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.integers(2, 7), st.integers(2, 3))
 def test_never_below_the_exact_delta_of_random_heterogeneous_randomizers(seed, users, outcomes):
     rng = np.random.default_rng(seed)
     tables = [random_table(rng, rng.choice([0.3, 1.0, 3.0]), 2, outcomes) for _ in range(users)]
     victim, others = tables[0], tables[1:]
-    eps_local, probs = personal.clone_probs_from_pmfs(victim, others)
+    eps_local, probs = clone_probs_of_tables(victim, others)
     inputs = [table[rng.integers(2)] for table in others]
     for share in (0.0, 0.2, 0.5, 0.9):
         exact = exact_delta(victim[0], victim[1], inputs, share * eps_local)
@@ -126,7 +138,7 @@ def test_laplace_kinds_are_never_below_what_a_histogram_of_the_reports_shows(kin
         edges = np.linspace(0, 1, 9)
     pair = binned(kind, eps_locals[0], 0.0, edges), binned(kind, eps_locals[0], 1.0, edges)
     worlds = [[binned(kind, e, x, edges) for e in eps_locals[1:]] for x in (0.0, 1.0, 0.5)]
-    clones = [PoissonBinomialPair(personal.clone_probs(event, 0, far=far), eps_locals[0]) for far in (1e-3, 0.1, 0.4)]
+    clones = [PoissonBinomialPair(clone_probs(event, 0, far=far), eps_locals[0]) for far in (1e-3, 0.1, 0.4)]
     for eps in (0.0, 0.1 * eps_locals[0], 0.4 * eps_locals[0]):
         exact = max(exact_delta(*pair, others, eps) for others in worlds)
         assert personalized.delta(event, eps=eps, victim=0) >= exact * (1 - 1e-12)
@@ -151,7 +163,7 @@ def test_clone_probabilities_are_the_infimum_of_the_density_ratio(kind, eps_vict
     y = np.linspace(0, 1, 41) if kind == "clip_laplace" else np.linspace(-40, 41, 1621)
     ours = density(kind, eps_other, x[:, None], y).min(axis=0)
     floor = (ours / density(kind, eps_victim, x[:, None], y).max(axis=0)).min()
-    ((_, probs),) = personal.clone_probs(Personalized(kind=kind, eps_locals=(eps_victim, eps_other)), 0)
+    ((_, probs),) = clone_probs(Personalized(kind=kind, eps_locals=(eps_victim, eps_other)), 0)
     expected = min(1.0, floor * 2 / (1 + math.exp(-eps_victim)))
     assert probs[0] <= expected * (1 + 1e-12)
     assert probs[0] >= expected * (1 - 1e-9) - (1e-10 if eps_other > eps_victim else 0)
@@ -159,7 +171,7 @@ def test_clone_probabilities_are_the_infimum_of_the_density_ratio(kind, eps_vict
 
 def test_a_far_region_gives_tighter_scales_their_share():
     event = Personalized(kind="laplace", eps_locals=(0.5, 0.6))
-    (far, far_probs), (near, near_probs) = personal.clone_probs(event, 0, far=0.01)
+    (far, far_probs), (near, near_probs) = clone_probs(event, 0, far=0.01)
     assert (far, near) == (0.01, 0.99)
     assert far_probs[0] == 0
     reach = math.log(100) / 0.5
@@ -187,7 +199,7 @@ def test_the_law_of_the_clones_is_the_poisson_binomial():
 @pytest.mark.parametrize(("users", "eps_local"), [(2, 1.0), (30, 0.5), (30, 4.0), (400, 1.5)])
 def test_equal_budgets_are_the_clone_bound_with_p_2_over_e_plus_1(users, eps_local):
     event = Personalized(kind="rr", eps_locals=(eps_local,) * users)
-    ((_, probs),) = personal.clone_probs(event, 0)
+    ((_, probs),) = clone_probs(event, 0)
     assert probs == pytest.approx(np.full(users - 1, 2 / (math.exp(eps_local) + 1)), rel=1e-12)
     biased = math.exp(eps_local) / (1 + math.exp(eps_local))
     counts = np.arange(users)
@@ -344,10 +356,10 @@ def test_colluders_cost_and_more_users_help(kind):
     assert personalized.eps(fewer, **at).eps == personalized.eps(same, **at).eps > personalized.eps(base, **at).eps
     mixed = Personalized(kind=kind, eps_locals=(1.0, *[0.2] * 100, *[0.9] * 100), colluders=100)
     careless = Personalized(kind=kind, eps_locals=(1.0, *[0.9] * 100))
-    ((_, left),), ((_, expected),) = personal.clone_probs(mixed, 0), personal.clone_probs(careless, 0)
+    ((_, left),), ((_, expected),) = clone_probs(mixed, 0), clone_probs(careless, 0)
     if kind != "laplace":
         assert left == pytest.approx(expected, rel=1e-9)
-    assert left.sum() <= personal.clone_probs(Personalized(kind=kind, eps_locals=mixed.eps_locals), 0)[0][1].sum()
+    assert left.sum() <= clone_probs(Personalized(kind=kind, eps_locals=mixed.eps_locals), 0)[0][1].sum()
 
 
 # ---------------------------------------------------------------- outside its hypotheses
@@ -364,10 +376,6 @@ def test_refusals():
         personalized.eps(event, delta=1e-5, victim=2)
     with pytest.raises(ValueError, match="probabilities"):
         PoissonBinomialPair(((1.0, np.array([0.5, 1.5])),), 1.0).delta(0.1)
-    with pytest.raises(NotApplicable, match="no finite eps"):
-        personal.clone_probs_from_pmfs(np.array([[1.0, 0.0], [0.5, 0.5]]), [np.full((1, 2), 0.5)])
-    with pytest.raises(ValueError, match="sum to 1"):
-        personal.clone_probs_from_pmfs(np.array([[0.4, 0.5], [0.5, 0.5]]), [np.full((1, 2), 0.5)])
     for given_budgets in ((), (1.0,), (1.0, -1.0), (1.0, math.nan)):
         with pytest.raises(ValueError, match="expected"):
             Personalized(kind="rr", eps_locals=given_budgets)

@@ -20,12 +20,11 @@ import contextlib
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from dovetail import _validate
 from dovetail.accounting.amplification import blanket, frontier
 from dovetail.accounting.amplification.clones import CloneCounts
 from dovetail.accounting.amplification.frontier import Frontier
@@ -49,8 +48,6 @@ __all__ = [
     "ProbsOf",
     "budgets_of",
     "classes",
-    "clone_probs",
-    "clone_probs_from_pmfs",
     "curve",
     "groups",
     "halve",
@@ -162,40 +159,6 @@ def honest(event: Personalized, victims: np.ndarray | None, probs_of: ProbsOf) -
     gone = np.argmax(probs) if victims is None else victims[np.argmax(probs[victims])]
     others = np.delete(probs, gone)
     return Coins(*np.unique(np.sort(others)[: len(others) - event.colluders], return_counts=True))
-
-
-def clone_probs(event: Personalized, victim: int, *, far: float = 0.0) -> tuple[tuple[float, np.ndarray], ...]:
-    """q_i of the honest others, rounded down, for each region of the victim's outcomes (one region unless far > 0).
-
-    The colluders are taken to be those who would have hidden the most.
-    """
-    _validate.integer(victim=victim)
-    _validate.in_interval(0, len(event.eps_locals) - 1, victim=victim)
-    _validate.in_interval(0, 0.5, far=far)
-    return tuple((mass, coins.every()) for mass, coins in _fewest_clones(event, np.array([victim]), far))
-
-
-def clone_probs_from_pmfs(victim: np.ndarray, others: Sequence[np.ndarray]) -> tuple[float, np.ndarray]:
-    """The victim's eps and the q_i from probability tables, one row an input and one column an outcome.
-
-    Guarantees:
-        With these, `PoissonBinomialPair` is never below the exact divergence of the shuffled reports, whatever the
-        tables.
-    """
-    tables = [np.asarray(table, dtype=float) for table in (victim, *others)]
-    for table in tables:
-        _validate.finite_array(pmf=table)
-        if table.ndim != 2 or table.shape[1] != tables[0].shape[1] or (table < 0).any():
-            raise ValueError(f"expected tables of probabilities over the same outcomes, got shape {table.shape}")
-        if not np.allclose(table.sum(axis=1), 1, atol=1e-9):
-            raise ValueError(f"expected every row of a table to sum to 1, got sums of {table.sum(axis=1).tolist()}")
-    possible = tables[0].max(axis=0) > 0
-    top, bottom = tables[0].max(axis=0)[possible], tables[0].min(axis=0)[possible]
-    if (bottom == 0).any():
-        raise NotApplicable("the victim's randomizer has no finite eps: an outcome is impossible for some input only")
-    eps_local = float(np.log(top / bottom).max()) * (1 + 1e-13) + 1e-15
-    floors = np.array([(table.min(axis=0)[possible] / top).min() for table in tables[1:]])
-    return eps_local, np.minimum(1.0, floors * 2 / (1 + math.exp(-eps_local)) * _DOWN)
 
 
 def _fewest_clones(event: Personalized, victims: np.ndarray, far: float = 0.0) -> Hiding:
