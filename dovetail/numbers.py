@@ -16,10 +16,10 @@ def round_to(value: float, digits: int, rounding: str) -> float:
 
 
 def at_most(value: float, digits: int = 4) -> str:
-    """An upper bound, rounded up."""
+    """An upper bound as text: rounded up to so many significant digits."""
     return f"{round_to(value, digits, decimal.ROUND_CEILING):.{digits}g}"
 
 
 def at_least(value: float, digits: int = 4) -> str:
-    """A lower bound, rounded down."""
+    """A lower bound as text: rounded down to so many significant digits."""
     return f"{round_to(value, digits, decimal.ROUND_FLOOR):.{digits}g}"

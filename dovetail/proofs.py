@@ -46,7 +46,7 @@ class Proof:
 
     @property
     def key(self) -> str:
-        """A short name for tables."""
+        """A short name for tables: the keys of its theorems, joined by +; "none" without any."""
         return "+".join(theorem.key for theorem in self.theorems) or "none"
 
     @property
@@ -70,7 +70,7 @@ class Proof:
         return dataclasses.replace(self, theorems=first + self.theorems)
 
     def with_notes(self, *notes: str) -> Proof:
-        """This proof with remarks."""
+        """This proof, and these remarks after its own."""
         return dataclasses.replace(self, notes=self.notes + notes)
 
     def with_spent(self, *parts: Spent) -> Proof:
@@ -78,7 +78,7 @@ class Proof:
         return dataclasses.replace(self, spent=self.spent + tuple(part for part in parts if part.delta))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Plain data for JSON, which `from_json` reads back."""
         return {
             "theorems": [dataclasses.asdict(theorem) for theorem in self.theorems],
             "spent": [part._asdict() for part in self.spent],

@@ -35,7 +35,7 @@ class Entry:
     source: str = dataclasses.field(repr=False)
 
     def bibtex(self) -> str:
-        """The entry for a bibliography."""
+        """The entry as BibTeX, to be put into a bibliography as it is."""
         return self.source
 
     def __str__(self) -> str:
@@ -169,5 +169,5 @@ def _theorems(statement: Statement) -> Iterator[str]:
 
 
 def bibtex(entries: Iterable[Entry]) -> str:
-    """The entries as a file."""
+    """The text of a .bib file with these entries."""
     return "\n\n".join(item.bibtex() for item in entries)

@@ -173,7 +173,7 @@ class Statement:
 
     @property
     def is_unbounded(self) -> bool:
-        """Whether there is no guarantee."""
+        """Whether there is no guarantee, which is an infinite eps."""
         return math.isinf(self.eps)
 
     @property

@@ -58,8 +58,10 @@ _ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(range(11, 65)) + (80,
 _WHOLE_ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)  # where sampled releases cost little to compute
 _OUTWARD = 1 + 1e-9
 _MOST_CASES = 64  # ways in which subjects may be spread over users that are composed one by one
-_DEVIATIONS, _MOST_LOSSES = 40, 2**22  # of a sum that is resolved, and the points that it may take
-_FINER, _MOST_BELOW = 16, 2**20  # times is a grid from below finer, up to so many points
+_DEVIATIONS = 40  # of a sum that is resolved
+_MOST_LOSSES = 2**22  # points that a sum may take
+_FINER = 16  # times is a grid from below finer
+_MOST_BELOW = 2**20  # points of a grid from below
 _PARTS = 24.0  # of the deviation of a sampled release's loss that an interval is
 _FEW = 4  # different releases that are composed on the finest grid
 _TINIEST = 1e-300  # a delta that underflows is not 0
@@ -140,7 +142,7 @@ def _charge_distance(exposures: Sequence[Exposure], curve: Curve) -> Curve:
 
 
 def renyi(exposures: Sequence[Exposure]) -> Curve:
-    """Renyi orders, added up and converted."""
+    """Renyi divergences of all releases, added up at every order and converted; the best order counts."""
     orders = _orders(exposures)
     total = np.zeros(len(orders))
     proof = RENYI.proof
@@ -237,7 +239,9 @@ def _grid(exposures: Sequence[Exposure]) -> float:
         least = max(spread * _DEVIATIONS / _MOST_LOSSES, widest / MOST_LOSSES)
         coarser = max(1.0, least / finest * (1 - 1e-9))
         return finest * 2.0 ** math.ceil(math.log2(coarser))
-    squares, widest, count = 0.0, 0.0, 0
+    squares = 0.0
+    widest = 0.0
+    count = 0
     others = []
     for exposure in exposures:
         scale = exposure.release.scale(exposure.sampling)
@@ -245,7 +249,8 @@ def _grid(exposures: Sequence[Exposure]) -> float:
             others.append(exposure.release.resolution)
         else:
             squares += exposure.times * scale.sums * scale.std**2
-            widest, count = max(widest, scale.width), count + exposure.times * scale.sums
+            widest = max(widest, scale.width)
+            count = count + exposure.times * scale.sums
     if not count:
         return min(others)
     return min([mixtures.interval_for(math.sqrt(squares / count), widest, releases=count), *others])
@@ -269,7 +274,7 @@ def equal_rounds(exposures: Sequence[Exposure]) -> Curve:
 
 
 def pure(exposures: Sequence[Exposure]) -> Curve:
-    """Basic composition of pure mechanisms."""
+    """Basic composition of pure mechanisms, which needs no delta: their eps add up."""
     terms = []
     for exposure in exposures:
         if not isinstance(exposure.sampling, Everyone):

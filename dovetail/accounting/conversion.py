@@ -59,7 +59,8 @@ def _as_upper_bounds(divergences: np.ndarray) -> np.ndarray:
 def eps_by_order(orders: np.ndarray, divergences: np.ndarray, *, delta: float) -> np.ndarray:
     """The eps at this delta that each order gives; it may be negative."""
     _validate.in_open_interval(0, 1, delta=delta)
-    shrink, spread = np.log1p(-1 / orders), (math.log(delta) + np.log(orders)) / (orders - 1)
+    shrink = np.log1p(-1 / orders)
+    spread = (math.log(delta) + np.log(orders)) / (orders - 1)
     terms = (abs(math.log(delta)) + np.log(orders)) / (orders - 1)  # which may cancel in `spread`
     return divergences + shrink - spread + 8 * ULP * (np.abs(divergences) - shrink + terms)
 

@@ -29,7 +29,7 @@ class Exposure:
 
     @property
     def release(self) -> Release:
-        """What one of them implies."""
+        """What one such release implies."""
         return release_of(self.mechanism)
 
 

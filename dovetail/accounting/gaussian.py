@@ -64,7 +64,8 @@ _DENSEST = 0.39894228040143274  # a standard Gaussian's density at 0, rounded up
 _OUTWARD = 1 + 1e-12
 _LEAST_VARIANCE = 100.0  # the proof's
 _TAIL_SHARE = 1e-3  # about what tails cost of delta
-_LEAST_TAIL, _TAILS = 1e-280, 16.0
+_LEAST_TAIL = 1e-280
+_TAILS = 16.0
 _SLOPES = np.geomspace(1e-6, 1.0, 200)  # of Chernoff's bound, in units of the largest that the proof allows
 
 
@@ -183,7 +184,8 @@ def _deltas(loss: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndar
 
 def _ends(loss: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndarray:
     """Where the half-lines end; that of all numbers, or of none, where every loss is above eps, or none."""
-    prob, unit = loss.sampling_prob, loss.standard_deviation**2 / loss.sensitivity
+    prob = loss.sampling_prob
+    unit = loss.standard_deviation**2 / loss.sensitivity
     match loss.adjacency_type:
         case pld_mechanism.AdjacencyType.REMOVE:
             return -0.5 * loss.sensitivity - unit * _loss_without_sampling(eps, prob)

@@ -118,7 +118,8 @@ def _by_group_privacy(rounds: Sequence[Round], users: int, delta: float) -> Boun
     with contextlib.suppress(NotApplicable):
         holds(0.0)
     with contextlib.suppress(NotApplicable):
-        high, step = math.log(delta / users) if delta else -math.inf, math.log(10)
+        high = math.log(delta / users) if delta else -math.inf
+        step = math.log(10)
         while high > _LEAST_LOG_DELTA and not holds(math.exp(high)):
             high -= step
         low = high

@@ -136,8 +136,10 @@ def from_dp_accounting(loss: pld.PrivacyLossDistribution) -> LossDistribution:
 
 def _rounded_up(pmf: pld_pmf.PLDPmf) -> Side:
     dense = pmf.to_dense_pmf()
-    probs, infinite = np.asarray(dense._probs, dtype=float), float(dense._infinity_mass)
-    interval, relative = float(dense._discretization), _ROUNDINGS * ULP
+    probs = np.asarray(dense._probs, dtype=float)
+    infinite = float(dense._infinity_mass)
+    interval = float(dense._discretization)
+    relative = _ROUNDINGS * ULP
     tails = np.cumsum(probs[::-1])[::-1] + infinite
     larger = np.append(probs, 0.0)
     larger[0] += relative * tails[0]
@@ -172,7 +174,7 @@ def self_compose(loss: Loss, times: int) -> Composition:
 
 
 def compose(losses: Sequence[Loss]) -> Composition:
-    """All of these releases."""
+    """The composition of all of these releases, which share one grid."""
     if not losses:
         raise ValueError("expected at least one release, got none")
     return Composition([part for loss in losses for part in _parts(loss)])
@@ -196,7 +198,8 @@ def mixture(parts: Sequence[tuple[float, LossDistribution | None]], *, interval:
         sides = [(weight, *loss.side(index)) for weight, loss in parts if loss is not None]
         low = min(0, *(lowest for _, lowest, _, _ in sides))
         high = max(0, *(lowest + len(law) for _, lowest, law, _ in sides))
-        probs, infinite = np.zeros(high - low + 1), 0.0
+        probs = np.zeros(high - low + 1)
+        infinite = 0.0
         for weight, lowest, law, lost in sides:
             probs[lowest - low : lowest - low + len(law)] += weight * law
             infinite += weight * lost

@@ -100,7 +100,8 @@ def binomial_sf(counts: Any, trials: Any, prob: float) -> np.ndarray:
 
 
 def _possible(law: Any, counts: Any, trials: Any, prob: float, *, below: float, beyond: float) -> np.ndarray:
-    counts, trials = np.floor(np.asarray(counts, dtype=float)), np.asarray(trials, dtype=float)
+    counts = np.floor(np.asarray(counts, dtype=float))
+    trials = np.asarray(trials, dtype=float)
     if not 0 <= prob <= 1 or (trials < 0).any():
         raise ValueError(f"expected a probability and trials >= 0, got prob={prob} and trials={trials}")
     with np.errstate(all="ignore"):
@@ -173,7 +174,7 @@ class Spectrum(NamedTuple):
     rest: float
 
     def law(self) -> np.ndarray:
-        """The law, up to its error."""
+        """The probabilities, each right to `error_of_a_point`, all together to `error`."""
         whole = np.zeros((*self.values.shape[:-1], self.size // 2 + 1), dtype=complex)
         whole[..., self.where] = self.values
         return irfft(whole, self.size)
@@ -211,7 +212,9 @@ def law_of_sum(laws: Iterable[tuple[np.ndarray, int]], size: int) -> tuple[np.nd
     """
     off = transform_error(size)
     alive = np.arange(size // 2 + 1)
-    product, log_m, errors = np.ones(len(alive), dtype=complex), np.zeros(len(alive)), np.zeros(len(alive))
+    product = np.ones(len(alive), dtype=complex)
+    log_m = np.zeros(len(alive))
+    errors = np.zeros(len(alive))
     for law, times in laws:
         law_coefficients = coefficients(law, size)[alive]
         modulus = np.abs(law_coefficients) + off * (1 + 1e-9)
@@ -244,7 +247,8 @@ def decaying_sums(values: np.ndarray, slope: float) -> np.ndarray:
     By doubling: each pass takes twice as many terms together. A sum of n terms is right to 2 roundings for each of the
     log2(n) passes, those of e^(-slope m) included; terms below e^-745 of the first underflow.
     """
-    sums, span = values.copy(), 1
+    sums = values.copy()
+    span = 1
     while span < len(sums) and slope * span < 745:
         sums[:-span] += math.exp(-slope * span) * sums[span:]
         span *= 2

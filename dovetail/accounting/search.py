@@ -26,8 +26,10 @@ __all__ = [
 ]
 
 _HIGHEST = 40 * math.log(2)  # logarithm of the most noise that is tried
-_USUAL, _FLATTEST = -1.0, -0.3  # slopes of heights along log noise
-_AT_LEAST, _PATIENCE = 0.05, 3  # a step beyond a root to be sure, and guesses that need not halve it
+_USUAL_SLOPE = -1.0  # of heights along log noise
+_FLATTEST_SLOPE = -0.3
+_LEAST_STEP = 0.05  # beyond a root, to be sure
+_PATIENCE = 3  # guesses that need not halve the bracket
 _LEAST_DELTA = 1e-30  # where the search for a delta begins
 _TINY = 1e-290  # stands for a delta that may underflow
 
@@ -76,38 +78,43 @@ def _crossing(height: Callable[[float], float], tolerance: float, *, lowest: flo
     flattest slope the tolerance would still be kept ends the search. Guesses aim there; where they do not help, at the
     side of the secant's root that is still open, or halfway.
     """
-    low, high, x = -math.inf, math.inf, max(0.0, lowest)
+    low = -math.inf
+    high = math.inf
+    x = max(0.0, lowest)
     points: list[tuple[float, float]] = []
-    width, idle, step = math.inf, 0, 0.0
+    width = math.inf
+    idle = 0
+    step = 0.0
     while True:
         y = height(x)
         low, high = (x, high) if y > 0 else (low, x)
         if y > 0 and x >= _HIGHEST:
             return None
-        if (y <= 0 and x <= lowest) or high - low <= tolerance or 0 >= y >= _FLATTEST * tolerance:
+        if (y <= 0 and x <= lowest) or high - low <= tolerance or 0 >= y >= _FLATTEST_SLOPE * tolerance:
             return high
         points = [*points[-2:], (x, y)] if math.isfinite(y) else points
         root, slope = _root(points, x)
         inside = tolerance / 5 / max(1.0, -slope)  # where the height is little enough below 0
         if high - low == math.inf:
             idle += 1
-            beyond = max((root + inside - x) * math.copysign(1.0, y), 0.0) + _AT_LEAST * (idle > _PATIENCE)
+            beyond = max((root + inside - x) * math.copysign(1.0, y), 0.0) + _LEAST_STEP * (idle > _PATIENCE)
             step = max(beyond, tolerance) if math.isfinite(y) else max(2 * step, math.log(2))
             x = min(max(x + math.copysign(step, y), lowest), _HIGHEST)
             continue
         width, idle = (high - low, 0) if high - low <= width / 2 else (width, idle + 1)
         x = root + inside if high - root > 2 * inside else root - tolerance / 2
         if not low < x < high or idle >= _PATIENCE or not points:
-            x, idle = (low + high) / 2, 0
+            x = (low + high) / 2
+            idle = 0
 
 
 def _root(points: list[tuple[float, float]], x: float) -> tuple[float, float]:
     """Where the height is about 0, by the last points, and its slope there; of one point, with a usual slope."""
     if not points:
-        return x, _USUAL
-    slope = _USUAL
+        return x, _USUAL_SLOPE
+    slope = _USUAL_SLOPE
     if len(points) > 1 and points[-1][0] != points[-2][0]:
-        slope = min((points[-1][1] - points[-2][1]) / (points[-1][0] - points[-2][0]), _FLATTEST)
+        slope = min((points[-1][1] - points[-2][1]) / (points[-1][0] - points[-2][0]), _FLATTEST_SLOPE)
     root = points[-1][0] - points[-1][1] / slope
     falls = sorted(points, key=lambda point: point[0])
     if len(points) == 3 and all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(falls)):
@@ -163,9 +170,11 @@ def smallest_eps(delta_at: Callable[[float], float], *, delta: float, high: floa
         low, high = high, 2 * high
     else:
         return math.inf
-    eps, step = float(brentq(height, low, high, xtol=1e-300, rtol=tolerance / 4)), tolerance / 4
+    eps = float(brentq(height, low, high, xtol=1e-300, rtol=tolerance / 4))
+    step = tolerance / 4
     while ask(eps) > delta:
-        eps, step = min(eps * (1 + step), high), 2 * step
+        eps = min(eps * (1 + step), high)
+        step = 2 * step
     return eps
 
 

@@ -39,9 +39,11 @@ _MOST_POINTS = 2**25  # of one transform
 _LEVEL = math.log(100.0)  # deltas within such a factor share a tilt
 _ABOVE = math.log(1e-12)  # what may lie above the window, relative to delta
 _AROUND = math.log(1e-13)  # about what may be wrapped around from either side, after the tilt
-_SLOPES, _STEEPEST = 96, 40.0
+_SLOPES = 96
+_STEEPEST = 40.0
 _TINY = 1e-300  # stands for what underflows
-_FEW_VIEWS, _FEW_PARTS = 3, 16
+_FEW_VIEWS = 3
+_FEW_PARTS = 16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,12 +61,12 @@ class LossPart:
 
     @property
     def highest(self) -> int:
-        """The largest index."""
+        """The index of the largest finite loss."""
         return self.lowest + len(self.probs) - 1
 
     @functools.cached_property
     def log_probs(self) -> np.ndarray:
-        """The logarithms of the probabilities."""
+        """The logarithms of the probabilities; -inf where one is 0."""
         with np.errstate(divide="ignore"):
             return np.log(self.probs)
 
@@ -114,7 +116,8 @@ class Total:
 
     def __init__(self, parts: Sequence[LossPart], interval: float) -> None:
         kept = [part for part in (_trim(part) for part in parts) if part is not None]
-        self._parts, self._interval = kept, interval
+        self._parts = kept
+        self._interval = interval
         self._lowest = sum(part.times * part.lowest for part in kept)
         self._highest = sum(part.times * part.highest for part in kept)
         self._infinite = 1.0
@@ -321,7 +324,8 @@ class TotalBelow(Total):
             laws.append((law, part.times))
         summed, error = numerics.law_of_sum(laws, size)
         law = np.roll(summed, (self._lowest - first) % size)[: last - first + 1]
-        gap, h = slope * (self._highest - first), self._interval
+        gap = slope * (self._highest - first)
+        h = self._interval
         log_moment = math.fsum(terms) - math.fsum(slack)
         wrapped = self._beyond(slope, log_moment, first, size) * min(1.0, h / slope)  # the largest weight of a loss
         excess = self._excess(law, slope) * (1 - 16 * ULP * (slope + h + 64))
@@ -333,7 +337,8 @@ class TotalBelow(Total):
 
     def _beyond(self, slope: float, log_moment: float, first: int, size: int) -> float:
         """An upper bound on the tilted mass outside of the circle."""
-        here, masses = float(self._about(np.array([slope]))[0]), []
+        here = float(self._about(np.array([slope]))[0])
+        masses = []
         for sign, reach in ((1.0, self._highest - first - size), (-1.0, self._highest - first + 1)):
             about = self._about(slope + sign * self._slopes) - here
             steep = float(self._slopes[int(np.argmin(about - sign * self._slopes * (self._highest - reach)))])

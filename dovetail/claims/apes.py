@@ -60,7 +60,8 @@ def equation2(eps_locals: Sequence[float], *, delta: float) -> Claim:
     """The naive bound: Feldman, McMillan, Talwar 2022 in closed form, everybody at the largest budget."""
     budgets = _budgets(eps_locals)
     _validate.in_open_interval(0, 1, delta=delta)
-    n, largest = len(budgets), float(budgets.max())
+    n = len(budgets)
+    largest = float(budgets.max())
     limit = math.log(n / (16 * math.log(2 / delta)))
     if largest > limit:
         raise NotApplicable(f"APES eq. 2 needs eps_local <= {limit:.3g} at n={n}, delta={delta}; got {largest}")
@@ -114,7 +115,8 @@ def unis_numerical(eps_locals: Sequence[float], *, delta: float = _DELTA_SHUFFLE
     """Table 3's eps_c of UniS (0.069): clones 2022, everybody at the largest budget."""
     budgets = _budgets(eps_locals)
     naive = equation2(eps_locals, delta=delta)
-    n, largest = len(budgets), float(budgets.max())
+    n = len(budgets)
+    largest = float(budgets.max())
     prob = math.exp(-largest)
 
     def mass(low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -171,7 +173,8 @@ def pldp(event: Personalized, *, delta: float = 0.0) -> Claim:
 
 def ldp_min(event: Personalized, *, delta: float) -> Claim:
     """What the paper claims for LDP-Min, not shuffled: the smallest budget d-fold by advanced composition (40.1)."""
-    smallest, where = min(event.eps_locals), _apes("ldp-min", "Table 3, LDP-Min")
+    smallest = min(event.eps_locals)
+    where = _apes("ldp-min", "Table 3, LDP-Min")
     reason = "It is the composition of d Laplace reports at the smallest budget."
     if event.coordinates == 1:
         return Claim(eps=smallest, delta=0.0, theorem=where, verdict=HOLDS, reason=reason)
@@ -214,7 +217,8 @@ def _budgets(eps_locals: Sequence[float]) -> np.ndarray:
     return budgets
 
 
-_BLOCK, _HALVINGS = 100, 10
+_BLOCK = 100
+_HALVINGS = 10
 
 
 def echoes(budgets: np.ndarray) -> tuple[float, float]:

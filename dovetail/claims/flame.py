@@ -273,7 +273,8 @@ def bennett(report: Report, *, num_users: float, delta: float) -> Claim:
         )
     if num_users > _MOST_USERS:
         raise NotApplicable(f"the Bennett term is summed over up to {_MOST_USERS} users, got n={num_users}")
-    gamma, whole = report.gamma, math.floor(num_users)
+    gamma = report.gamma
+    whole = math.floor(num_users)
     counts = np.arange(1, whole + 1)
     log_weights = _log_binomial(counts, whole, gamma) - np.log(counts)
 
@@ -299,7 +300,7 @@ def bennett(report: Report, *, num_users: float, delta: float) -> Claim:
 
 
 def _log_binomial(counts: np.ndarray, trials: int, prob: float) -> np.ndarray:
-    """The logarithms of binomial probabilities."""
+
     log_choose = gammaln(trials + 1) - gammaln(counts + 1) - gammaln(trials - counts + 1)
     return log_choose + xlogy(counts, prob) + xlog1py(trials - counts, -prob)
 
@@ -313,14 +314,16 @@ def _phi(u: float) -> float:
 
 def _amplification_variable(report: Report, eps: float) -> tuple[float, float]:
     """Largest value and mean square of (R(x) - e^eps R(x')) / omega under the blanket omega."""
-    e0, ratio = report.eps_local, math.exp(eps)
+    e0 = report.eps_local
+    ratio = math.exp(eps)
     match report.kind:
         case "laplace":
             square = (ratio**2 + 1) / 3 * (2 * math.exp(e0 / 2) + math.exp(-e0))
             square -= 2 * ratio * (2 * math.exp(-e0 / 2) - math.exp(-e0))
             return math.exp(e0 / 2) * -math.expm1(eps - e0), square
         case "rr":
-            levels, gamma = report.levels, report.gamma
+            levels = report.levels
+            gamma = report.gamma
             same, other = levels * (1 - gamma) + gamma, gamma
             high, low, rest = same - ratio * other, other - ratio * same, gamma * (1 - ratio)
             return high, (high**2 + low**2 + (levels - 2) * rest**2) / levels

@@ -56,7 +56,7 @@ class Laplace:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NonPrivate:
-    """A release without a guarantee."""
+    """A release without a guarantee, and why: whatever contains it promises nothing."""
 
     reason: str
 

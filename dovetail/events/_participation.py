@@ -64,7 +64,7 @@ class Poisson:
 
     @property
     def prob_drawn(self) -> float:
-        """`prob`."""
+        """The probability that a user is in the sample."""
         return self.prob
 
 

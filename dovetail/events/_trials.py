@@ -58,5 +58,5 @@ class BestTrial:
 
     @property
     def neighbors(self) -> Neighbors:
-        """That of its trials."""
+        """The relation that the trials are stated under, which is one."""
         return self.settings[0][0].mechanism.neighbors

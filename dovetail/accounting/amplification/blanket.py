@@ -264,8 +264,10 @@ def _law(report: Report, eps: float, *, crowd: float, resolution: float) -> blan
     if report.kind != "laplace":
         values, probs = frontier_of(report).law(math.exp(eps))
         return blanket_grid.Grid.of(values, probs, crowd=crowd, resolution=resolution)
-    e0, at = report.eps_local, np.asarray(eps)
-    top, std = float(_top(report, at)), math.sqrt(max(float(_second_moment(report, at)) - math.expm1(eps) ** 2, 0.0))
+    e0 = report.eps_local
+    at = np.asarray(eps)
+    top = float(_top(report, at))
+    std = math.sqrt(max(float(_second_moment(report, at)) - math.expm1(eps) ** 2, 0.0))
     bottom = top - float(_range(report, at))
     middle = -math.exp(-e0 / 2) * math.expm1(eps)
     floor = max(bottom, 2 * middle - top * (crowd + 12 * math.sqrt(crowd) + 30))  # as in `Grid.of`
@@ -273,7 +275,8 @@ def _law(report: Report, eps: float, *, crowd: float, resolution: float) -> blan
     if top - floor > 2 * blanket_grid.MOST_POINTS * top:
         raise NotApplicable(f"the range of L is more than a grid resolves at eps={eps:.4g}, eps_local={e0:.4g}")
     grid = blanket_grid.Grid(bottom=floor, top=top, step=top / math.ceil(top / step))
-    scale, shift = math.exp(-e0 / 4) / 4, math.exp(-e0 / 2)
+    scale = math.exp(-e0 / 4) / 4
+    shift = math.exp(-e0 / 2)
     at_floor = shift / 2 if floor == bottom else 2 * scale * math.exp(eps / 2) / math.sqrt(shift - floor)
     grid.add_points(np.array([top, floor]), np.array([shift / 2, at_floor]))
     grid.add_power_law(low=middle, high=top, start=shift, scale=scale)
@@ -292,7 +295,8 @@ def frontier_of(report: Report) -> Frontier:
 
 _DOWN = 1 - 1e-12
 _CELLS = 64  # of a part of the line or of the box; more would not be seen
-_LEAST_PLATEAU, _LARGEST_PLATEAU = 1e-3, 100.0
+_LEAST_PLATEAU = 1e-3
+_LARGEST_PLATEAU = 100.0
 _AT_ONCE = 32
 _MOST_BOXES = 5000  # of budgets and inputs that are looked at
 _SLACK = 1e-10  # more than the relative error of a ratio of differences
@@ -395,7 +399,8 @@ class _Thresholded:
 
     def _extremes(self, eps_local: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The least and the largest density of every cell under Clip-Laplace at x, against the uniform law."""
-        rate, x = eps_local[:, None] / 2, x[:, None]
+        rate = eps_local[:, None] / 2
+        x = x[:, None]
         peak = -2 * rate / (np.expm1(-rate * (1 - x)) + np.expm1(-rate * (1 + x)))
         left, right = self._cuts[:-1], self._cuts[1:]
         nearest = np.maximum(np.maximum(left - x, x - right), 0.0)
@@ -459,7 +464,8 @@ def _cover_boxes(laws: _Thresholded, eps_local: float, close: float) -> Frontier
     bottom, top = eps_local / math.expm1(eps_local), eps_local / -math.expm1(-eps_local)  # of all densities
     at = np.linspace(bottom * _DOWN, top / _DOWN, _LEVELS)
     envelope = laws.near(np.array([eps_local]), np.ones(1), np.array([close]), at)[0]
-    boxes, looked_at = np.array([[0.0, eps_local, 0.0, 1.0]]), 0
+    boxes = np.array([[0.0, eps_local, 0.0, 1.0]])
+    looked_at = 0
     while len(boxes):
         now, boxes = boxes[-_AT_ONCE:], boxes[:-_AT_ONCE]
         looked_at += len(now)

@@ -26,7 +26,8 @@ __all__ = ["MOST_POINTS", "BinomialDraws", "CountedDraws", "Draws", "Grid", "mea
 
 MOST_POINTS = 2**21
 _CELL_ERROR = 1e-15  # times the number of points: what rounding may do to the splits between neighbours
-_DECAY, _WIDE = 36.0, 13.0  # a circle is so many times 1/slope, and deviations of the sum: what is left wraps around
+_DECAY = 36.0  # a circle is at least so many times 1/slope: what is left wraps around
+_WIDE = 13.0  # and so many deviations of the sum
 _NEAR = 0.3  # how far the best log slope may be from that of a Gaussian sum
 _AT_ONCE = 200_000  # powers that are held at once
 _NEGLIGIBLE = -60.0  # log of Fourier coefficients, and of terms, that are bounded instead of summed
@@ -49,7 +50,9 @@ class Grid:
         Draws so negative that a crowd of this mean size practically never makes up for them are raised to a floor,
         which can only raise the mean excess.
         """
-        top, bottom, mean = float(values.max()), float(values.min()), float(values @ probs)
+        top = float(values.max())
+        bottom = float(values.min())
+        mean = float(values @ probs)
         std = math.sqrt(max(float((values - mean) ** 2 @ probs), 0.0))
         floor = max(bottom, 2 * min(mean, 0.0) - top * (crowd + 12 * math.sqrt(crowd) + 30))
         step = max(min(std, top) * resolution, (top - floor) / most)
@@ -61,7 +64,7 @@ class Grid:
 
     @property
     def values(self) -> np.ndarray:
-        """The points."""
+        """The values of the grid's points, rising."""
         return (self.first + np.arange(self.probs.size)) * self.step
 
     def add_points(self, values: np.ndarray, probs: np.ndarray) -> None:
@@ -128,7 +131,7 @@ class BinomialDraws(Draws):
         return math.log1p(self.prob * math.expm1(log_mgf))
 
     def log_total(self, log_mgf: float) -> float:
-        """As a power."""
+        """T(M) is a power here: (1 - prob + prob M)^draws / (prob draws)."""
         log_total = self.draws * self._log_one(log_mgf) - math.log(self.prob * self.draws)
         return log_total + 8e-15 * self.draws * (1 + abs(log_mgf))
 
@@ -137,7 +140,7 @@ class BinomialDraws(Draws):
         return self.draws * self.prob * math.exp(log_mgf - self._log_one(log_mgf))
 
     def shares(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
-        """Powers, by their logarithms."""
+        """The same power of every coefficient; those that are too small to matter are left out and charged."""
         there = self.mean(log_mgf) / self.draws
         base = 1 - there + there * phi
         where = np.flatnonzero(np.abs(base) > math.exp(_NEGLIGIBLE / self.draws) - 2 * error)
@@ -162,13 +165,13 @@ class CountedDraws(Draws):
         return top + math.log(total), terms / total
 
     def log_total(self, log_mgf: float) -> float:
-        """The sum of its terms."""
+        """T(M) summed term by term, in logarithms."""
         log_total, terms = self._terms(log_mgf)
         slack = 8e-15 * float(self._draws.max()) * (1 + abs(log_mgf))
         return log_total + slack + ULP * (len(terms) + abs(log_total) + 8)
 
     def mean(self, log_mgf: float) -> float:
-        """By its terms."""
+        """The mean number of draws, each weighed by its term."""
         return float(self._terms(log_mgf)[1] @ self._draws)
 
     def shares(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
@@ -205,10 +208,13 @@ def mean_excess(grid: Grid, draws: Draws) -> float:
     Guarantees:
         Never below the exact value on the grid.
     """
-    step, values, law = grid.step, grid.values, grid.probs
+    step = grid.step
+    values = grid.values
+    law = grid.probs
     slope = _best_slope(values, law, draws)
     log_mgf, tilted = _tilt_grid(grid, slope)
-    count, mean = draws.mean(log_mgf), float(tilted @ values)
+    count = draws.mean(log_mgf)
+    mean = float(tilted @ values)
     spread = math.sqrt(max(float(tilted @ (values - mean) ** 2), 0.0))
     reach = max(_DECAY / slope, _WIDE * math.sqrt(count) * spread, values[-1] - values[0] + 2 * step)
     size = next_fast_len(min(math.ceil(reach / step), 2 * MOST_POINTS), real=True)
@@ -239,7 +245,8 @@ def _best_slope(values: np.ndarray, law: np.ndarray, draws: Draws) -> float:
         total = float(weights.sum())
         return slope * draws.mean(slope * values[-1] + math.log(total)) * float(weights @ values) / total - 2
 
-    mean, crowd = float(values @ law), draws.mean(0.0)
+    mean = float(values @ law)
+    crowd = draws.mean(0.0)
     variance = max(float((values - mean) ** 2 @ law), 1e-300)
     guess = 4 / crowd / (mean + math.sqrt(mean * mean + 8 * variance / crowd))  # of a sum that is about Gaussian
     scale = math.log(values[-1])

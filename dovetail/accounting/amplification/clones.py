@@ -51,8 +51,10 @@ FMT23 = Theorem(
 )
 
 _TAIL = 1e-10  # window of counts: outside mass relative to delta
-_WIDEST, _BLOCKS = 2**15, 2**13
-_WIDE, _FEW_BLOCKS = 2**12, 2**10
+_WIDEST = 2**15
+_BLOCKS = 2**13
+_WIDE = 2**12
+_FEW_BLOCKS = 2**10
 _TINY = 1e-290  # stands for everything that may underflow
 _FINE_USERS = 10**5  # more of them are told apart less finely: delta is then a little larger
 _MOST_USERS = 10**12  # delta falls in n, so fewer users give an upper bound
@@ -172,7 +174,8 @@ def delta_of(event: Shuffled, *, eps: float, year: int = 2023) -> float:
 
 @functools.lru_cache(maxsize=8)  # a curve asks about one law at many eps
 def _in_blocks(num_users: int, eps_local: float, year: int) -> CloneCounts:
-    prob, coarse = clone_probability(eps_local, year=year), num_users > _FINE_USERS
+    prob = clone_probability(eps_local, year=year)
+    coarse = num_users > _FINE_USERS
     return binomial_counts(min(num_users, _MOST_USERS) - 1, prob, tail=1e-100, coarse=coarse)
 
 

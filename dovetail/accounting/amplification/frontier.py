@@ -34,7 +34,8 @@ class Frontier:
     def __post_init__(self) -> None:
         _validate.finite_array(slopes=self.slopes, masses=self.masses)
         if (self.masses < 0).any() or (np.diff(self.slopes) > 0).any() or (self.slopes < 0).any():
-            lowest, least = self.slopes.min(initial=0.0), self.masses.min(initial=0.0)
+            lowest = self.slopes.min(initial=0.0)
+            least = self.masses.min(initial=0.0)
             raise ValueError(
                 f"expected falling slopes and masses, none negative, got a least slope of {lowest} and mass of {least}"
             )

@@ -48,7 +48,8 @@ _NEAR = 3.5  # standard deviations on either side of a tilted mean where a thres
 _LARGEST_EXPONENT = 600.0
 _NEGLIGIBLE = -60.0  # log of Fourier coefficients that are charged, not summed
 _APART = 4.0  # standard deviations between tilts
-_LEAST, _UNDERFLOW = 1e-250, 1e-300
+_LEAST = 1e-250
+_UNDERFLOW = 1e-300
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class BinaryReports:
 
     @property
     def eps_pure(self) -> float:
-        """The largest privacy loss."""
+        """The largest privacy loss of one coordinate, rounded up."""
         return self.eps_local if self.inclusion == 1 else 2 * math.atanh(self.tilt) * (1 + 1e-15)
 
     @property
@@ -159,14 +160,17 @@ class _Crowd:
     def __init__(self, reports: BinaryReports) -> None:
         if reports.places > _MOST_MESSAGES:
             raise NotApplicable(f"{reports.places} messages are more than the {_MOST_MESSAGES} that are told apart")
-        self._eps, self._messages = reports.eps_local, reports.places
+        self._eps = reports.eps_local
+        self._messages = reports.places
         self._p, self._q = 1 / (1 + math.exp(-self._eps)), math.exp(-self._eps) / (1 + math.exp(-self._eps))
-        self._likelier, self._tilt = reports.likelier, reports.tilt
+        self._likelier = reports.likelier
+        self._tilt = reports.tilt
         self._std = math.sqrt(reports.places) / 2 + 1
         self._points = next_fast_len(min(self._messages + 2, math.ceil(2 * _REACH * self._std) + 64), real=True)
         most = max(64, _MOST_NUMBERS // self._points)
         if reports.inclusion == 1 and reports.others <= reports.places:
-            self._weights, self._left = np.ones(1), 0.0
+            self._weights = np.ones(1)
+            self._left = 0.0
             ones, zeros = _split(reports.others, reports.others, min(reports.others + 1, most))
             self._group = np.zeros(len(ones), np.int64)
             self._users = np.stack([ones, zeros, np.full_like(ones, reports.places - reports.others)], axis=1)
@@ -230,7 +234,8 @@ class _Crowd:
         moments = np.array([1 + prob * grow for prob in (self._p, self._q, 0.5)])  # E[e^(tilt bit)]
         tilted = np.array([self._p, self._q, 0.5]) * (1 + grow) / moments
         users = self._users
-        n, mean = self._points, users @ tilted
+        n = self._points
+        mean = users @ tilted
         first = np.zeros(len(users), np.int64) if self._whole else np.floor(mean).astype(np.int64) - n // 2
         turn = 2 * math.pi / n * np.arange(n // 2 + 1)
         logs = np.stack([np.log1p(prob * np.expm1(1j * turn)) for prob in tilted])
@@ -263,7 +268,8 @@ class _Crowd:
         log_moment: np.ndarray,
     ) -> _Law:
         """The tilt taken back near the tilted means, where the error is small beside the law."""
-        n, reach = law.shape[1], math.ceil(_NEAR * self._std)
+        n = law.shape[1]
+        reach = math.ceil(_NEAR * self._std)
         begin, end = (0, n) if self._whole else (max(0, n // 2 - reach), min(n, n // 2 + reach + 2))
         centre = mean[:, None] if tilt * n > _LARGEST_EXPONENT else np.full((1, 1), n // 2)
         along = -tilt * (np.arange(begin, n, dtype=float) - centre)

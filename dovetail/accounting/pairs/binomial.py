@@ -89,7 +89,7 @@ class BinomialPair:
 
     @property
     def typical(self) -> float:
-        """The mean number of coins, about."""
+        """About the mean number of fair coins that the victim's hides among, its own included."""
         return 1 + max(0.0, self.others - self.exposed * self.prob_exposed)
 
     @property
@@ -98,7 +98,7 @@ class BinomialPair:
         return 2 * self.tilt / math.sqrt(self.typical)
 
     def once(self) -> BinomialPair:
-        """One fold."""
+        """The pair of one coordinate alone."""
         return dataclasses.replace(self, folds=1)
 
     def renyi(self, orders: np.ndarray) -> np.ndarray:
@@ -204,11 +204,15 @@ def _compact_law(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
 
 
 _TINY = 1e-290  # masses below this are charged, not carried
-MANY, _CLASSES = 20_000, 128  # coins, of which more are taken in classes
+MANY = 20_000  # coins, of which more are taken in classes
+_CLASSES = 128
 _MOST_TRIALS = 2**19  # of a binomial count in one piece
-SOME, _NARROW = 1000, 0.03  # coins, and deviation over mean, of a count whose law is bounded and not computed
+SOME = 1000  # coins from which on the law of a count may be bounded and not computed
+_NARROW = 0.03  # deviation over mean of such a count, at the most
 _BERRY_ESSEEN = 0.5600001
-_PARTS, _DEVIATIONS, _SLOPES = 4, (17.0, 6.0), 48
+_PARTS = 4
+_DEVIATIONS = (17.0, 6.0)
+_SLOPES = 48
 _SHALLOW = 1e-60  # masses below this are charged where there are many coins
 _DEPTH = 300.0  # nats of tail mass that are resolved
 
@@ -221,16 +225,16 @@ class Coins(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Of the number of heads."""
+        """The mean number of heads."""
         return float(self.probs @ self.counts)
 
     @property
     def std(self) -> float:
-        """Of the number of heads, about."""
+        """About the standard deviation of the number of heads."""
         return math.sqrt(float((self.probs * (1 - self.probs)) @ self.counts))
 
     def every(self) -> np.ndarray:
-        """The probability of every user."""
+        """One probability for each user, rising."""
         return np.repeat(self.probs, self.counts)
 
 
@@ -254,7 +258,7 @@ class PoissonBinomialPair:
         return [(mass, coarser(clone_counts(coins, bounded=self.bounded))) for mass, coins in self.hiding]
 
     def delta(self, eps: float) -> float:
-        """delta at eps, rounded up."""
+        """delta at eps of one coordinate, the same in both directions, rounded up."""
         _validate.non_negative(eps=eps)
         terms = (mass * expected_delta(law, eps=eps, eps_local=self.eps_local) for mass, law in self.laws)
         return numerics.probability(math.fsum(terms) * (1 + 1e-14))
@@ -326,7 +330,9 @@ def by_limit(coins: Coins) -> CloneCounts:
     Guarantees:
         With the mass below put at no clones, the law is stochastically at most the exact one.
     """
-    mean, std, slack = coins.mean, coins.std, ULP * (len(coins.probs) + 16)
+    mean = coins.mean
+    std = coins.std
+    slack = ULP * (len(coins.probs) + 16)
     if not std >= 2 * _PARTS:
         raise NotApplicable(
             f"the limit law needs many coins: heads deviate by {std:.3g} here, and {2 * _PARTS} is the least"
@@ -338,7 +344,8 @@ def by_limit(coins: Coins) -> CloneCounts:
     log_mean = np.log1p(np.multiply.outer(np.expm1(-slopes), coins.probs)) @ coins.counts  # of e^(-slope C)
     upward = np.multiply.outer(counts - 1.0, slopes)
     chernoff = np.exp(np.minimum((upward * (1 + slack) + log_mean * (1 - slack)).min(axis=1), 0.0))
-    low, deviation = mean * (1 - slack), std * (1 + slack)
+    low = mean * (1 - slack)
+    deviation = std * (1 + slack)
     gauss = ndtr((counts - 1.0 - low) / np.where(counts - 1.0 < low, deviation, std * (1 - slack)))
     fewer = np.minimum(chernoff, gauss * (1 + 1e-12) + _BERRY_ESSEEN / (std * (1 - slack))) * (counts > 0)
     fewer = np.maximum.accumulate(np.minimum(fewer, 1.0))

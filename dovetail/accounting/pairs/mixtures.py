@@ -87,7 +87,8 @@ class ShiftLaw:
 
     def masses(self, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What P puts between neighbouring cuts, and its relative rounding error."""
-        mass, whole = np.empty(len(cuts) - 1), np.empty(len(cuts) - 1)
+        mass = np.empty(len(cuts) - 1)
+        whole = np.empty(len(cuts) - 1)
         for start in range(0, len(mass), _BLOCK):
             between, tail = _between(np.subtract.outer(cuts[start : start + _BLOCK + 1], self.shifts))
             mass[start : start + _BLOCK] = between @ self.weights
@@ -176,7 +177,8 @@ def _cuts(law: ShiftLaw, low: float, high: float, interval: float) -> np.ndarray
         return np.array([low, high])
     wanted = np.linspace(math.ceil(losses[0] / interval), math.floor(losses[-1] / interval), count) * interval
     near = np.interp(wanted, losses, x)
-    here, slope = law.loss_at(near), (x[1] - x[0]) / 64
+    here = law.loss_at(near)
+    slope = (x[1] - x[0]) / 64
     rise = (law.loss_at(near + slope) - here) / slope
     with np.errstate(divide="ignore", invalid="ignore"):
         nearer = near + np.clip((wanted - here) / rise, -16 * slope, 16 * slope)

@@ -64,10 +64,8 @@ _WIDTHS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)  # half widt
 _LEAST_BUDGET = 1e-6  # below, roundings of ratios to the blanket would matter, and clones do as well
 _MANY = 200  # users, of whom one more or less does not matter
 _ABOUT = 1.005  # a group's loss may be so much above the worst of single users before it is halved
-_SIMILAR, _CLEARLY = (
-    1.2,
-    0.998,
-)  # ratios of losses by clones and by a plateau of which either may be smaller, or the latter is
+_SIMILAR = 1.2  # ratio of losses by clones and by a plateau of which either may be the smaller
+_CLEARLY = 0.998  # ratio at which the plateau's is the smaller
 _SAMPLE = 200  # budgets by which a plateau is chosen
 _DISTINCT = 4  # budgets that are looked at one by one
 _NARROW = 1.005  # ratio of budgets that are not told apart
@@ -274,11 +272,13 @@ def _about(event: Personalized, members: np.ndarray) -> tuple[float, float]:
 def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
     """delta(eps) of one coordinate for each of these victims, in both directions."""
     users, (_, top) = len(event.eps_locals), span(event, victims)
-    by_clones, by_blanket = True, _LEAST_BUDGET <= top <= symmetric.LARGEST_LOSS
+    by_clones = True
+    by_blanket = _LEAST_BUDGET <= top <= symmetric.LARGEST_LOSS
     if users > _MANY and by_blanket:  # one of them is enough: of boxes and levels, the blanket
         clones, plateau = _about(event, victims) if event.kind == "laplace" else (math.inf, 0.0)
         if event.kind == "rr" and event.levels == 2:  # whose blanket is the clones', which need no grid
-            clones, plateau = 0.0, math.inf
+            clones = 0.0
+            plateau = math.inf
         alone = _may_bound(event)
         by_blanket = plateau < (_CLEARLY if alone else _SIMILAR) * clones
         by_clones = not by_blanket if alone else clones < _SIMILAR * plateau
@@ -321,11 +321,14 @@ def groups(event: Personalized) -> tuple[np.ndarray, ...]:
         return (np.arange(len(event.eps_locals)),)
 
     below, largest = split(event, order_of(event)[:], float(by_budget.high[-1]) / _NARROW * (1 - 1e-15))
-    results, worst, left = [largest], min(_about(event, largest)), [below] if len(below) else []
+    results = [largest]
+    worst = min(_about(event, largest))
+    left = [below] if len(below) else []
     while left:
         members = left.pop()
         worst = max(worst, min(_about(event, members[-1:])))  # of one user, whom nobody else makes worse
-        here, halves = min(_about(event, members)), halve(event, members)
+        here = min(_about(event, members))
+        halves = halve(event, members)
         if here <= _ABOUT * worst or len(halves) == 1:
             results.append(members)
         else:

@@ -56,13 +56,16 @@ _MOST_POINTS = 2**22
 _LARGEST_DIRECT = 300.0  # cosh of more is summed in logarithms
 _RENYI_OUTWARD = 1 + 1e-9
 _TAIL = 1e-15
-_PARTS, _LEAST_PARTS = 48.0, 6.0  # of the deviation of one fold's loss that an interval is, and may be at most
+_PARTS = 48.0  # of the deviation of one fold's loss that an interval is
+_LEAST_PARTS = 6.0  # that an interval may be at most
 _MOST_FOLDS = 10**7
-_DEVIATIONS, _MOST_LOSSES = 40, 2**20  # of a sum that is resolved, and the points that it may take
+_DEVIATIONS = 40  # of a sum that is resolved
+_MOST_LOSSES = 2**20  # points that a sum may take
 _OUTWARD = 1 + 1e-10  # more than the error of the slopes between nodes
 LARGEST_LOSS = 20.0  # beyond, tanh is too close to 1
 _LEAST_DRAWN = 1e-60  # a delta of a sampled round that is not told from a smaller one
-_LARGEST_EXPONENT, _MODERATE = 700.0, 30.0  # of a loss that is asked about, and that is exponentiated
+_LARGEST_EXPONENT = 700.0  # of a loss that is asked about
+_MODERATE = 30.0  # losses up to which e^loss is computed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,7 +90,7 @@ class SymmetricPair:
         return 2 * math.sqrt(float(self.points[finite] ** 2 @ self.mass[finite]))
 
     def once(self) -> SymmetricPair:
-        """One fold."""
+        """The pair of one of the copies."""
         return dataclasses.replace(self, folds=1)
 
     def excess(self, t: np.ndarray) -> np.ndarray:
@@ -143,10 +146,10 @@ class Folded(Protocol):
         """About the standard deviation of the privacy loss of one."""
 
     def once(self) -> Folded:
-        """One of them."""
+        """The pair of one of the copies."""
 
     def loss(self, *, interval: float) -> LossDistribution:
-        """The privacy loss of all."""
+        """The privacy loss of all copies on multiples of `interval`, from above."""
 
 
 def folded_loss(pair: Folded, *, interval: float) -> Loss:

@@ -129,7 +129,8 @@ def _exact_pair(event: Crowd) -> SymmetricPair | None:
     with contextlib.suppress(NotApplicable):
         if isinstance(event, Shuffled) and not _is_binary(event.report):
             return blanket_pair.pair(event)
-        coins, eps_local = pair(event), event.report.eps_local
+        coins = pair(event)
+        eps_local = event.report.eps_local
         inclusion = event.inclusion if isinstance(event, PaddedBernoulli) else 1.0
         exact = BinaryReports(others=coins.exposed, places=coins.others, eps_local=eps_local, inclusion=inclusion)
         return exact.pair(folds=coins.folds)
@@ -144,7 +145,8 @@ def renyi(event: Crowd, orders: np.ndarray) -> np.ndarray:
         Non-decreasing in eps_local, coordinates and order, non-increasing in num_users of `Shuffled` (up to 0.3 %
         where the blanket's nodes are used).
     """
-    coins, sharper = pair(event), _exact_pair(event)
+    coins = pair(event)
+    sharper = _exact_pair(event)
     bound = np.fmin(coins.renyi(orders), coins.folds * event.report.eps_local)
     return np.fmin(bound, sharper.renyi(orders)) if sharper else bound
 
@@ -292,13 +294,13 @@ def _round_up(prob: float) -> float:
 
 @releases(Shuffled, PaddedBernoulli, PaddedTopk)
 class CrowdRelease(Release[Crowd]):
-    """Shuffled coordinates, padded or not."""
+    """Coordinates that are shuffled independently, padded with blanket draws or not."""
 
     orders = ORDERS
 
     @property
     def theorem(self) -> Theorem:
-        """That of its dominating pair."""
+        """The theorem that gives its dominating pair."""
         return theorem(self.event)
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
@@ -332,11 +334,11 @@ class CrowdRelease(Release[Crowd]):
 
     @property
     def resolution(self) -> float:
-        """One that resolves the whole round."""
+        """An interval of losses that resolves the whole round."""
         return resolution(self.event)
 
     def scale(self, sampling: Sampling) -> Scale:
-        """That of all coordinates."""
+        """The scale of all coordinates together, by the sharper pair where there is one."""
         if isinstance(sampling, FixedSize):
             sampled = _sampled_pair(self.event, self._prob_sampled(sampling))
             return Scale(std=sampled.std_loss, width=min(sampled.eps_pure, LARGEST_LOSS), sums=1)
@@ -354,5 +356,5 @@ class CrowdRelease(Release[Crowd]):
         return (Spent(overflow_delta(self.event), "overflowing coordinates"),)
 
     def local(self, *, delta: float) -> Bound:
-        """One client's reports."""
+        """What one client's reports promise: basic composition over those that it may send."""
         return local(self.event, delta=delta)

@@ -40,7 +40,9 @@ _LOG_ERROR = 1e-12
 _LARGEST_MU = 1000.0  # beyond, eps is in the hundreds of thousands, and losses are too many to tell apart
 MOST_LOSSES = 2**20  # of one release
 _UP = 1 + 1e-15
-_PARTS, _FEW_PARTS, _MANY = 20, 5, 100_000  # of eps_each that an interval is, and of many queries
+_PARTS = 20  # of eps_each that an interval is
+_MANY = 100_000  # queries, of which more have a coarser grid
+_FEW_PARTS = 5  # of eps_each that an interval is for many queries
 
 
 @releases(Gaussian)
@@ -49,7 +51,7 @@ class GaussianRelease(Release[Gaussian]):
 
     @property
     def mu(self) -> float:  # type: ignore[override]
-        """Sensitivity over standard deviation."""
+        """Sensitivity over standard deviation, the one number that its privacy depends on."""
         return self.event.mu
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
@@ -74,7 +76,8 @@ class GaussianRelease(Release[Gaussian]):
         The spliced profile of a sample of fixed size is, at eps >= 0, that of a user that a Poisson sample may have,
         and symmetric (docs/proofs/fixed-size.md).
         """
-        add_remove, spliced = self.event.neighbors is Neighbors.ADD_REMOVE, isinstance(sampling, FixedSize)
+        add_remove = self.event.neighbors is Neighbors.ADD_REMOVE
+        spliced = isinstance(sampling, FixedSize)
         if not 0 < self.event.mu <= _LARGEST_MU or (add_remove and spliced):
             return super().losses(sampling, interval)
         add_remove |= spliced
@@ -94,7 +97,7 @@ class GaussianRelease(Release[Gaussian]):
 
     @property
     def resolution(self) -> float:
-        """Coarser where the loss is wide."""
+        """The usual interval, or a coarser one where the loss is so wide that its points would be too many."""
         mu = min(self.event.mu, _LARGEST_MU)
         return max(INTERVAL, mu * (mu + 20) / MOST_LOSSES) if self.event.std > 0 else INTERVAL
 
@@ -138,14 +141,14 @@ class LaplaceRelease(Release[Laplace]):
     """Scalars with Laplace noise, all of one unit."""
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
-        """Everyone."""
+        """All queries of one unit, where everyone takes part; none is known on samples."""
         if not isinstance(sampling, Everyone):
             return super().renyi(sampling, orders)
         query = dp_event.LaplaceDpEvent(self.event.scale / self.event.sensitivity)
         return self.event.count * _renyi(query, orders)
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """Everyone."""
+        """All queries of one unit, where everyone takes part; none is known on samples."""
         if not isinstance(sampling, Everyone):
             return super().losses(sampling, interval)
         loss = pld.from_laplace_mechanism(
@@ -154,7 +157,7 @@ class LaplaceRelease(Release[Laplace]):
         return (loss_distributions.self_compose(loss_distributions.from_dp_accounting(loss), self.event.count),)
 
     def holds_if_sample_known(self, sampling: Sampling) -> bool:
-        """As of Gaussian noise."""
+        """Any sample, where a user is replaced, and Poisson samples, as for Gaussian noise."""
         return self.neighbors is Neighbors.REPLACE_ONE or isinstance(sampling, Poisson)
 
     @property
@@ -165,7 +168,7 @@ class LaplaceRelease(Release[Laplace]):
 
     @property
     def pure_eps(self) -> float:
-        """All queries together."""
+        """The eps of all queries together."""
         return self.event.count * self.event.eps_each
 
 
@@ -175,7 +178,7 @@ class NonPrivateRelease(Release[NonPrivate]):
 
     @property
     def refusal(self) -> str:  # type: ignore[override]
-        """The event's own reason."""
+        """The reason that the event itself gives."""
         return self.event.reason
 
     def _description(self, sampling: Sampling) -> str:
@@ -187,7 +190,7 @@ class UnrelatedRelease(Release[DataIndependent]):
     """A release that has the same distribution whatever the data are."""
 
     def local(self, *, delta: float) -> Bound:
-        """Nothing is lost."""
+        """(0, 0): a client's part does not depend on its data."""
         return Bound(
             eps=0.0, delta=0.0, proof=Theorem(key="none shown", where=f"data independence: {self.event.reason}").proof
         )

@@ -33,8 +33,10 @@ CLONES = Theorem(
     url="https://arxiv.org/abs/2208.04591",
 )
 _HIDING = Proof(theorems=(CLONES, BLANKETS))
-_CLEARLY, _LITTLE = 0.98, 1.001  # a loss that is smaller, or larger
-_MOST_HALVED, _WORTH = 8, 0.9995  # groups that are split further, where that makes their loss so much smaller
+_CLEARLY = 0.98  # ratio at which a loss is clearly smaller
+_LITTLE = 1.001  # ratio at which a loss is a little larger
+_MOST_HALVED = 8  # groups that are split further
+_WORTH = 0.9995  # ratio of losses at which a split pays
 _TAILS = (1.0, 16.0, 128.0)  # Renyi orders by which the largest loss is found, of few coordinates
 _FEWEST = 4
 _GROUPS = (
@@ -185,7 +187,8 @@ def per_user(event: Personalized, *, delta: float, times: int = 1) -> tuple[Boun
 def _bounds_by_group(event: Personalized, delta: float, times: int) -> tuple[tuple[np.ndarray, Bound], ...]:
     """Groups of users of similar budgets, and what holds for each of a group."""
     _validate.in_open_interval(0, 1, delta=delta)
-    budgets, order = budgets_of(event), order_of(event)
+    budgets = budgets_of(event)
+    order = order_of(event)
     ordered = budgets[order]
     low, high = float(ordered[0]), float(ordered[-1])
     count = _FEWEST if event.threshold else next(many for most, many in _GROUPS if len(order) <= most)
@@ -224,7 +227,7 @@ class PersonalizedRelease(Release[Personalized]):
         return tuple(symmetric.folded_loss(pair, interval=interval) for pair in pairs(self.event))
 
     def losses_below(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """Those of the same pairs."""
+        """The losses of the same pairs, rounded down; everyone takes part."""
         if sampling != Everyone():
             return super().losses_below(sampling, interval)
         return tuple(symmetric.loss_below(pair, interval=interval) for pair in pairs(self.event))
@@ -241,7 +244,7 @@ class PersonalizedRelease(Release[Personalized]):
 
     @property
     def pure_eps(self) -> float:
-        """The largest budget, of all coordinates."""
+        """The largest budget, summed over all coordinates."""
         return _pure(self.event, None)
 
     def equal_rounds(self, sampling: Sampling, times: int) -> Curve:
@@ -256,12 +259,12 @@ class PersonalizedRelease(Release[Personalized]):
         )
 
     def per_user(self, times: int, *, delta: float) -> tuple[float, ...]:
-        """What the others hide of each."""
+        """Every user's eps, by the pair of its group; never above its own budget."""
         answers = np.empty(len(self.event.eps_locals))
         for members, bound in _bounds_by_group(self.event, delta, times):
             answers[members] = bound.eps
         return tuple(answers.tolist())
 
     def local(self, *, delta: float) -> Bound:
-        """The largest budget."""
+        """The reports of the user with the largest budget, seen without a crowd."""
         return Bound(eps=self.pure_eps, delta=0.0, proof=crowds.LOCAL.proof)

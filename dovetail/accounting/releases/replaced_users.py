@@ -44,7 +44,8 @@ _RAREST = 1e-40  # a number of users drawn that is rarer is charged
 _MOST_DRAWN = 2000
 _LARGEST_SHIFT = 1000.0  # in standard deviations: beyond, eps is in the hundreds of thousands
 _SEEN = 1e-15  # losses that are rarer do not widen the grid
-_FARTHEST, _CLOSE = 1e6, 1e-12  # of a threshold, and of its enclosure
+_FARTHEST = 1e6  # threshold that is looked for
+_CLOSE = 1e-12  # width of its enclosure
 _UP = 1 + 1e-15
 
 
@@ -57,7 +58,7 @@ class NumberDrawn(NamedTuple):
 
 
 def binomial_draws(users: int, prob: float) -> NumberDrawn:
-    """Bin(users, prob)."""
+    """How many of so many users a Poisson sample has: Bin(users, prob)."""
     _validate.in_open_interval(0, 1, prob=prob)
     error = float(numerics.binomial_outward(users)) - 1
     return _without_rare(numerics.binomial_pmf(np.arange(users + 1), users, prob), error)
@@ -76,7 +77,8 @@ def hypergeometric_draws(users: int, sampling: FixedSize) -> NumberDrawn:
     if users > others and users > size:
         raise NotApplicable(f"{users} users are more than are drawn, and more than are not, of {population}")
     marked, unmarked = (size, others) if users <= others else (others, size)  # else: how many are *not* drawn
-    index, count = np.arange(users, dtype=float), np.arange(users)
+    index = np.arange(users, dtype=float)
+    count = np.arange(users)
     log_none = float(np.log1p(-marked / (population - index)).sum())
     with np.errstate(divide="ignore"):
         ratios = np.log((users - count) / (count + 1))
@@ -119,7 +121,8 @@ def fixed_size_delta(count: NumberDrawn, shift: float, eps: float) -> float:
     """
     _validate.non_negative(eps=eps)
     shifts = shift * np.arange(len(count.weights))
-    weights, apart = count.weights[1:], shifts[1:]
+    weights = count.weights[1:]
+    apart = shifts[1:]
     free = apart / 2 - eps / apart
 
     def rises(a: float) -> bool:
@@ -183,9 +186,12 @@ def _pair(event: ReplacedUsers, sampling: Poisson | FixedSize) -> SymmetricPair:
     """The dominating pair of one round, in both directions."""
     shift = event.clip_norm / event.std * _UP
     if isinstance(sampling, Poisson):
-        count, delta = binomial_draws(event.users, sampling.prob), poisson_delta
+        count = binomial_draws(event.users, sampling.prob)
+        delta = poisson_delta
     else:
-        count, delta, shift = hypergeometric_draws(event.users, sampling), fixed_size_delta, 2 * shift
+        count = hypergeometric_draws(event.users, sampling)
+        delta = fixed_size_delta
+        shift = 2 * shift
     _require_small(count, shift)
     delta_at = functools.partial(delta, count, shift)
     about = math.sqrt(2 * math.pi) * delta_at(0.0)  # of a Gaussian loss, its deviation

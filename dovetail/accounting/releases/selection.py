@@ -64,7 +64,7 @@ def best_of(orders: np.ndarray, divergences: np.ndarray, *, eta: float, gamma: f
 
 
 def expected_trials(*, eta: float, gamma: float) -> float:
-    """The mean of K."""
+    """The mean number of trials, E[K]."""
     _check(eta, gamma)
     log = math.log(gamma)
     if abs(eta * log) < 1e-6:  # eta / (1 - gamma^eta) is close to -1/log(gamma) (1 - eta log(gamma) / 2)
@@ -95,7 +95,9 @@ def number_of_trials(uniform: float | Fraction, *, eta: float, gamma: float) -> 
         else:
             prob = (1 - exact_gamma) * exact_eta / ((-exact_eta * exact_gamma.ln()).exp() - 1)
         numerator, denominator = Fraction(uniform).as_integer_ratio()
-        below, trials, quantile = prob, 1, Decimal(numerator) / denominator
+        below = prob
+        trials = 1
+        quantile = Decimal(numerator) / denominator
         while quantile >= below:
             ratio = (1 - exact_gamma) * (trials + exact_eta) / (trials + 1)
             if ratio < 1 and prob < _NOTHING * (1 - ratio):

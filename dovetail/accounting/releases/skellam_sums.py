@@ -91,7 +91,8 @@ def rounded_norm(*, clip_norm: float, scale: float, coordinates: int, rounding_t
     """
     _validate.positive(clip_norm=clip_norm, scale=scale, coordinates=coordinates)
     _validate.in_open_interval(0, 1, rounding_tail=rounding_tail)
-    reach, half = scale * clip_norm, math.sqrt(coordinates) / 2
+    reach = scale * clip_norm
+    half = math.sqrt(coordinates) / 2
     square = reach**2 + half**2 + math.sqrt(-2 * math.log(rounding_tail)) * (reach + half)
     return min(math.sqrt(square), reach + 2 * half) * (1 + 1e-14)
 
@@ -116,7 +117,7 @@ class SkellamRelease(Release[_Sum]):
 
     @property
     def near_gaussian(self) -> NearGaussian | None:
-        """Where there is enough noise."""
+        """The Gaussian that the sum is near to; None where there is too little noise for that."""
         with contextlib.suppress(NotApplicable):
             return near(self.event)
         return None
@@ -134,11 +135,11 @@ class SkellamRelease(Release[_Sum]):
         return self._noise.losses(sampling, interval) if is_poisson else super().losses(sampling, interval)
 
     def scale(self, sampling: Sampling) -> Scale | None:
-        """The Gaussian's."""
+        """That of the Gaussian which the sum is near to."""
         return self._noise.scale(sampling)
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
-        """Everyone."""
+        """Skellam's own divergence where everyone takes part; none is known on samples."""
         return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
 
     def holds_if_sample_known(self, sampling: Sampling) -> bool:

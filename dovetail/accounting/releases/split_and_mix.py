@@ -106,7 +106,8 @@ def _log_excess(n: int, r: int, q: int) -> float:
         if at_base > 0:
             if n > _LARGEST_RECURSION:
                 raise NotApplicable(f"not certified: too few share slots ({r + 2}) for modulus={q}")
-            logs, base = _log_moments(n - 1, r, q), n - 1
+            logs = _log_moments(n - 1, r, q)
+            base = n - 1
     i = np.arange(1, base + 1)
     with np.errstate(divide="ignore"):
         terms = _terms(n, logs, r)[1:] + np.log1p(-i / n * (1 + 1 / q))
@@ -299,7 +300,8 @@ def calibrate(
 
     def at(scale: float) -> SplitAndMix:
         norm = rounded_norm(clip_norm=clip_norm, scale=scale, coordinates=coordinates, rounding_tail=1e-3)
-        goal, reach = delta * (1 - mixing_share) * (1 - 1e-9), norm * (2 if neighbors is Neighbors.REPLACE_ONE else 1)
+        goal = delta * (1 - mixing_share) * (1 - 1e-9)
+        reach = norm * (2 if neighbors is Neighbors.REPLACE_ONE else 1)
 
         def eps_of(noise: float) -> float:
             variance = (noise * norm) ** 2

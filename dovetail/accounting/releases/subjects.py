@@ -88,7 +88,8 @@ def _worst_split(event: SampledSubject) -> tuple[int, ...]:
 
     Either dominates; which is the better is guessed from the mean square of the shift.
     """
-    together, full = (event.most_items,), (event.most_at_user,) * event.most_users
+    together = (event.most_items,)
+    full = (event.most_at_user,) * event.most_users
     if event.noise == "sum":
         return together
 
@@ -256,11 +257,11 @@ class SubjectRelease(Release[SampledSubject]):
 
     @property
     def resolution(self) -> float:
-        """That of one release."""
+        """The interval that resolves one round."""
         return resolution(self.event)
 
     def scale(self, sampling: Sampling) -> Scale:
-        """That of each of its sums."""
+        """The narrowest std and the largest width of a split, for each of the `steps` sums of a round."""
         std, width = scale(self.event)
         return Scale(std=std, width=width, sums=self.event.steps)
 
