@@ -9,7 +9,13 @@ __all__ = ["at_least", "at_most", "round_to"]
 
 
 def round_to(value: float, digits: int, rounding: str) -> float:
-    """The value at so many significant digits, rounded as `decimal` names it."""
+    """The value at so many significant digits, rounded as `decimal` names it.
+
+    Arguments:
+        value: any number; what is not finite is returned as it is.
+        digits: significant digits.
+        rounding: a rounding mode of `decimal`, such as ROUND_CEILING.
+    """
     if not math.isfinite(value):
         return float(value)
     return float(decimal.Context(prec=digits, rounding=rounding).create_decimal(repr(float(value))))

@@ -152,6 +152,10 @@ def of(statements: Iterable[Statement | None], papers: Iterable[str] = ()) -> li
     """Everything that a run rests on, each once: its protocol's papers, the theorems of its proof trees, Dovetail.
 
     A theorem that somebody else's code made, with a key that is not known here, is left out.
+
+    Arguments:
+        statements: of the run; None is left out.
+        papers: keys of entries, those of the protocol.
     """
     entries = [entry(key) for key in papers]
     for statement in statements:

@@ -123,7 +123,15 @@ class Scope:
         premises: tuple[Statement, ...] = (),
         per_user: tuple[float, ...] | None = None,
     ) -> Statement:
-        """The statement that this bound makes within this scope."""
+        """The statement that this bound makes within this scope.
+
+        Arguments:
+            bound: the numbers and their proof.
+            verdict: who vouches for them.
+            span: what they cover, in words ("12 rounds").
+            premises: statements that this one rests on, to be printed below it.
+            per_user: every user's eps, where users differ.
+        """
         return Statement(
             eps=bound.eps,
             delta=bound.delta,
@@ -192,7 +200,11 @@ class Statement:
         return tuple(texts)
 
     def with_verdict(self, verdict: Verdict) -> Statement:
-        """The same guarantee and its premises, with this verdict instead of *certified*."""
+        """The same guarantee and its premises, with this verdict instead of *certified*.
+
+        Arguments:
+            verdict: what takes the place of *certified*; any other verdict stays.
+        """
         premises = tuple(premise.with_verdict(verdict) for premise in self.premises)
         own = verdict if self.verdict is Verdict.CERTIFIED else self.verdict
         return dataclasses.replace(self, verdict=own, premises=premises)
@@ -274,6 +286,13 @@ def check_guarantee(*, eps: float, delta: float) -> None:
 
 
 def no_guarantee(scope: Scope, *, reason: str, delta: float = 0.0, span: str = "") -> Statement:
-    """A statement that gives no guarantee, with the reason."""
+    """A statement that gives no guarantee, with the reason.
+
+    Arguments:
+        scope: what the statement says beside its numbers.
+        reason: why nothing is promised, in words.
+        delta: that was asked for, if any.
+        span: what it covers, in words.
+    """
     nothing = Bound(eps=math.inf, delta=delta, proof=Proof(missing=reason))
     return scope.state(nothing, Verdict.CERTIFIED, span=span)

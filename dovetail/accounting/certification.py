@@ -31,6 +31,13 @@ def certify(
 
     A `bound` that was found for these rounds otherwise becomes a statement as it is, with all that belongs to one.
 
+    Arguments:
+        rounds: everything that was run, in any order; equal rounds count each time.
+        scope: what the statement says beside its numbers; its neighbouring relation must be that of the events.
+        delta: the delta to certify an eps at.
+        eps: the eps to certify a delta at.
+        bound: a bound for these rounds that was proved elsewhere.
+
     Guarantees:
         Exactly one of delta, eps and bound is given, and the statement has it.
         Monotone: more rounds never give a smaller eps, or delta.

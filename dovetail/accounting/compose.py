@@ -48,7 +48,13 @@ _CHEAPEST_FIRST: tuple[Accountant, ...] = (
 
 
 def fits(rounds: Sequence[Round], *, eps: float, delta: float) -> bool:
-    """Whether some accountant certifies these rounds at (eps, delta); the cheap ones are asked first."""
+    """Whether some accountant certifies these rounds at (eps, delta); the cheap ones are asked first.
+
+    Arguments:
+        rounds: everything that is to be run.
+        eps: the target that must not be exceeded.
+        delta: of that target.
+    """
     _validate.in_interval(0, 1, delta=delta)
     if refusal(rounds) is not None:
         return False
@@ -72,6 +78,12 @@ def bound(
     It is a statement's number without the rest of it: for calibration, and for stopping at a delta. With `both_ends`
     also a lower end of that eps, where there is one.
 
+    Arguments:
+        rounds: everything that was run, in any order.
+        delta: the delta to find an eps at.
+        eps: the eps to find a delta at.
+        both_ends: whether to compute a lower end, too, which may take longer than the bound.
+
     Guarantees:
         Exactly one of delta and eps is given, and the bound has it.
         At an eps for which nothing is certified delta is 1.
@@ -92,6 +104,12 @@ def best_bound(
     """The smallest eps, or delta, of all accountants; `NotApplicable` with every reason if none applies.
 
     With `both_ends` also a lower end of that eps, where its accountant has one.
+
+    Arguments:
+        exposures: what one user is exposed to, from `exposures_of`.
+        delta: the delta to find an eps at.
+        eps: the eps to find a delta at.
+        both_ends: whether to compute a lower end, too.
 
     Guarantees:
         Never above the bound without sampling, where that holds; if it is that one, it says so (`sample_known`).
@@ -185,6 +203,10 @@ def _curve(accountant: Accountant, exposures: tuple[Exposure, ...]) -> Curve:
 
 def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
     """A bound for all rounds at this delta or a smaller one; infinite where a report tells more than its noise hides.
+
+    Arguments:
+        rounds: what one client reports in; sampling is no help here.
+        delta: for all rounds together.
 
     Guarantees:
         Basic composition: never below what any one of the rounds costs.

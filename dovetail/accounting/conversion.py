@@ -31,6 +31,11 @@ _LEAST = 1e-300  # a divergence that underflows is not 0
 def eps_of(orders: np.ndarray, divergences: np.ndarray, *, delta: float) -> float:
     """The smallest eps at this delta that an order gives, rounded up; infinite if none does.
 
+    Arguments:
+        orders: Renyi orders above 1.
+        divergences: the divergence at each of them.
+        delta: at which eps is asked for.
+
     Guarantees:
         An order whose divergence is no number, or negative, says nothing.
     """
@@ -42,7 +47,13 @@ def eps_of(orders: np.ndarray, divergences: np.ndarray, *, delta: float) -> floa
 
 
 def delta_of(orders: np.ndarray, divergences: np.ndarray, *, eps: float) -> float:
-    """The smallest delta at this eps that an order gives, rounded up; 1 if none does."""
+    """The smallest delta at this eps that an order gives, rounded up; 1 if none does.
+
+    Arguments:
+        orders: Renyi orders above 1.
+        divergences: the divergence at each of them.
+        eps: at which delta is asked for.
+    """
     _validate.non_negative(eps=eps)
     bounds = _as_upper_bounds(divergences)
     at_zero = 0.5 * math.log(-math.expm1(-float(bounds.min(initial=math.inf))))

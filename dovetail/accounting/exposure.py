@@ -38,6 +38,9 @@ def exposures_of(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
 
     A sum that has all items of a subject every time is a Gaussian release, and counts as one.
 
+    Arguments:
+        rounds: everything that was run, in any order.
+
     Guarantees:
         Refuses rounds under different relations: what they add up to would be a statement about neither.
     """
@@ -111,6 +114,10 @@ def _worst(mechanisms: Sequence[Mechanism]) -> Mechanism:
 
 def delta_spent(exposures: Sequence[Exposure], *, eps: float) -> tuple[Spent, ...]:
     """What the rounds cost in delta beside their noise, by what is paid for, when eps is that of the whole.
+
+    Arguments:
+        exposures: what one user is exposed to.
+        eps: that of the whole composition, on which some costs depend.
 
     Guarantees:
         Non-decreasing in eps, and adds up over rounds.

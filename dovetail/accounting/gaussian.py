@@ -72,6 +72,10 @@ _SLOPES = np.geomspace(1e-6, 1.0, 200)  # of Chernoff's bound, in units of the l
 def delta_of(mu: float, *, eps: float) -> float:
     """The smallest delta at this eps, rounded up.
 
+    Arguments:
+        mu: sensitivity over standard deviation; of several releases the root of the sum of squares.
+        eps: at which delta is asked for.
+
     Guarantees:
         Never below the exact value (tested against 50-digit arithmetic), and within 1e-9 of it where delta > 1e-15.
         A delta below 1e-300, which could underflow, is 1e-300; it never rises with eps.
@@ -96,6 +100,10 @@ def delta_of(mu: float, *, eps: float) -> float:
 
 def lower_eps_of(mu: float, *, delta: float) -> float:
     """An eps at which delta is still above this one, rounded down; infinite for a noiseless release.
+
+    Arguments:
+        mu: sensitivity over standard deviation.
+        delta: at which eps is asked for.
 
     Guarantees:
         Never above the exact value, and within 1e-9 of it where that is above 1e-6 and delta above 1e-15.
@@ -125,7 +133,12 @@ def _delta_rounding(mu: float, eps: float) -> float:
 
 
 def eps_of(mu: float, *, delta: float) -> float:
-    """The smallest eps at this delta, rounded up; infinite for a noiseless release."""
+    """The smallest eps at this delta, rounded up; infinite for a noiseless release.
+
+    Arguments:
+        mu: sensitivity over standard deviation.
+        delta: at which eps is asked for.
+    """
     _validate.in_open_interval(0, 1, delta=delta)
     if math.isinf(mu):
         return math.inf
@@ -159,6 +172,13 @@ def gaussian_losses(
     """What `from_gaussian_mechanism` of dp-accounting returns, up to rounding.
 
     A user is added or removed, or else replaced, in a Poisson sample with this probability.
+
+    Arguments:
+        std: of the noise.
+        sensitivity: by how much one user moves the sum in L2, as dp-accounting counts it.
+        prob: how likely a user is in the sample.
+        add_remove: whether a user is added or removed, else replaced.
+        interval: between neighbouring losses of the grid.
     """
     kinds = pld_mechanism.AdjacencyType
     used = ([kinds.REMOVE] if prob == 1 else [kinds.REMOVE, kinds.ADD]) if add_remove else [kinds.REPLACE]
@@ -239,6 +259,10 @@ class NearGaussian(NamedTuple):
 def distance_delta(divergence: float, *, eps: float) -> float:
     """What a divergence from Gaussian releases costs in delta: (1 + e^eps) sqrt(divergence / 2), rounded up.
 
+    Arguments:
+        divergence: KL of what is seen of Gaussian releases from what is released, over all rounds.
+        eps: that of the Gaussian releases.
+
     Guarantees:
         Non-decreasing in both; 0 without a divergence, 1 where nothing is left.
     """
@@ -253,6 +277,10 @@ def slack_of(draws: Sequence[SkellamDraws], *, tail: float) -> float:
     """A slack such that the laws of all these draws, Skellam's and the rounded Gaussian's, are within e^(+-slack).
 
     But for a probability of `tail`, under either law.
+
+    Arguments:
+        draws: the noise of all rounds and coordinates.
+        tail: how probably the ratio may be larger.
 
     Guarantees:
         Never below the quantile of the sum of log-ratios of both laws, summed from their probabilities.
@@ -295,6 +323,12 @@ def eps_by_ratio(
 ) -> float:
     """eps at delta of the draws, where `eps_of` is that of Gaussian noise, with what else is spent at an eps.
 
+    Arguments:
+        eps_of: eps at a delta, of Gaussian noise in place of the draws.
+        draws: the noise whose ratio to a Gaussian's is charged.
+        delta: for everything together.
+        spent: what else is spent of delta when eps is that of the whole.
+
     Guarantees:
         `NotApplicable` where nothing is left of delta, or nothing is known of the ratio.
     """
@@ -313,7 +347,13 @@ def eps_by_ratio(
 
 
 def delta_by_ratio(delta_at: Callable[[float], float], draws: Sequence[SkellamDraws], *, eps: float) -> float:
-    """delta at eps of the draws, where `delta_at` is that of Gaussian noise."""
+    """delta at eps of the draws, where `delta_at` is that of Gaussian noise.
+
+    Arguments:
+        delta_at: delta at an eps, of Gaussian noise in place of the draws.
+        draws: the noise whose ratio to a Gaussian's is charged.
+        eps: at which delta is asked for.
+    """
     _validate.non_negative(eps=eps)
     about = _tail(max(delta_at(eps), _LEAST_TAIL), eps)
 

@@ -45,6 +45,10 @@ _CLOSE = 1e-3  # the search for the best delta for one user ends at this ratio
 def for_group(bound: Bound, *, size: int) -> Bound:
     """What holds for `size` items at once if the bound holds for each.
 
+    Arguments:
+        bound: what holds between neighbours that differ in one item.
+        size: how many items change at once.
+
     Guarantees:
         Never above SubDP's Thm. 3.1; a group of one has the bound itself.
         A group too large to be promised anything has delta 1.
@@ -78,6 +82,11 @@ def _check(bound: Bound, size: int) -> None:
 
 def subject_bound(rounds: Sequence[Round], *, users: int, delta: float) -> Bound:
     """The smallest certified eps for a subject with records at up to `users` users, from rounds that protect one.
+
+    Arguments:
+        rounds: rounds that protect one user.
+        users: the most users that hold records of one subject.
+        delta: of the bound for the subject.
 
     Guarantees:
         One user is the bound itself; more users never give a smaller eps.

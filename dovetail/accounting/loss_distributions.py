@@ -167,7 +167,12 @@ def symmetrize(loss: LossDistribution) -> LossDistribution:
 
 
 def self_compose(loss: Loss, times: int) -> Composition:
-    """So many independent copies of a release."""
+    """So many independent copies of a release.
+
+    Arguments:
+        loss: of one release, or of several together.
+        times: how many independent copies there are.
+    """
     _validate.integer(times=times)
     _validate.at_least(1, times=times)
     return Composition([(part, times * count) for part, count in _parts(loss)])
@@ -189,7 +194,12 @@ def _parts(loss: Loss) -> tuple[tuple[LossDistribution, int], ...]:
 
 
 def mixture(parts: Sequence[tuple[float, LossDistribution | None]], *, interval: float) -> LossDistribution:
-    """The loss of one of several releases, drawn with these weights, where it is seen which; None is no loss."""
+    """The loss of one of several releases, drawn with these weights, where it is seen which; None is no loss.
+
+    Arguments:
+        parts: weights and the losses of the releases; weights sum to 1.
+        interval: of the grid, which all of them share.
+    """
     _validate.positive(interval=interval)
     if all(loss is None for _, loss in parts):
         raise ValueError("expected a release with a loss, got none")
@@ -209,10 +219,20 @@ def mixture(parts: Sequence[tuple[float, LossDistribution | None]], *, interval:
 
 
 def worst_eps(losses: Sequence[Loss], *, delta: float) -> float:
-    """The largest eps at this delta, rounded up; infinite where none is large enough."""
+    """The largest eps at this delta, rounded up; infinite where none is large enough.
+
+    Arguments:
+        losses: all that are possible, of which one is the victim's.
+        delta: at which eps is asked for.
+    """
     return max(numerics.eps_bound(_as_composition(loss).eps(delta) * _OUTWARD) for loss in losses)
 
 
 def worst_delta(losses: Sequence[Loss], *, eps: float) -> float:
-    """The largest delta at this eps, rounded up; what may have underflowed is not 0."""
+    """The largest delta at this eps, rounded up; what may have underflowed is not 0.
+
+    Arguments:
+        losses: all that are possible, of which one is the victim's.
+        eps: at which delta is asked for.
+    """
     return max(numerics.probability(max(_as_composition(loss).delta(eps) * _OUTWARD, _LEAST)) for loss in losses)

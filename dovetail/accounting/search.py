@@ -47,6 +47,15 @@ def smallest_noise(
     `eps_of` falls as noise grows. A parameter that works the other way (an `eps_local`) is calibrated through its
     inverse. `ruler` is any rising function of eps: the closer it is to one over noise, the fewer points are asked.
 
+    Arguments:
+        eps_of: the eps at a noise; it may be infinite.
+        eps: the target.
+        tolerance: of the noise, relative to it.
+        lowest: the least noise that is tried.
+        ruler: a rising function of eps that is about proportional to one over the noise.
+
+    Returns: a noise that was asked about and meets the target.
+
     Guarantees:
         eps_of(result) <= eps, always: the returned point itself was evaluated.
         eps_of(result / (1 + 2 * tolerance)) > eps, unless the result is the lowest.
@@ -129,6 +138,12 @@ def _root(points: list[tuple[float, float]], x: float) -> tuple[float, float]:
 def smallest_integer(eps_of: Callable[[int], float], *, eps: float, low: int, high: int) -> int:
     """The smallest whole number in [low, high] at which `eps_of` <= eps, where more means more privacy (a padding).
 
+    Arguments:
+        eps_of: the eps at a whole number, falling.
+        eps: the target.
+        low: the first number that is tried.
+        high: the last, which must meet the target.
+
     Guarantees:
         eps_of(result) <= eps, always: the returned point itself was evaluated.
     """
@@ -146,6 +161,14 @@ def smallest_eps(delta_at: Callable[[float], float], *, delta: float, high: floa
 
     sqrt(log(1/delta_at)) is nearly linear in eps, so Brent's method on it takes few evaluations. `high` is where the
     search starts; it is doubled as long as delta is not met there.
+
+    Arguments:
+        delta_at: the delta at an eps, falling; 1 where none is known.
+        delta: the target.
+        high: where the search starts.
+        tolerance: of the eps, relative to it.
+
+    Returns: infinite where no eps meets the target.
 
     Guarantees:
         delta_at(result) <= delta: the returned point itself was evaluated.
@@ -181,6 +204,11 @@ def smallest_eps(delta_at: Callable[[float], float], *, delta: float, high: floa
 def smallest_point(holds: Callable[[float], bool], *, low: float, high: float) -> float:
     """The smallest point of an interval from which on a condition holds, to the last digits; infinite if it never does.
 
+    Arguments:
+        holds: a condition that stays true once it is.
+        low: where it is not asked.
+        high: where the search begins.
+
     Guarantees:
         holds(result), unless it is infinite.
     """
@@ -201,6 +229,12 @@ def eps_after_spending(
 
     Climbs from 0: each eps is what is needed for the delta that the last one left. Steps become a little longer than
     that, so that the climb ends.
+
+    Arguments:
+        eps_of: the eps at what is left of delta.
+        spent: what is spent beside it when eps is that of the whole, non-decreasing.
+        delta: the whole of it.
+        steps: how often eps may climb.
 
     Guarantees:
         eps_of(delta - spent(result)) <= result, always: the returned point itself was evaluated.

@@ -51,7 +51,12 @@ class Claim:
         return f"claimed by {self.theorem.where}: {numbers} - {_word(self.verdict)}: {self.reason}"
 
     def statement(self, scope: Scope, *, span: str = "") -> Statement:
-        """The claim as a statement within this scope, with its verdict and the reason for it."""
+        """The claim as a statement within this scope, with its verdict and the reason for it.
+
+        Arguments:
+            scope: whom the paper's promise is about.
+            span: what it covers, in words.
+        """
         proof = self.theorem.proof.with_notes(f"{_word(self.verdict)}: {self.reason}")
         bound = Bound(eps=self.eps, delta=self.delta, proof=proof)
         return scope.state(bound, self.verdict, span=span)

@@ -42,6 +42,9 @@ def register(kind: type) -> type:
     """Let a ledger hold events of this kind, a frozen dataclass; its name must not be another event's.
 
     A release is registered with its events (`accounting.releases`), so that a plug-in need not call this.
+
+    Arguments:
+        kind: the class of the event.
     """
     first = _EVENTS.setdefault(kind.__name__, kind)
     if (first.__module__, first.__qualname__) != (kind.__module__, kind.__qualname__):

@@ -160,6 +160,11 @@ def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
 
     For two levels the blanket pair is the clone pair with clone probability gamma, and no grid is needed. `coarser`
     widens the steps of the grid, to at most a twelfth of a standard deviation: faster, and a little larger.
+
+    Arguments:
+        event: one shuffled report.
+        eps: at which delta is asked for.
+        coarser: how many times wider the steps of the grid may be.
     """
     _validate.non_negative(eps=eps)
     _validate.at_least(1, coarser=coarser)
@@ -320,6 +325,11 @@ def laplace_floors(eps_locals: np.ndarray, eps_victim: float, half_width: float)
 
     The ratio of densities is least where e^(e s) = [e_i/q + sqrt((e_i/q)^2 + e^2 - e_i^2)] / (e + e_i), with s the
     distance from 1/2 and q = e^(-e t): its logarithm is convex in s.
+
+    Arguments:
+        eps_locals: the users' budgets.
+        eps_victim: the victim's budget, that of the blanket's tails.
+        half_width: t, half the width of the plateau.
     """
     _validate.positive(half_width=half_width)
     _require_plateau(eps_victim)
@@ -343,6 +353,10 @@ def laplace_frontier(eps_local: float, half_width: float) -> Frontier:
     """F of Laplace noise on [0, 1] against its plateau: of the input 1, for the two ends are the worst.
 
     Distances are from 1/2. Cells end at 1/2 (the input), at the plateau's ends and where ratios are constant beyond.
+
+    Arguments:
+        eps_local: the victim's budget.
+        half_width: t, half the width of the plateau.
     """
     _validate.positive(half_width=half_width)
     _require_plateau(eps_local)
@@ -448,6 +462,11 @@ def threshold_frontier(eps_local: float, fresh: float, threshold: float) -> Fron
     Boxes of budgets and inputs cover them. The logarithm of a density moves by at most 1 per unit of the budget, and by
     at most the budget per unit of x in [-1, 1] (mirrored, in [0, 1]). A box whose laws stay below what is known already
     adds nothing; any other is halved, until its laws are close, and then raises what is known.
+
+    Arguments:
+        eps_local: the largest budget of the users.
+        fresh: the smallest budget, at which small reports are drawn anew.
+        threshold: below which a report counts as small, as a share of half the box.
     """
     _validate.positive(eps_local=eps_local, fresh=fresh)
     _validate.in_open_interval(0, 1, threshold=threshold)

@@ -205,6 +205,10 @@ def mean_excess(grid: Grid, draws: Draws) -> float:
     For x > 0, E[X_+] = M(x)^n sum_j (j h)_+ e^(-x j h) P_x(X = j h), with P_x the tilted law of a sum of n. Summing
     over all j in Fourier space wraps P_x around a circle of N points; the weights are positive, so wrapping only adds.
 
+    Arguments:
+        grid: the law of one draw of L.
+        draws: the law of how many draws there are.
+
     Guarantees:
         Never below the exact value on the grid.
     """

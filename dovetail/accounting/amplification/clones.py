@@ -87,6 +87,11 @@ def one_step(counts: np.ndarray, *, eps: float, eps_local: float) -> np.ndarray:
     delta = u P(A = k - 1) - (e^eps - 1) P(A >= k), u = (e^eps_local - e^eps) / (1 + e^eps_local), A ~ Bin(c, 1/2),
     k = 1 + floor((c + 1)(1 + tanh(eps/2) / tanh(eps_local/2)) / 2).
 
+    Arguments:
+        counts: numbers of clones.
+        eps: at which delta is asked for.
+        eps_local: of the victim's report.
+
     Guarantees:
         Never below the exact value, and within 1e-8 of it for up to 1e6 clones.
         Falls as the count rises: a clone more is post-processing.
@@ -115,6 +120,12 @@ def binomial_counts(trials: int, prob: float, *, tail: float, coarse: bool = Fal
 
     A window of more than 2^15 counts is cut into 2^13 blocks (if coarse, one of 2^12 into 2^10), each standing at its
     lowest count: fewer clones, which is the safe side for anything that falls in the number of clones.
+
+    Arguments:
+        trials: other users.
+        prob: how probably each of them is a clone.
+        tail: the mass that the window may miss on either side.
+        coarse: whether windows are cut into fewer blocks, for speed.
 
     Guarantees:
         The weights and both sides sum to 1 or a little more.
@@ -157,6 +168,11 @@ def expected_delta(law: CloneCounts, *, eps: float, eps_local: float) -> float:
     """The delta at eps when the number of clones follows this law, rounded up.
 
     Mass below the window is charged the delta without clones, mass above it the delta at the window's upper end.
+
+    Arguments:
+        law: of the number of clones.
+        eps: at which delta is asked for.
+        eps_local: of the victim's report.
     """
     if eps >= eps_local:
         return 0.0
@@ -166,7 +182,13 @@ def expected_delta(law: CloneCounts, *, eps: float, eps_local: float) -> float:
 
 
 def delta_of(event: Shuffled, *, eps: float, year: int = 2023) -> float:
-    """The delta of one shuffled report at this eps, rounded up."""
+    """The delta of one shuffled report at this eps, rounded up.
+
+    Arguments:
+        event: one shuffled report.
+        eps: at which delta is asked for.
+        year: which clone probability counts: that of the paper of 2022 or of 2023.
+    """
     _validate.non_negative(eps=eps)
     n, eps_local = closed_forms.single(event)
     return expected_delta(_in_blocks(n, eps_local, year), eps=eps, eps_local=eps_local)

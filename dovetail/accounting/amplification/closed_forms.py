@@ -69,7 +69,14 @@ _GIRGIS_ORDERS = np.unique(np.round(np.geomspace(2, 4000, 120)).astype(int))
 
 
 def single(event: Shuffled, *, delta: float | None = None) -> tuple[int, float]:
-    """The honest users and the eps_local of one shuffled report, once the question itself is sound."""
+    """The honest users and the eps_local of one shuffled report, once the question itself is sound.
+
+    Arguments:
+        event: of which only one coordinate is allowed.
+        delta: checked to be a probability, if there is one.
+
+    Returns: the number of honest users and eps_local.
+    """
     _validate.in_open_interval(0, 1, **_validate.not_none(delta=delta))
     if event.coordinates != 1:
         raise NotApplicable(f"this bound is for one coordinate, got coordinates={event.coordinates}: compose instead")

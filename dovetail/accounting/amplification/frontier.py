@@ -76,6 +76,11 @@ def randomized_response(eps_local: float, mass: float, *, slack: float = 0.0) ->
     """A set of this blanket mass is e^eps_local times as likely as all else: a level, or a cap of the sphere.
 
     `slack` is the relative error of the mass: both slopes move outward by it, and the corner to where they meet.
+
+    Arguments:
+        eps_local: of the report.
+        mass: the share of all outcomes that an input makes likely.
+        slack: relative error of the mass.
     """
     _validate.positive(eps_local=eps_local)
     _validate.in_open_interval(0, 1, mass=mass)
@@ -105,6 +110,12 @@ def from_cells(blanket: np.ndarray, report: np.ndarray, lowest: np.ndarray, high
 
     In a cell the ratio of report to blanket stays between `lowest` and `highest`: the cell's mass goes to these two, so
     that the probability of the report is kept.
+
+    Arguments:
+        blanket: the blanket's mass of every cell.
+        report: the report's mass of every cell.
+        lowest: the least ratio of report to blanket in a cell.
+        highest: the largest ratio in a cell.
     """
     ratios, masses = split(blanket, report, lowest, highest)
     return Frontier(ratios[::-1], masses[::-1])
@@ -126,6 +137,10 @@ def from_excess(at: np.ndarray, excess: np.ndarray) -> Frontier:
 
     Between the points that holds for their lower convex hull, for the excess of any law is convex. The first t is at
     most the least ratio, where the excess is 1 - t, and the last at least the largest, where it is 0.
+
+    Arguments:
+        at: thresholds t, rising.
+        excess: an upper bound on E[(r - t)_+] at each of them.
     """
     ends = numerics.lower_hull(at, excess)
     rises = np.concatenate([[-1.0], np.diff(ends[:, 1]) / np.diff(ends[:, 0]), [0.0]])

@@ -79,7 +79,15 @@ BOUNDS: Mapping[str, NamedBound] = MappingProxyType(
 
 
 def bound(name: str, report: Report, *, num_users: int, delta: float, colluders: int = 0) -> Bound:
-    """One bound by its name, for this report; `NotApplicable` with the reason where it does not apply."""
+    """One bound by its name, for this report; `NotApplicable` with the reason where it does not apply.
+
+    Arguments:
+        name: a key of `BOUNDS`.
+        report: the local randomizer; it must be the one that the bound is proved for.
+        num_users: reports in the shuffle, the victim's included.
+        delta: at which eps is asked for.
+        colluders: users that are the adversary's, or fake.
+    """
     _validate.known_name("bound", name, BOUNDS)
     return _ask(name, Shuffled(report=report, num_users=num_users, colluders=colluders), delta)
 
@@ -89,6 +97,12 @@ def table(report: Report | float, *, num_users: int, delta: float, colluders: in
 
     Given a number, the eps_local of a report of unknown kind, each row is computed for the randomizer that it is proved
     for: a comparison. Given a `Report`, rows proved for another randomizer are not applicable.
+
+    Arguments:
+        report: the local randomizer, or its eps_local.
+        num_users: reports in the shuffle, the victim's included.
+        delta: at which eps is asked for.
+        colluders: users that are the adversary's, or fake.
 
     Guarantees:
         One row for every name of `BOUNDS`, in its order.
@@ -108,6 +122,12 @@ def table(report: Report | float, *, num_users: int, delta: float, colluders: in
 
 def best(report: Report | float, *, num_users: int, delta: float, colluders: int = 0) -> TableRow:
     """The smallest bound that holds for this report; a number stands for a generic report of that eps_local.
+
+    Arguments:
+        report: the local randomizer, or its eps_local.
+        num_users: reports in the shuffle, the victim's included.
+        delta: at which eps is asked for.
+        colluders: users that are the adversary's, or fake.
 
     Guarantees:
         The row's bound is never None: `NotApplicable` where no bound improves on eps_local.

@@ -269,6 +269,10 @@ def clone_counts(coins: Coins | np.ndarray, *, bounded: bool = False) -> CloneCo
 
     Where coins are many, or if it may be, it is `bounded` instead, which costs some of the tails' precision.
 
+    Arguments:
+        coins: the users' probabilities to be a clone.
+        bounded: whether bounds may take the place of the law, which is faster.
+
     Guarantees:
         With the mass below put at no clones, the law is stochastically at most the exact one.
     """

@@ -129,6 +129,11 @@ def interval_for(std: float, width: float, *, releases: int) -> float:
 
     It is about 1/16 of the std (1/128 for one release), for the error of the grid is of second order; powers of two
     change rarely, so that losses computed for some rounds serve for more of them.
+
+    Arguments:
+        std: of the loss of one release, the narrowest of several.
+        width: of the losses of one release, the largest of several.
+        releases: how many are composed.
     """
     _validate.positive(std=std, width=width, releases=releases)
     wanted = max(std / (16 * max(1.0, 8 / math.sqrt(releases))), width / 2**15)
@@ -137,6 +142,10 @@ def interval_for(std: float, width: float, *, releases: int) -> float:
 
 def loss(law: ShiftLaw, *, interval: float) -> LossDistribution:
     """The privacy loss of one release, removed and added, on multiples of `interval`.
+
+    Arguments:
+        law: of the shift, in standard deviations.
+        interval: of the grid of losses.
 
     Guarantees:
         Never below the exact hockey-stick divergence of the pair, in either direction, at any eps.

@@ -144,6 +144,11 @@ def honest(event: Personalized, victims: np.ndarray | None, probs_of: ProbsOf) -
     """What the honest others do to hide any of these victims (None: of all users), at the least.
 
     `probs_of(budgets)` rises and then falls with the budget, so that a class hides no less than at one of its ends.
+
+    Arguments:
+        event: whose users hide the victims.
+        victims: indices of users, of whom one is the victim.
+        probs_of: how probably a user of each budget hides a victim.
     """
     budgets = budgets_of(event)
     if len(budgets) > MANY:
@@ -270,7 +275,14 @@ def _about(event: Personalized, members: np.ndarray) -> tuple[float, float]:
 
 
 def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
-    """delta(eps) of one coordinate for each of these victims, in both directions."""
+    """delta(eps) of one coordinate for each of these victims, in both directions.
+
+    Arguments:
+        event: one coordinate of it.
+        victims: indices of users with similar budgets.
+
+    Returns: a function of eps.
+    """
     users, (_, top) = len(event.eps_locals), span(event, victims)
     by_clones = True
     by_blanket = _LEAST_BUDGET <= top <= symmetric.LARGEST_LOSS
@@ -300,7 +312,13 @@ def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
 
 
 def pair(event: Personalized, victims: np.ndarray, *, coarse: bool = False) -> SymmetricPair:
-    """The pair of all coordinates that dominates for each of these victims."""
+    """The pair of all coordinates that dominates for each of these victims.
+
+    Arguments:
+        event: all of whose coordinates count.
+        victims: indices of users with similar budgets.
+        coarse: whether the curve is asked at fewer eps.
+    """
     _, top = span(event, victims)
     nodes = symmetric.nodes_for(event.coordinates, coarse=coarse)
     return symmetric.pair_of(curve(event, victims), eps_pure=top, folds=event.coordinates, nodes=nodes)
@@ -340,6 +358,10 @@ def halve(event: Personalized, members: np.ndarray) -> list[np.ndarray]:
     """Two groups, of smaller and of larger budgets; one, where the budgets are as good as equal, or it would not help.
 
     Only of Laplace noise do users of smaller budgets hide behind fewer others.
+
+    Arguments:
+        event: whose users they are.
+        members: indices of users with similar budgets.
     """
     low, high = span(event, members)
     if high <= low * _NARROW or event.kind != "laplace":

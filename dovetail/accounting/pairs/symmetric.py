@@ -156,6 +156,10 @@ def folded_loss(pair: Folded, *, interval: float) -> Loss:
     """The privacy loss of all folds on multiples of `interval`.
 
     On a grid that resolves one fold, they are left to whoever composes rounds: nothing is charged for it here.
+
+    Arguments:
+        pair: whose losses are asked for.
+        interval: of the grid of losses.
     """
     if pair.folds > 1 and interval <= pair.std_loss / _LEAST_PARTS:
         return loss_distributions.self_compose(pair.once().loss(interval=interval), pair.folds)
@@ -166,6 +170,10 @@ def loss_below(pair: SymmetricPair, *, interval: float) -> Loss:
     """The privacy loss of all folds of a pair, every loss rounded down in size to a multiple of `interval`.
 
     Of a symmetric law, |s| may be moved down: the pair itself is a spread of the result (docs/proofs/coins.md).
+
+    Arguments:
+        pair: whose losses are rounded down.
+        interval: of the grid of losses.
     """
     _validate.positive(interval=interval)
     if not interval <= pair.std_loss / _LEAST_PARTS:
@@ -186,14 +194,25 @@ def resolution(pair: Folded) -> float:
 
 
 def repeated_loss(pair: Folded, times: int) -> Loss:
-    """The privacy loss of so many rounds of a pair, on a grid that resolves them and is not too large."""
+    """The privacy loss of so many rounds of a pair, on a grid that resolves them and is not too large.
+
+    Arguments:
+        pair: of one round.
+        times: how many rounds there are.
+    """
     whole = pair.std_loss * math.sqrt(pair.folds * times)
     loss = folded_loss(pair, interval=max(resolution(pair), whole * _DEVIATIONS / _MOST_LOSSES))
     return loss_distributions.self_compose(loss, times) if times > 1 else loss
 
 
 def spread(points: np.ndarray, mass: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """The masses of a law of |s| on a grid from 0 to its largest point or beyond; the mean of |s| is kept."""
+    """The masses of a law of |s| on a grid from 0 to its largest point or beyond; the mean of |s| is kept.
+
+    Arguments:
+        points: values of |s|, ascending.
+        mass: the mass at each of them.
+        grid: ascending points from 0 on, which reach the largest of the values.
+    """
     if grid[0] != 0 or points.max() > grid[-1] * (1 + 1e-12):
         raise ValueError(f"expected a grid from 0 to {points.max()} or beyond, got {grid[0]} to {grid[-1]}")
     right = np.clip(np.searchsorted(grid, points), 1, len(grid) - 1)
@@ -205,6 +224,11 @@ def renyi(orders: np.ndarray, points: np.ndarray, mass: np.ndarray) -> np.ndarra
     """log E[sqrt(1 - s^2) cosh((2 order - 1) atanh s)] / (order - 1), from the excess over 1, rounded up.
 
     An order closer to 1 than `_CLOSEST_ORDER` costs what that order costs.
+
+    Arguments:
+        orders: above 1.
+        points: values of |s|.
+        mass: the mass at each of them.
     """
     orders = np.asarray(orders, dtype=float)
     if orders.size and not orders.min() > 1:
@@ -231,6 +255,13 @@ def composed_loss(
     `on(tanh)` is the law of |s| spread to these points, which reach beyond tanh(eps_pure/2). The folds are composed on
     a grid fine enough for one of them, whose loss has about this std, then the result is spread to `interval`; one
     alone goes there at once.
+
+    Arguments:
+        on: the law of |s| spread to given points.
+        eps_pure: the largest loss of one copy.
+        std: about the standard deviation of that loss.
+        folds: how many copies there are.
+        interval: of the grid of losses.
     """
     _validate.positive(interval=interval)
     if eps_pure > _LARGEST_GRID_LOSS:
@@ -343,6 +374,13 @@ def pair_of(
 
     `delta_at(eps)` holds at every eps in [0, eps_pure), and beyond delta is 0. Below `least` the curve is not asked.
 
+    Arguments:
+        delta_at: the curve, an upper bound in both directions.
+        eps_pure: from which on delta is 0.
+        folds: how many independent copies the pair has.
+        nodes: where the curve is asked.
+        least: a delta below which it is not asked; that of the nodes if None.
+
     Guarantees:
         Never below any pair that the curve bounds; equal to the curve where it was asked, if it is that of a pair.
     """
@@ -369,6 +407,13 @@ def sampled_pair(
     at most `eps_pure`, which may be infinite. Of the sampled round delta is ``prob delta_at(log1p(expm1(eps) / prob))``
     (docs/proofs/fixed-size.md). It is asked at nodes of the round's own eps; a loss beyond `LARGEST_LOSS`, or
     less likely than 1e-60, counts as infinite, which is a point at 1.
+
+    Arguments:
+        delta_at: the curve of a round with everyone, in both directions.
+        prob: how probably a user is in the sample.
+        eps_pure: the largest loss of such a round, or infinite.
+        std: about the standard deviation of its loss.
+        nodes: where the curve is asked.
 
     Guarantees:
         Never below the sampled round, at any eps, in either direction and composed; at prob = 1 that of the round.

@@ -98,7 +98,12 @@ class Release(Generic[_Event]):
         return None
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
-        """Its Renyi divergence at every order; infinite where none is known."""
+        """Its Renyi divergence at every order; infinite where none is known.
+
+        Arguments:
+            sampling: who takes part in the round.
+            orders: above 1.
+        """
         raise NotApplicable(f"no Renyi bound here for {self._description(sampling)}")
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
@@ -106,6 +111,10 @@ class Release(Generic[_Event]):
 
         Several, where it depends on something fixed but unknown about the victim (how a subject's items are spread
         over users): the loss of any number of such releases is the composition of one of them.
+
+        Arguments:
+            sampling: who takes part in the round.
+            interval: of the grid of losses.
         """
         raise NotApplicable(f"no privacy-loss distribution here for {self._description(sampling)}")
 
@@ -128,7 +137,12 @@ class Release(Generic[_Event]):
         raise NotApplicable(f"{self._name} has no pure guarantee")
 
     def equal_rounds(self, sampling: Sampling, times: int) -> Curve:
-        """So many of it by a theorem of its own."""
+        """So many of it by a theorem of its own.
+
+        Arguments:
+            sampling: who takes part in each round.
+            times: how many rounds there are.
+        """
         raise NotApplicable(f"{self._name} has no theorem of its own for equal rounds")
 
     def holds_if_sample_known(self, sampling: Sampling) -> bool:
@@ -154,7 +168,12 @@ class Release(Generic[_Event]):
         return None
 
     def per_user(self, times: int, *, delta: float) -> tuple[float, ...] | None:
-        """Every user's own eps after so many releases, where users differ."""
+        """Every user's own eps after so many releases, where users differ.
+
+        Arguments:
+            times: how many releases there are.
+            delta: at which every user's eps is asked for.
+        """
         return None
 
     def delta_spent(self, eps: float) -> tuple[Spent, ...]:
@@ -162,7 +181,11 @@ class Release(Generic[_Event]):
         return ()
 
     def local(self, *, delta: float) -> Bound:
-        """What it guarantees about one client's part, seen with the client's name on it: no crowd, no sampling."""
+        """What it guarantees about one client's part, seen with the client's name on it: no crowd, no sampling.
+
+        Arguments:
+            delta: for one round; the bound may need less.
+        """
         raise NotApplicable(f"{self._name} does not describe what one client's reports reveal")
 
     def simplify(self, sampling: Sampling) -> Any:
@@ -173,11 +196,22 @@ class Release(Generic[_Event]):
         """Refuse, with the reason, where disjoint batches of users do not concern different victims."""
 
     def of_users(self, participation: Participation, users: int) -> Round | None:
-        """The same round for so many users together, where their shifts just add up; None where they do not."""
+        """The same round for so many users together, where their shifts just add up; None where they do not.
+
+        Arguments:
+            participation: who takes part in the round.
+            users: how many users count as one.
+        """
         return None
 
     def of_subject(self, *, items: int, users: int, items_per_user: int | None) -> Any:
-        """The same event, seen from a subject with so many records."""
+        """The same event, seen from a subject with so many records.
+
+        Arguments:
+            items: the most records that one subject has.
+            users: the most users that hold them.
+            items_per_user: the most of them at one user, if that is capped.
+        """
         raise NotApplicable(f"{self._name} does not describe how records enter a sum")
 
     def of_replaced_item(self) -> list[Round]:
@@ -200,6 +234,11 @@ _Family = TypeVar("_Family", bound=type[Release[Any]])
 
 def releases(*kinds: type) -> Callable[[_Family], _Family]:
     """Register a class of releases for these events, which a ledger can then hold: ``@releases(MyEvent)``.
+
+    Arguments:
+        kinds: classes of events, each with a name of its own.
+
+    Returns: a decorator for a class derived from `Release`.
 
     Guarantees:
         What an event implies is never replaced: statements about bundled protocols rest on bundled releases.

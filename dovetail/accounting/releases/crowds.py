@@ -199,7 +199,12 @@ def _sampled_pair(event: Crowd, prob: float) -> SymmetricPair:
 
 
 def eps(event: Crowd, *, delta: float) -> Bound:
-    """The smallest eps certified for one round at this delta, `overflow_delta` included."""
+    """The smallest eps certified for one round at this delta, `overflow_delta` included.
+
+    Arguments:
+        event: one round.
+        delta: of the whole round.
+    """
     _validate.in_open_interval(0, 1, delta=delta)
     left = (delta - overflow_delta(event)) * (1 - 1e-12)
     if left <= 0:
@@ -216,6 +221,10 @@ def eps(event: Crowd, *, delta: float) -> Bound:
 
 def local(event: Crowd, *, delta: float = 0.0) -> Bound:
     """What holds for a client's own reports, with nobody trusted.
+
+    Arguments:
+        event: one round.
+        delta: that may be spent on how many coordinates a client reports.
 
     Guarantees:
         SS-Topk promises something finite only if every coordinate is reported (decoys = coordinates - top).
@@ -253,7 +262,12 @@ def overflow_delta(event: Crowd) -> float:
 
 
 def most_reports(event: PaddedBernoulli, *, delta: float) -> int:
-    """The smallest k_max with P[Bin(coordinates, inclusion) > k_max] <= delta."""
+    """The smallest k_max with P[Bin(coordinates, inclusion) > k_max] <= delta.
+
+    Arguments:
+        event: one round.
+        delta: how probably a client may report more.
+    """
     _validate.in_interval(0, 1, delta=delta)
     low, high = -1, event.coordinates
     while high - low > 1:

@@ -129,6 +129,11 @@ def renyi(event: Personalized, orders: np.ndarray, victim: int | None = None) ->
 def eps(event: Personalized, *, delta: float, victim: int | None = None) -> Bound:
     """eps at delta over all coordinates: of this victim, or (None) the maximum over users.
 
+    Arguments:
+        event: one round.
+        delta: at which eps is asked for.
+        victim: the index of a user.
+
     Guarantees:
         Never below the exact value (brute force at small n), and never above the local guarantee.
         The maximum is at least every user's own bound, up to the grid's error.
@@ -173,6 +178,11 @@ def _compose_rounds(pair: SymmetricPair, delta: float, times: int = 1) -> float:
 
 def per_user(event: Personalized, *, delta: float, times: int = 1) -> tuple[Bound, ...]:
     """eps at delta over all coordinates of so many rounds, for every user; users of similar budgets share a bound.
+
+    Arguments:
+        event: one round.
+        delta: at which every user's eps is asked for.
+        times: how many rounds there are.
 
     Guarantees:
         Holds for every user; within 2 % of, or above, `eps(event, delta=delta, victim=user)`.

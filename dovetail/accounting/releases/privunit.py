@@ -54,6 +54,10 @@ class Cap:
 def cap_mass(*, dim: int, threshold: float) -> float:
     """P(<v, u> >= threshold) for v uniform on the sphere, rounded down.
 
+    Arguments:
+        dim: of the sphere's space.
+        threshold: the least inner product with the cap's centre.
+
     Guarantees:
         Never above the exact mass; within 1e-9 of it where it is at least 1e-290 (tested in 50 digits up to dim 1e6).
     """
@@ -111,6 +115,10 @@ def noise_std(cap: Cap) -> float:
 
 def best(*, dim: int, eps_local: float) -> Cap:
     """The cap and the probability with the least variance at this eps.
+
+    Arguments:
+        dim: of the vectors.
+        eps_local: the pure eps that one report may have.
 
     Guarantees:
         eps(result) is at most eps_local and within 1e-6 of it; no other threshold has a larger `mean_projection`.

@@ -101,6 +101,11 @@ def poisson_delta(count: NumberDrawn, shift: float, eps: float) -> float:
     """delta at eps of sum_k w_k N(k shift, 1) against sum_k w_k N(-k shift, 1), rounded up; both directions are equal.
 
     It is the largest sum_k w_k (Phi(k shift - a) - e^eps Phi(-k shift - a)) of all a, which rises in a, then falls.
+
+    Arguments:
+        count: how many of the subject's users are in the sum.
+        shift: clip norm over standard deviation.
+        eps: at which delta is asked for.
     """
     _validate.non_negative(eps=eps)
     shifts = shift * np.arange(len(count.weights))
@@ -118,6 +123,11 @@ def fixed_size_delta(count: NumberDrawn, shift: float, eps: float) -> float:
     `shift` is that of one user who is replaced. It is the largest sum_k w_k (Phi(u_k) - e^eps Phi(u_k - k shift)) of
     all a, u_k the number in [-a, k shift - a] that is closest to k shift / 2 - eps / (k shift); it rises in a, then
     falls.
+
+    Arguments:
+        count: how many of the subject's users are in the sum.
+        shift: twice the clip norm over the standard deviation.
+        eps: at which delta is asked for.
     """
     _validate.non_negative(eps=eps)
     shifts = shift * np.arange(len(count.weights))

@@ -48,6 +48,12 @@ _OFF = 1e-45  # more than what all roundings and the end of the sum do, over the
 def best_of(orders: np.ndarray, divergences: np.ndarray, *, eta: float, gamma: float) -> np.ndarray:
     """The Renyi divergence of the best of K trials at every order, from that of one trial at the same orders.
 
+    Arguments:
+        orders: Renyi orders above 1.
+        divergences: of one trial at each of them.
+        eta: the shape of the law of the number of trials.
+        gamma: its other parameter: the smaller, the more trials.
+
     Guarantees:
         Never below the exact divergence, for any number of outputs and any order of them; rounded up.
         Never below the divergence of one trial.
@@ -73,7 +79,12 @@ def expected_trials(*, eta: float, gamma: float) -> float:
 
 
 def gamma_for(mean: float, *, eta: float) -> float:
-    """The gamma at which K has this mean, or a little less."""
+    """The gamma at which K has this mean, or a little less.
+
+    Arguments:
+        mean: the number of trials on average.
+        eta: the shape of the law.
+    """
     _validate.finite(mean=mean)
     if not mean > 1:
         raise ValueError(f"expected a mean number of trials > 1, got mean={mean!r}")
@@ -84,7 +95,13 @@ def gamma_for(mean: float, *, eta: float) -> float:
 
 
 def number_of_trials(uniform: float | Fraction, *, eta: float, gamma: float) -> int:
-    """The K at this quantile: a draw of K, for a uniform number in [0, 1); in `_DIGITS` digits."""
+    """The K at this quantile: a draw of K, for a uniform number in [0, 1); in `_DIGITS` digits.
+
+    Arguments:
+        uniform: in [0, 1), with as many digits as the draw is to be right to.
+        eta: the shape of the law.
+        gamma: its other parameter.
+    """
     _check(eta, gamma)
     if not 0 <= uniform < 1:
         raise ValueError(f"expected 0 <= uniform < 1, got uniform={uniform!r}")

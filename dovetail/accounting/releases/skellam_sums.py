@@ -88,6 +88,12 @@ def rounded_norm(*, clip_norm: float, scale: float, coordinates: int, rounding_t
 
     Plain stochastic rounding stays below it with probability at least 1 - rounding_tail; it is repeated until it does,
     which biases the result slightly.
+
+    Arguments:
+        clip_norm: of the vector before it is scaled.
+        scale: from the vector to whole numbers.
+        coordinates: of the vector.
+        rounding_tail: how probably one rounding is above the result.
     """
     _validate.positive(clip_norm=clip_norm, scale=scale, coordinates=coordinates)
     _validate.in_open_interval(0, 1, rounding_tail=rounding_tail)
@@ -193,6 +199,11 @@ def divergence(variance: float) -> float:
 
 def near_gaussian(*, sensitivity: float, coordinates: int, variance: float) -> NearGaussian:
     """The Gaussian that Skellam noise on so many coordinates is near to; `sensitivity` is in L2, of whole numbers.
+
+    Arguments:
+        sensitivity: of the sum of whole numbers, in L2.
+        coordinates: of the sum.
+        variance: of Skellam's noise in each.
 
     Guarantees:
         Not known (`NotApplicable`) below a variance of 100.

@@ -77,6 +77,11 @@ _MOST_SHARES = 32
 def eta(*, num_users: int, slots: int, modulus: int) -> float:
     """Distance of one coordinate's shuffled shares to the ideal, rounded up; 1 where nothing is hidden.
 
+    Arguments:
+        num_users: honest users.
+        slots: share slots whose permutation the analyzer does not know.
+        modulus: of the shares.
+
     Guarantees:
         Never below the exact distance, enumerated at small num_users, slots and modulus.
         Refuses a modulus below the number of users, for which the recursion would need cancellation.
@@ -151,6 +156,11 @@ def _sum(logs: np.ndarray, more: float = -math.inf) -> float:
 def shares_for(*, num_users: int, modulus: int, target: float) -> int:
     """The fewest share slots with `eta` at most `target`, among so many honest users.
 
+    Arguments:
+        num_users: honest users.
+        modulus: of the shares.
+        target: the largest distance from the ideal.
+
     Guarantees:
         eta at the result is at most target, at one slot less it is not.
         Not certified (`NotApplicable`) where more than 32 slots would be needed: too few users.
@@ -170,7 +180,13 @@ def shares_for(*, num_users: int, modulus: int, target: float) -> int:
 
 
 def modulus_for(*, num_users: int, norm: float, noise_variance: float) -> int:
-    """The smallest modulus in which the sum of at most so many users does not wrap around, but for 9 deviations."""
+    """The smallest modulus in which the sum of at most so many users does not wrap around, but for 9 deviations.
+
+    Arguments:
+        num_users: the most that upload.
+        norm: of one user's vector of integers.
+        noise_variance: of all noise in a coordinate.
+    """
     _validate.positive(num_users=num_users, norm=norm)
     _validate.non_negative(noise_variance=noise_variance)
     return math.ceil(2 * (num_users * norm + 9 * math.sqrt(noise_variance))) + 1
@@ -290,6 +306,18 @@ def calibrate(
 
     The scale makes rounding inflate norms by about `rounding_loss`, then fills the modulus. `mixing_share` of delta
     goes to imperfect mixing, in all rounds together. No slot is assumed to collude: add shares for those that may.
+
+    Arguments:
+        num_users: the enforced minimum of uploads.
+        coordinates: of a vector.
+        clip_norm: of a user's vector.
+        eps: the target for all rounds together.
+        delta: of that target.
+        rounds: how many there are.
+        colluders: uploads of the adversary's own.
+        rounding_loss: by how much rounding may inflate norms.
+        mixing_share: of delta, for imperfect mixing.
+        neighbors: the relation of the statement.
 
     Guarantees:
         `split_and_mix.eps(result, delta=delta, rounds=rounds).eps` is at most eps.

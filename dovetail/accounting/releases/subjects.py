@@ -56,7 +56,13 @@ _MOST_SPLITS = 64
 
 
 def splits(event: SampledSubject) -> list[tuple[int, ...]]:
-    """Ways to spread the subject's items over users; one of them is at least as bad as any way that the caps allow."""
+    """Ways to spread the subject's items over users; one of them is at least as bad as any way that the caps allow.
+
+    Arguments:
+        event: whose caps say how the subject's items may be spread.
+
+    Returns: for each way the numbers of items at its users.
+    """
     if event.prob_user == 1:
         return [_worst_split(event)]
     if event.noise == "user":
@@ -112,7 +118,12 @@ def items_in_sum(event: SampledSubject, split: tuple[int, ...]) -> np.ndarray:
 
 
 def shifts(event: SampledSubject, split: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The shifts of one release in clip norms, and their probabilities, for a split of `splits`."""
+    """The shifts of one release in clip norms, and their probabilities, for a split of `splits`.
+
+    Arguments:
+        event: one release.
+        split: how many items each of the subject's users holds.
+    """
     if event.noise == "sum" or len(split) == 1:
         law = items_in_sum(event, split)
         return np.arange(len(law), dtype=float), law
@@ -141,6 +152,10 @@ def of_users_together(event: Gaussian, *, users: int) -> Gaussian:
     """The release of `users` users together, each with noise of its own, to a subject with data at all of them.
 
     Its gradients may be aligned, so their shifts add up like the sides of a cube: mu grows by sqrt(users).
+
+    Arguments:
+        event: the release of one user's sum.
+        users: how many of them hold data of the subject.
     """
     _validate.integer(users=users)
     _validate.at_least(1, users=users)
