@@ -191,7 +191,7 @@ def _loss_curve(exposures: tuple[Exposure, ...]) -> Curve:
     if cases > _MOST_CASES:
         raise NotApplicable(f"the items of a subject may be spread in {cases} ways, more than {_MOST_CASES}")
     parts = [
-        [loss_distributions.self_compose(one, exposure.times) if exposure.times > 1 else one for one in losses]
+        [loss_distributions.self_compose(loss, exposure.times) if exposure.times > 1 else loss for loss in losses]
         for exposure, losses in zip(exposures, possible, strict=True)
     ]
     totals = [loss_distributions.compose(case) for case in itertools.product(*parts)]
@@ -210,7 +210,7 @@ def _lower_eps(exposures: Sequence[Exposure], grid: float, delta: float) -> floa
     interval = max(grid / _FINER, spread * _DEVIATIONS / _MOST_BELOW)
     possible = [exposure.release.losses_below(exposure.sampling, interval) for exposure in exposures]
     parts = [
-        [loss_distributions.self_compose(one, exposure.times) for one in losses]
+        [loss_distributions.self_compose(loss, exposure.times) for loss in losses]
         for exposure, losses in zip(exposures, possible, strict=True)
     ]
     return max(loss_distributions.compose(case).lower_eps(delta) for case in itertools.product(*parts))

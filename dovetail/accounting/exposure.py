@@ -67,7 +67,7 @@ def exposures_of(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
             case sampling:
                 counts[item.mechanism, sampling] += times[id(item)]
     for mechanisms in epochs.values():
-        counts[_worst(mechanisms), Everyone()] += 1
+        counts[_worst_mechanism(mechanisms), Everyone()] += 1
     return _simplify(counts)
 
 
@@ -103,7 +103,7 @@ def refusal(rounds: Iterable[Round]) -> str | None:
     return next((why for item in distinct(rounds) if (why := release_of(item.mechanism).refusal) is not None), None)
 
 
-def _worst(mechanisms: Sequence[Mechanism]) -> Mechanism:
+def _worst_mechanism(mechanisms: Sequence[Mechanism]) -> Mechanism:
     shifts = {mechanism: release_of(mechanism).mu for mechanism in mechanisms}
     if len(shifts) == 1:
         return mechanisms[0]

@@ -74,13 +74,13 @@ def smallest_noise(
         above = math.log(max(ruler(value), 1e-300)) - target
         return min(0.0, above) if value <= eps else max(above, 1e-300)
 
-    crossing = _crossing(height, tolerance, lowest=math.log(lowest))
+    crossing = _find_crossing(height, tolerance, lowest=math.log(lowest))
     if crossing is None:
         raise ValueError(f"no noise up to 2^40 meets eps={eps}: ask for a larger eps or delta")
     return noise_at(crossing)
 
 
-def _crossing(height: Callable[[float], float], tolerance: float, *, lowest: float) -> float | None:
+def _find_crossing(height: Callable[[float], float], tolerance: float, *, lowest: float) -> float | None:
     """A point where a falling height is at most 0, with one above 0 at most a tolerance before; None without one.
 
     By secants, for the logarithm of eps is about linear in that of noise. A height so little below 0 that at the
@@ -102,7 +102,7 @@ def _crossing(height: Callable[[float], float], tolerance: float, *, lowest: flo
         if (y <= 0 and x <= lowest) or high - low <= tolerance or 0 >= y >= _FLATTEST_SLOPE * tolerance:
             return high
         points = [*points[-2:], (x, y)] if math.isfinite(y) else points
-        root, slope = _root(points, x)
+        root, slope = _estimate_root(points, x)
         inside = tolerance / 5 / max(1.0, -slope)  # where the height is little enough below 0
         if high - low == math.inf:
             idle += 1
@@ -117,7 +117,7 @@ def _crossing(height: Callable[[float], float], tolerance: float, *, lowest: flo
             idle = 0
 
 
-def _root(points: list[tuple[float, float]], x: float) -> tuple[float, float]:
+def _estimate_root(points: list[tuple[float, float]], x: float) -> tuple[float, float]:
     """Where the height is about 0, by the last points, and its slope there; of one point, with a usual slope."""
     if not points:
         return x, _USUAL_SLOPE

@@ -169,7 +169,7 @@ class Total:
         fineness = 128 if len(self._parts) <= _FEW_PARTS else 32
         return [(part.times, *part.sketch(fineness)) for part in self._parts]
 
-    def _about(self, slopes: np.ndarray) -> np.ndarray:
+    def _estimate_log_moments(self, slopes: np.ndarray) -> np.ndarray:
         """About the logarithm of the mean of e^(slope sum)."""
         total = np.zeros(len(slopes))
         for times, index, log_mass in self._sketches:
@@ -180,7 +180,7 @@ class Total:
 
     @functools.cached_property
     def _log_moments(self) -> np.ndarray:
-        return self._about(self._slopes)
+        return self._estimate_log_moments(self._slopes)
 
     @functools.cached_property
     def _log_best(self) -> np.ndarray:
@@ -210,21 +210,21 @@ class Total:
             return self._window(law, first, slope=0.0, error=0.0, log_scale=0.0, above=0.0)
         wanted = (self._log_moments + self._log_best - log_delta - _LEVEL / 2) / self._slopes
         slope = float(self._slopes[int(np.argmin(wanted))])
-        last, above = self._end(log_delta)
-        first, size = self._extent(slope, last, index)
+        last, above = self._window_end(log_delta)
+        first, size = self._circle(slope, last, index)
         law, error, log_scale = self._tilted_sum(slope, first, size)
         return self._window(law[: last - first + 1], first, slope=slope, error=error, log_scale=log_scale, above=above)
 
-    def _extent(self, slope: float, last: int, index: int | None) -> tuple[int, int]:
+    def _circle(self, slope: float, last: int, index: int | None) -> tuple[int, int]:
         """Where a circle begins that holds about all of the tilted sum up to `last`, and its size."""
-        low, high = self._bulk(slope)
+        low, high = self._bulk_range(slope)
         first = min(low, last) if index is None else min(low, last, index)
         size = next_fast_len(max(last, high) - first + 1, real=True)
         if size > _MOST_POINTS:
             raise NotApplicable(f"the losses of this composition are too many to tell apart: {size:.3g} of them")
         return first, size
 
-    def _end(self, log_delta: float) -> tuple[int, float]:
+    def _window_end(self, log_delta: float) -> tuple[int, float]:
         """The last index of the window, and an upper bound on the mass above it."""
         steep = float(self._slopes[int(np.argmin((self._log_moments - log_delta - _ABOVE) / self._slopes))])
         terms, slack = [], []
@@ -239,11 +239,11 @@ class Total:
         gap = steep * (self._highest - last - 1)
         return last, numerics.exp(log_moment + gap * (1 + 4 * ULP))
 
-    def _bulk(self, slope: float) -> tuple[int, int]:
+    def _bulk_range(self, slope: float) -> tuple[int, int]:
         """Indices between which about all of the tilted sum lies: its wrapping around costs tightness alone."""
-        here = float(self._about(np.array([slope]))[0]) + _AROUND
-        low = -numerics.smallest((self._about(slope - self._slopes) - here) / self._slopes)
-        high = numerics.smallest((self._about(slope + self._slopes) - here) / self._slopes)
+        here = float(self._estimate_log_moments(np.array([slope]))[0]) + _AROUND
+        low = -numerics.smallest((self._estimate_log_moments(slope - self._slopes) - here) / self._slopes)
+        high = numerics.smallest((self._estimate_log_moments(slope + self._slopes) - here) / self._slopes)
         first = max(self._lowest, math.floor(low)) if math.isfinite(low) else self._lowest
         return first, min(self._highest, math.ceil(high)) if math.isfinite(high) else self._highest
 
@@ -303,22 +303,22 @@ class TotalBelow(Total):
         """
         if not self._parts:
             return 0.0
-        first, least = self._least(math.log(delta))
+        first, least = self._lower_deltas(math.log(delta))
         place = np.flatnonzero(least > delta)
         return max(0.0, (first + int(place[-1])) * self._interval * (1 - 4 * ULP)) if len(place) else 0.0
 
-    def _least(self, log_delta: float) -> tuple[int, np.ndarray]:
+    def _lower_deltas(self, log_delta: float) -> tuple[int, np.ndarray]:
         """The first index of a window, and delta at its indices, rounded down."""
         if sum(part.times for part in self._parts) == 1:
             only = self._parts[0]
             return only.lowest, self._excess(only.probs, 0.0) * (1 - 256 * ULP)
         wanted = (self._log_moments + self._log_best - log_delta) / self._slopes
         slope = float(self._slopes[int(np.argmin(wanted))])
-        last, _ = self._end(log_delta)
-        first, size = self._extent(slope, last, None)
+        last, _ = self._window_end(log_delta)
+        first, size = self._circle(slope, last, None)
         terms, slack, laws = [], [], []
         for part in self._parts:
-            log_sum, law = numerics.tilt(part.log_probs, _along(part, slope), down=True)
+            log_sum, law = numerics.tilt(part.log_probs, _exponents(part, slope), down=True)
             terms.append(part.times * log_sum)
             slack.append(part.times * ULP * (4 + 4 * abs(log_sum)))
             laws.append((law, part.times))
@@ -327,7 +327,9 @@ class TotalBelow(Total):
         gap = slope * (self._highest - first)
         h = self._interval
         log_moment = math.fsum(terms) - math.fsum(slack)
-        wrapped = self._beyond(slope, log_moment, first, size) * min(1.0, h / slope)  # the largest weight of a loss
+        wrapped = self._mass_beyond(slope, log_moment, first, size) * min(
+            1.0, h / slope
+        )  # the largest weight of a loss
         excess = self._excess(law, slope) * (1 - 16 * ULP * (slope + h + 64))
         excess -= error * numerics.decaying_norm(slope, h, len(law)) + wrapped
         exponent = log_moment + gap * (1 - 4 * ULP) - slope * np.arange(len(law))
@@ -335,16 +337,16 @@ class TotalBelow(Total):
         usable = (excess > 0) & (exponent < _LARGEST_EXPONENT)
         return first, np.where(usable, np.exp(np.where(usable, exponent, 0.0)) * excess * (1 - 8 * ULP), 0.0)
 
-    def _beyond(self, slope: float, log_moment: float, first: int, size: int) -> float:
+    def _mass_beyond(self, slope: float, log_moment: float, first: int, size: int) -> float:
         """An upper bound on the tilted mass outside of the circle."""
-        here = float(self._about(np.array([slope]))[0])
+        here = float(self._estimate_log_moments(np.array([slope]))[0])
         masses = []
         for sign, reach in ((1.0, self._highest - first - size), (-1.0, self._highest - first + 1)):
-            about = self._about(slope + sign * self._slopes) - here
+            about = self._estimate_log_moments(slope + sign * self._slopes) - here
             steep = float(self._slopes[int(np.argmin(about - sign * self._slopes * (self._highest - reach)))])
             terms, slack = [], []
             for part in self._parts:
-                log_sum, law = numerics.tilt(part.log_probs, _along(part, slope + sign * steep))
+                log_sum, law = numerics.tilt(part.log_probs, _exponents(part, slope + sign * steep))
                 terms.append(part.times * log_sum)
                 slack.append(part.times * ULP * (len(law) + 4 + 4 * abs(log_sum)))
             exponent = math.fsum(terms) + math.fsum(slack) - log_moment + sign * steep * reach
@@ -352,5 +354,5 @@ class TotalBelow(Total):
         return sum(masses)
 
 
-def _along(part: LossPart, slope: float) -> np.ndarray:
+def _exponents(part: LossPart, slope: float) -> np.ndarray:
     return slope * np.arange(1.0 - len(part.probs), 1.0)

@@ -159,7 +159,7 @@ def s_apes(event: Personalized, *, delta: float, kept: int, delta_shuffle: float
     _validate.in_interval(1, event.coordinates, kept=kept)
     each = echo_numerical(event.eps_locals, delta=delta_shuffle)
     delta_each = _delta_each(event, delta_shuffle)
-    slack = _slack(delta, 2 * kept * delta_each, delta_shuffle)
+    slack = _delta_left(delta, 2 * kept * delta_each, delta_shuffle)
     return proposition1(eps_each=each.eps, delta_each=delta_each, kept=kept, delta_slack=slack)
 
 
@@ -190,7 +190,7 @@ def _over_coordinates(
         return numerical(event.eps_locals, delta=delta)
     each = numerical(event.eps_locals, delta=delta_shuffle)
     delta_each = _delta_each(event, delta_shuffle)
-    slack = _slack(delta, event.coordinates * delta_each, delta_shuffle)
+    slack = _delta_left(delta, event.coordinates * delta_each, delta_shuffle)
     total = lemma3(eps=each.eps, delta=delta_each, folds=event.coordinates, delta_slack=slack)
     where = Theorem(
         key=each.theorem.key + "+lemma2", where=each.theorem.where + ", composed by Lemma 2", url=each.theorem.url
@@ -202,7 +202,7 @@ def _delta_each(event: Personalized, delta_shuffle: float) -> float:
     return math.tanh(max(event.eps_locals) / 2) * delta_shuffle
 
 
-def _slack(delta: float, spent: float, delta_shuffle: float) -> float:
+def _delta_left(delta: float, spent: float, delta_shuffle: float) -> float:
     """What the coordinates leave of delta for delta'; Table 3 took 1e-8 where they leave nothing."""
     _validate.in_open_interval(0, 1, delta=delta)
     return delta - spent if delta > spent else delta_shuffle

@@ -52,7 +52,7 @@ def dp_fl(rounds: Sequence[Round], *, delta: float, clip: Clip = "median") -> Cl
     """What Alg. 1 claims for these rounds at this delta: min over orders of (sum alpha(l) + log(1/delta)) / l."""
     _validate.in_open_interval(0, 1, delta=delta)
     total = total_log_moments(rounds)
-    verdict, reason = _judge(clip, not any(isinstance(item.participation, FixedSize) for item in rounds))
+    verdict, reason = _verdict_of(clip, not any(isinstance(item.participation, FixedSize) for item in rounds))
     eps = float(np.min((total + math.log(1 / delta)) / np.arange(1, MAX_ORDER + 1)))
     return Claim(eps=eps, delta=delta, theorem=_geyer("alg1", "Alg. 1"), verdict=verdict, reason=reason)
 
@@ -100,7 +100,7 @@ def communication_cost(clients: Sequence[int]) -> PrintedNumber:
     )
 
 
-def _judge(clip: Clip, poisson: bool) -> tuple[Verdict, str]:
+def _verdict_of(clip: Clip, poisson: bool) -> tuple[Verdict, str]:
     _validate.one_of(("median", "fixed"), clip=clip)
     if clip == "median":
         return REFUTED, _MEDIAN

@@ -193,7 +193,7 @@ def test_a_subjects_rounds_compose_within_its_worst_split(count):
     ours = eps_of(rounds(SUBJECT, count))
     each = []
     for split in subjects.splits(SUBJECT):
-        loss = subjects._loss(SUBJECT, split, subjects.resolution(SUBJECT, rounds=count))
+        loss = subjects._split_loss(SUBJECT, split, subjects.resolution(SUBJECT, rounds=count))
         each.append(loss_distributions.self_compose(loss, count).eps(DELTA))
     assert len(each) == 3
     assert ours == pytest.approx(max(each), rel=1e-6)

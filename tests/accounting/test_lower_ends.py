@@ -57,14 +57,14 @@ def test_never_above_the_exact_eps_and_one_step_below_at_most(seed):
 def too_large(probs, lowest, times):
     """Whether any delta that is said to be reached is not."""
     total = tilting.TotalBelow([LossPart(lowest, probs, 0.0, times)], STEP)
-    first, least = total._least(math.log(1e-3))
+    first, least = total._lower_deltas(math.log(1e-3))
     said = [(first + place) * STEP for place in range(len(least)) if least[place] > 0 and first + place >= 0]
     return any(least[round(eps / STEP) - first] > exact_delta(probs, lowest, times, eps) for eps in said[::3])
 
 
 def test_what_is_wrapped_around_and_the_error_of_the_transform_are_taken_away(monkeypatch):
     probs = np.array([0.3, 0.0, 0.2, 0.0, 0.5])
-    summed, extent = numerics.law_of_sum, tilting.TotalBelow._extent
+    summed, extent = numerics.law_of_sum, tilting.TotalBelow._circle
 
     def smaller(self, slope, last, index):
         first, size = extent(self, slope, last, index)
@@ -76,9 +76,9 @@ def test_what_is_wrapped_around_and_the_error_of_the_transform_are_taken_away(mo
 
     assert not too_large(probs, -2, 20)
     with monkeypatch.context() as patched:
-        patched.setattr(tilting.TotalBelow, "_extent", smaller)
+        patched.setattr(tilting.TotalBelow, "_circle", smaller)
         assert not too_large(probs, -2, 20)
-        patched.setattr(tilting.TotalBelow, "_beyond", lambda *_: 0.0)
+        patched.setattr(tilting.TotalBelow, "_mass_beyond", lambda *_: 0.0)
         assert too_large(probs, -2, 20), "a near miss: what wraps around would be counted"
     for charged in (1, 0):
         monkeypatch.setattr(numerics, "law_of_sum", worse)

@@ -117,7 +117,7 @@ def _binomial(k, n, p):
 def test_the_coins_of_a_large_crowd_weigh_no_less_than_they_do():
     """At n = 1e12 a probability is off by 1e-9, more than a constant 1e-10 covers."""
     sizes, most = np.array([10**12]), np.ones(1)
-    points, mass = binomial._tosses(sizes, most)
+    points, mass = binomial._toss_coins(sizes, most)
     tails = np.cumsum(mass[::-1])[::-1]
     for place in range(1, len(points), 4000):
         beyond = (1 + points[place - 1]) / 2 * 10**12  # all of a block is put at its largest |s|
@@ -305,7 +305,7 @@ def test_losses_that_are_all_infinite_promise_nothing():
 
 def test_a_divergence_of_shares_that_is_no_number_is_no_eps(monkeypatch):
     monkeypatch.setattr(split_and_mix, "renyi", lambda event, orders: np.full(len(orders), NAN))
-    assert split_and_mix._eps(np.full(len(split_and_mix.ORDERS), NAN), 1e-6) == INF
+    assert split_and_mix._renyi_eps(np.full(len(split_and_mix.ORDERS), NAN), 1e-6) == INF
 
 
 def test_floats_are_what_these_constants_assume():

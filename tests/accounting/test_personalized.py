@@ -396,11 +396,11 @@ def test_classes_of_budgets_hide_no_more_than_their_members(kind, monkeypatch):
     monkeypatch.setattr(personal, "_MOST_CLASSES", 20)
     event = Personalized(kind=kind, eps_locals=tuple(np.geomspace(0.05, 3.0, 1500).tolist()), levels=3, colluders=40)
     victims = np.arange(700, 720)
-    one_by_one = personal._hidings(event, victims), personal._about(event, victims)
+    one_by_one = personal._hidings(event, victims), personal._estimate_stds(event, victims)
     for cached in (personal.classes, personal._draws_for_all):
         cached.cache_clear()
     monkeypatch.setattr(personal, "MANY", 1000)
-    together = personal._hidings(event, victims), personal._about(event, victims)
+    together = personal._hidings(event, victims), personal._estimate_stds(event, victims)
     personal.classes.cache_clear()
     for fine, coarse in zip(one_by_one[0], together[0], strict=True):
         for (_, every), (_, classes) in zip(fine, coarse, strict=True):
@@ -431,7 +431,7 @@ def test_a_million_coins_in_classes_are_never_more_heads_than_there_are():
     assert 0.99 * probs.sum() <= mean <= probs.sum()
     assert law.weights.sum() + law.below == pytest.approx(1, abs=1e-9)
     coins = Coins(np.array([0.01, 0.02]), np.array([10**6, 10**6]))
-    many = binomial._by_classes(coins)
+    many = binomial._count_by_classes(coins)
     assert float(many.counts @ many.weights) == pytest.approx(3e4, rel=1e-8)
     deviation = math.sqrt(float((many.counts - 3e4) ** 2 @ many.weights))
     assert deviation == pytest.approx(math.sqrt(10**6 * (0.0099 + 0.0196)), rel=1e-6)

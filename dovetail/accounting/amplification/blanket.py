@@ -401,17 +401,17 @@ class _Thresholded:
         self._middle = _CELLS  # the cell between -threshold and threshold
         self._anew = threshold  # the blanket's mass that is drawn anew
         fresh_rate, at_0 = np.array([fresh]), np.zeros(1)
-        self._fresh = self._masses(fresh_rate, at_0)[0]
-        self._drawn = self._extremes(fresh_rate, at_0)
+        self._fresh = self._cell_masses(fresh_rate, at_0)[0]
+        self._drawn = self._density_range(fresh_rate, at_0)
         self._blanket = self._push_forward(np.diff(self._cuts)[None] / 2)[0]
 
-    def _masses(self, eps_local: np.ndarray, x: np.ndarray) -> np.ndarray:
+    def _cell_masses(self, eps_local: np.ndarray, x: np.ndarray) -> np.ndarray:
         """The cells' masses under Clip-Laplace at every x, one row each."""
         away = self._cuts - x[:, None]
         below = -np.sign(away) * np.expm1(-eps_local[:, None] / 2 * np.abs(away))
         return np.diff(below) / (below[:, -1:] - below[:, :1])
 
-    def _extremes(self, eps_local: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _density_range(self, eps_local: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The least and the largest density of every cell under Clip-Laplace at x, against the uniform law."""
         rate = eps_local[:, None] / 2
         x = x[:, None]
@@ -428,7 +428,7 @@ class _Thresholded:
         pushed[:, self._middle] = anew * self._fresh[self._middle]
         return pushed
 
-    def near(self, eps_local: np.ndarray, x: np.ndarray, slack: np.ndarray, at: np.ndarray) -> np.ndarray:
+    def excess_bounds(self, eps_local: np.ndarray, x: np.ndarray, slack: np.ndarray, at: np.ndarray) -> np.ndarray:
         """E[(r - t)_+] at every t, a row for all laws with a density within this log ratio of that of the report on x.
 
         r is the ratio to the blanket; it is rounded up by splitting the mass of cells.
@@ -436,9 +436,11 @@ class _Thresholded:
         At a point beyond the threshold r = (R + a f)/(1 + c f), with R the report's density, f that of a draw anew, a
         and c the masses that are drawn anew. It is monotone in R and in f: its extremes are at the corners of theirs.
         """
-        masses = self._masses(eps_local, x)
+        masses = self._cell_masses(eps_local, x)
         anew = masses[:, self._middle, None]
-        corners = [(r + anew * f) / (1 + self._anew * f) for r in self._extremes(eps_local, x) for f in self._drawn]
+        corners = [
+            (r + anew * f) / (1 + self._anew * f) for r in self._density_range(eps_local, x) for f in self._drawn
+        ]
         low, high = np.minimum.reduce(corners), np.maximum.reduce(corners)
         low[:, self._middle] = high[:, self._middle] = anew[:, 0] / self._anew
         ratio, mass = frontier.split(self._blanket, self._push_forward(masses), low, high)
@@ -482,7 +484,7 @@ def _cover_boxes(laws: _Thresholded, eps_local: float, close: float) -> Frontier
     """The frontier of all boxes, halved until their laws are so close; None where that takes too many."""
     bottom, top = eps_local / math.expm1(eps_local), eps_local / -math.expm1(-eps_local)  # of all densities
     at = np.linspace(bottom * _DOWN, top / _DOWN, _LEVELS)
-    envelope = laws.near(np.array([eps_local]), np.ones(1), np.array([close]), at)[0]
+    envelope = laws.excess_bounds(np.array([eps_local]), np.ones(1), np.array([close]), at)[0]
     boxes = np.array([[0.0, eps_local, 0.0, 1.0]])
     looked_at = 0
     while len(boxes):
@@ -493,7 +495,7 @@ def _cover_boxes(laws: _Thresholded, eps_local: float, close: float) -> Frontier
         low, high, left, right = now.T
         budget, x = (low + high) / 2, (left + right) / 2
         slack = (high - low) / 2 + high * (right - left) / 2
-        excess = laws.near(budget, x, slack, at)
+        excess = laws.excess_bounds(budget, x, slack, at)
         leaf = slack <= close
         envelope = np.max([envelope, *excess[leaf]], axis=0)
         open_ = ~leaf & ~(excess <= envelope).all(axis=1)

@@ -110,7 +110,7 @@ class Draws(abc.ABC):
         """The mean number of draws under T's terms at M: d log T / d log M."""
 
     @abc.abstractmethod
-    def shares(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
+    def normalized_spectrum(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
         """T(M phi) over T(M) on a circle of `size` points, phi being right to `error`."""
 
 
@@ -139,7 +139,7 @@ class BinomialDraws(Draws):
         """Each of the draws is there with a probability that M changes."""
         return self.draws * self.prob * math.exp(log_mgf - self._log_one(log_mgf))
 
-    def shares(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
+    def normalized_spectrum(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
         """The same power of every coefficient; those that are too small to matter are left out and charged."""
         there = self.mean(log_mgf) / self.draws
         base = 1 - there + there * phi
@@ -174,7 +174,7 @@ class CountedDraws(Draws):
         """The mean number of draws, each weighed by its term."""
         return float(self._terms(log_mgf)[1] @ self._draws)
 
-    def shares(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
+    def normalized_spectrum(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
         """Term by term, where the modulus of phi is not so small that all of them are."""
         _, terms = self._terms(log_mgf)
         kept = terms > math.exp(_NEGLIGIBLE)
@@ -224,7 +224,7 @@ def mean_excess(grid: Grid, draws: Draws) -> float:
     size = next_fast_len(min(math.ceil(reach / step), 2 * MOST_POINTS), real=True)
     circle = np.bincount(np.arange(grid.first, grid.first + law.size) % size, tilted, size)
     phi = numerics.coefficients(circle, size)
-    spectrum = draws.shares(log_mgf, phi, size, numerics.transform_error(size) + _CELL_ERROR * values.size)
+    spectrum = draws.normalized_spectrum(log_mgf, phi, size, numerics.transform_error(size) + _CELL_ERROR * values.size)
     angle = -slope * step + 2j * math.pi * spectrum.where / size
     kernel = step * np.exp(angle) / np.expm1(angle) ** 2  # sum over j >= 0 of j h e^(j angle)
     total = spectrum.against(kernel, step / math.expm1(-slope * step) ** 2)

@@ -60,7 +60,7 @@ class Frontier:
         here, mirrored, lengths = self._slope_pairs
         return here - alpha * mirrored, lengths
 
-    def hit(self, alpha: float) -> float:
+    def delta_alone(self, alpha: float) -> float:
         """delta where nobody hides the victim: E[(F'(u) - alpha F'(1 - u))_+]."""
         values, lengths = self.law(alpha)
         return float(np.maximum(values, 0.0) @ lengths) * (1 + _ROUNDINGS)

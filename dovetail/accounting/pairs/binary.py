@@ -175,10 +175,11 @@ class _Crowd:
             self._group = np.zeros(len(ones), np.int64)
             self._users = np.stack([ones, zeros, np.full_like(ones, reports.places - reports.others)], axis=1)
         else:
-            self._by_number(reports, (3 if self._points < _WIDE else 2) * most)  # of numbers and of what they hold
+            blocks = (3 if self._points < _WIDE else 2) * most  # of numbers and of what they hold
+            self._group_by_number(reports, blocks)
         self._users = self._users.astype(float)
 
-    def _by_number(self, reports: BinaryReports, most: int) -> None:
+    def _group_by_number(self, reports: BinaryReports, most: int) -> None:
         """A group for every number of others that report, or for a block of them if there are many."""
         law = binomial_counts(reports.others, reports.inclusion, tail=1e-40)
         if np.any(np.diff(law.counts) != 1):  # blocks that stand at their lowest count: of reports, more is worse
@@ -212,7 +213,7 @@ class _Crowd:
             raise NotApplicable(f"eps={eps:.6g} is too close to the largest loss")
         saddle = math.log(miss / hit)  # where the best threshold is the mean: P(X = j - 1) / P(X = j) = miss / hit
         steps = saddle * self._std / _APART
-        law = self._law(saddle if self._whole or steps > 4 else round(steps) * _APART / self._std)
+        law = self._law(saddle if self._holds_all_counts or steps > 4 else round(steps) * _APART / self._std)
         excess = hit * law.at[:, :-1] - math.expm1(eps) * (1 - 1e-14) * law.tail[:, 1:]
         best = np.where(law.inside, excess, -np.inf).max(axis=1)
         if not np.isfinite(best).all():
@@ -236,7 +237,7 @@ class _Crowd:
         users = self._users
         n = self._points
         mean = users @ tilted
-        first = np.zeros(len(users), np.int64) if self._whole else np.floor(mean).astype(np.int64) - n // 2
+        first = np.zeros(len(users), np.int64) if self._holds_all_counts else np.floor(mean).astype(np.int64) - n // 2
         turn = 2 * math.pi / n * np.arange(n // 2 + 1)
         logs = np.stack([np.log1p(prob * np.expm1(1j * turn)) for prob in tilted])
         alive = (users @ logs.real).max(axis=0) > _NEGLIGIBLE
@@ -244,19 +245,19 @@ class _Crowd:
         values = np.exp(users @ logs[:, alive] - back).conj()
         off = 8 * ULP * (self._messages + np.abs(first).max() + 64) * np.abs(values)
         spectrum = Spectrum(n, np.flatnonzero(alive), values, off, math.exp(_NEGLIGIBLE))
-        law, error = spectrum.law(), spectrum.error_of_a_point() + self._around(n)
+        law, error = spectrum.law(), spectrum.error_of_a_point() + self._wrapped_mass(n)
         log_moment = users @ np.log(moments)
         return self._untilt(law, error[:, None], tilt, first, mean - first, log_moment)
 
     @property
-    def _whole(self) -> bool:
+    def _holds_all_counts(self) -> bool:
         """Whether a window holds all counts."""
         return self._points > self._messages
 
-    def _around(self, points: int) -> float:
+    def _wrapped_mass(self, points: int) -> float:
         """What may be wrapped around into the window: Bernstein's bound on what lies further away than half of it."""
         away = points / 2 - 2
-        return 0.0 if self._whole else 2 * math.exp(-(away**2) / (2 * (self._messages / 4 + away / 3)))
+        return 0.0 if self._holds_all_counts else 2 * math.exp(-(away**2) / (2 * (self._messages / 4 + away / 3)))
 
     def _untilt(
         self,
@@ -270,7 +271,7 @@ class _Crowd:
         """The tilt taken back near the tilted means, where the error is small beside the law."""
         n = law.shape[1]
         reach = math.ceil(_NEAR * self._std)
-        begin, end = (0, n) if self._whole else (max(0, n // 2 - reach), min(n, n // 2 + reach + 2))
+        begin, end = (0, n) if self._holds_all_counts else (max(0, n // 2 - reach), min(n, n // 2 + reach + 2))
         centre = mean[:, None] if tilt * n > _LARGEST_EXPONENT else np.full((1, 1), n // 2)
         along = -tilt * (np.arange(begin, n, dtype=float) - centre)
         factor = np.exp(np.minimum(along, _LARGEST_EXPONENT))

@@ -117,7 +117,7 @@ class BinomialPair:
         return symmetric.composed_loss(on, self.eps_pure, std=self.std_loss, folds=self.folds, interval=interval)
 
 
-def _crowds(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
+def _numbers_of_coins(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of coins N and their probabilities; a block of crowds is replaced by its smallest, which dominates it."""
     trials, prob = pair.exposed, pair.prob_exposed
     reach = _WIDE * (math.sqrt(trials * prob * (1 - prob)) + 1)
@@ -139,7 +139,7 @@ def _crowds(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
     return sizes, np.concatenate(mass) * outward
 
 
-def _tosses(sizes: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _toss_coins(sizes: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """|s| and its mass when N fair coins are tossed: every outcome near the middle, rings rounded up beyond.
 
     In large crowds outcomes near the middle are taken in blocks, which are rounded up as well.
@@ -165,18 +165,18 @@ def _tosses(sizes: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return (excess / n)[real], mass[real]
 
 
-def _chunks(pair: BinomialPair) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    sizes, probs = _crowds(pair)
+def _law_in_chunks(pair: BinomialPair) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    sizes, probs = _numbers_of_coins(pair)
     rows = max(1, _CHUNK // (min(8 * math.isqrt(int(sizes.max())), 2 * _NEAR) + 256))
     for i in range(0, len(sizes), rows):
-        yield _tosses(sizes[i : i + rows], probs[i : i + rows])
+        yield _toss_coins(sizes[i : i + rows], probs[i : i + rows])
     yield np.ones(1), np.full(1, _UNDERFLOW)
 
 
 def _law_on(pair: BinomialPair, grid: np.ndarray) -> np.ndarray:
     """The law of |s| spread to a grid that starts at 0 and reaches 1, so that the mean of |s| is kept."""
     mass = np.zeros(len(grid))
-    for points, probs in _chunks(pair):
+    for points, probs in _law_in_chunks(pair):
         mass += symmetric.spread(points, probs, grid)
     return mass
 
@@ -185,7 +185,7 @@ def _law_on(pair: BinomialPair, grid: np.ndarray) -> np.ndarray:
 def _compact(others: int, exposed: int, prob_exposed: float) -> tuple[np.ndarray, np.ndarray]:
     pair = BinomialPair(others=others, exposed=exposed, prob_exposed=prob_exposed, tilt=0.5)
     if others <= 64:
-        points, mass = zip(*_chunks(pair), strict=True)
+        points, mass = zip(*_law_in_chunks(pair), strict=True)
         law = np.concatenate(points), np.concatenate(mass)
     else:
         std = 1 / math.sqrt(pair.typical)
@@ -284,7 +284,7 @@ def clone_counts(coins: Coins | np.ndarray, *, bounded: bool = False) -> CloneCo
     if (bounded or coins.counts.sum() > MANY) and 2 * _PARTS <= coins.std <= _NARROW * coins.mean:
         return by_limit(coins)
     if coins.counts.sum() > MANY:
-        return _by_classes(coins)
+        return _count_by_classes(coins)
     probs = coins.every()
     rows = np.stack([1 - probs, probs], axis=1) if len(probs) else np.ones((1, 1))
     while len(rows) > 1 and rows.shape[1] <= 64:
@@ -308,7 +308,7 @@ def _convolve(parts: list[tuple[np.ndarray, int, float]], least: float, trials: 
     return CloneCounts(counts=first + np.arange(len(weights)), weights=weights * outward, below=below, above=0.0)
 
 
-def _by_classes(coins: Coins) -> CloneCounts:
+def _count_by_classes(coins: Coins) -> CloneCounts:
     """Users of similar probabilities as a binomial count of the least of them."""
     summed = np.cumsum(np.sqrt(coins.probs) * coins.counts)
     cuts = np.unique(np.searchsorted(summed, summed[-1] * np.arange(1, _CLASSES) / _CLASSES))
@@ -372,7 +372,7 @@ def _trim(masses: np.ndarray, first: int, lost: float, least: float) -> tuple[np
     return kept, first + i, lost + float(masses[:i].sum()) + len(masses) * _TINY
 
 
-def _core(law: CloneCounts, least: float) -> CloneCounts:
+def _drop_light_ends(law: CloneCounts, least: float) -> CloneCounts:
     """The law without ends whose counts weigh less than this each."""
     weights, first, below = _trim(law.weights, int(law.counts[0]), law.below, least)
     return CloneCounts(counts=first + np.arange(len(weights)), weights=weights, below=below, above=0.0)
@@ -382,7 +382,7 @@ def coarser(law: CloneCounts, *, parts: int = 8) -> CloneCounts:
     """Counts rounded down, to so many parts of their deviation in the bulk and a whole one beyond; never up."""
     if np.any(np.diff(law.counts) != 1):
         return law  # as `by_limit` made it
-    law = _core(law, math.exp(-_DEPTH))
+    law = _drop_light_ends(law, math.exp(-_DEPTH))
     counts, masses = law.counts, law.weights
     mean = float(counts @ masses) / masses.sum()
     deviation = math.sqrt(float((counts - mean) ** 2 @ masses))

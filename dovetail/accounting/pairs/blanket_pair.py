@@ -70,7 +70,7 @@ class BlanketCrowd:
             return 0.0
         grid = Grid.of(values, probs, crowd=self._crowd, resolution=_RESOLUTION, most=_MOST_POINTS)
         excess = blanket_grid.mean_excess(grid, self._draws)
-        return numerics.probability(excess + self.counts.below * self.frontier.hit(alpha))
+        return numerics.probability(excess + self.counts.below * self.frontier.delta_alone(alpha))
 
 
 def pair(event: Shuffled) -> SymmetricPair:

@@ -90,10 +90,10 @@ class ShiftLaw:
         mass = np.empty(len(cuts) - 1)
         whole = np.empty(len(cuts) - 1)
         for start in range(0, len(mass), _BLOCK):
-            between, tail = _between(np.subtract.outer(cuts[start : start + _BLOCK + 1], self.shifts))
+            between, tail = _masses_between(np.subtract.outer(cuts[start : start + _BLOCK + 1], self.shifts))
             mass[start : start + _BLOCK] = between @ self.weights
             whole[start : start + _BLOCK] = tail @ self.weights
-        return mass, _relative(whole, mass)
+        return mass, _relative_error(whole, mass)
 
     def below(self, x: float) -> float:
         """P(outcome <= x)."""
@@ -157,24 +157,24 @@ def loss(law: ShiftLaw, *, interval: float) -> LossDistribution:
 def _loss_when_removed(law: ShiftLaw, interval: float) -> Side:
     """P against Q: the loss rises with the outcome."""
     cuts = _cuts(law, *law.reach, interval)
-    losses, error = law.loss_at(cuts), _error(law, cuts)
+    losses, error = law.loss_at(cuts), _loss_error(law, cuts)
     p, p_error = law.masses(cuts)
     q, q_error = _null_masses(cuts)
-    at, mass = _to_ends(p, q, losses, p_error, q_error + error)
+    at, mass = _move_to_ends(p, q, losses, p_error, q_error + error)
     at, mass = np.append(at, losses[0]), np.append(mass, law.below(cuts[0]))
-    return _on_grid(at + error, mass, law.above(cuts[-1]) * (1 + 1e-9) + law.lost, interval)
+    return _move_to_grid(at + error, mass, law.above(cuts[-1]) * (1 + 1e-9) + law.lost, interval)
 
 
 def _loss_when_added(law: ShiftLaw, interval: float) -> Side:
     """Q against P: the loss falls with the outcome."""
     cuts = _cuts(law, -_FAR, _FAR, interval)
-    losses, error = law.loss_at(cuts), _error(law, cuts)
+    losses, error = law.loss_at(cuts), _loss_error(law, cuts)
     p, p_error = law.masses(cuts)
     q, q_error = _null_masses(cuts)
-    at, mass = _to_ends(q[::-1], p[::-1], -losses[::-1], q_error[::-1], p_error[::-1] + error)
+    at, mass = _move_to_ends(q[::-1], p[::-1], -losses[::-1], q_error[::-1], p_error[::-1] + error)
     tail = float(ndtr(-_FAR)) * (1 + 1e-9)
     at, mass = np.append(at, -losses[-1]), np.append(mass, tail)
-    return _on_grid(at + error, mass, tail, interval)
+    return _move_to_grid(at + error, mass, tail, interval)
 
 
 def _cuts(law: ShiftLaw, low: float, high: float, interval: float) -> np.ndarray:
@@ -195,7 +195,7 @@ def _cuts(law: ShiftLaw, low: float, high: float, interval: float) -> np.ndarray
     return np.unique(np.concatenate([[low], nearer[(nearer > low) & (nearer < high)], [high]]))
 
 
-def _to_ends(
+def _move_to_ends(
     upper: np.ndarray, lower: np.ndarray, losses: np.ndarray, upper_error: np.ndarray, other_error: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Losses and masses after what `upper` puts on each piece has gone to its ends; `lower` is the other law.
@@ -211,7 +211,7 @@ def _to_ends(
     return np.concatenate([left, right]), np.concatenate([mass * (1 - share), mass * share])
 
 
-def _on_grid(losses: np.ndarray, mass: np.ndarray, infinite: float, interval: float) -> Side:
+def _move_to_grid(losses: np.ndarray, mass: np.ndarray, infinite: float, interval: float) -> Side:
     """Masses at any losses, moved to the two multiples of the interval around each."""
     scaled = losses / interval
     scaled = scaled + 4 * _ULP * np.abs(scaled)
@@ -224,11 +224,11 @@ def _on_grid(losses: np.ndarray, mass: np.ndarray, infinite: float, interval: fl
 
 
 def _null_masses(cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    mass, whole = _between(cuts[:, None])
-    return mass[:, 0], _relative(whole[:, 0], mass[:, 0])
+    mass, whole = _masses_between(cuts[:, None])
+    return mass[:, 0], _relative_error(whole[:, 0], mass[:, 0])
 
 
-def _between(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _masses_between(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A standard Gaussian's mass between neighbouring rows, and the tail that it was subtracted from."""
     below, above = ndtr(points), ndtr(-points)
     left = points[:-1] > 0
@@ -236,13 +236,13 @@ def _between(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(mass, 0.0), np.where(left, above[:-1], below[1:])
 
 
-def _relative(whole: np.ndarray, mass: np.ndarray) -> np.ndarray:
+def _relative_error(whole: np.ndarray, mass: np.ndarray) -> np.ndarray:
     """The relative error of a difference of two numbers below `whole`, each right to some ulps."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(mass > 0, 64 * _ULP * whole / mass, np.inf)
 
 
-def _error(law: ShiftLaw, cuts: np.ndarray) -> float:
+def _loss_error(law: ShiftLaw, cuts: np.ndarray) -> float:
     """An upper estimate of the rounding error of a loss between the first and the last cut."""
     largest = float(law.shifts[-1])
     farthest = max(abs(float(cuts[0])), abs(float(cuts[-1])))

@@ -201,7 +201,7 @@ def _hidings(event: Personalized, victims: np.ndarray) -> list[Hiding]:
     return hidings
 
 
-def _blanket(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
+def _blanket_crowd(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
     """The largest frontier of these victims among the fewest draws from a blanket of theirs."""
     low, high = span(event, victims)
     if not _LEAST_BUDGET <= high <= symmetric.LARGEST_LOSS:
@@ -214,12 +214,12 @@ def _blanket(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
                 own = min(own, behind, key=lambda candidate: candidate.spread)
         case "laplace":
             own, floors = _plateau(event, low, high)
-            return BlanketCrowd(own, _draws(event, honest(event, victims, floors)))
+            return BlanketCrowd(own, _count_draws(event, honest(event, victims, floors)))
         case _:
             own = frontier.randomized_response(high, 1 / event.levels)
     if len(event.eps_locals) > _MANY:  # one user more or less: the same for all victims
         return BlanketCrowd(own, _draws_for_all(event))
-    return BlanketCrowd(own, _draws(event, honest(event, victims, _floors(event))))
+    return BlanketCrowd(own, _count_draws(event, honest(event, victims, _floors(event))))
 
 
 def _may_bound(event: Personalized) -> bool:
@@ -227,7 +227,7 @@ def _may_bound(event: Personalized) -> bool:
     return event.coordinates >= symmetric.MANY_FOLDS and len(event.eps_locals) > SOME
 
 
-def _draws(event: Personalized, coins: Coins) -> CloneCounts:
+def _count_draws(event: Personalized, coins: Coins) -> CloneCounts:
     return coarser(clone_counts(coins, bounded=_may_bound(event)), parts=4)
 
 
@@ -241,7 +241,7 @@ def _floors(event: Personalized) -> ProbsOf:
 @functools.lru_cache(maxsize=4)
 def _draws_for_all(event: Personalized) -> CloneCounts:
     """The number of draws from a blanket that does not depend on the victim, less the one who hides most."""
-    return _draws(event, honest(event, None, _floors(event)))
+    return _count_draws(event, honest(event, None, _floors(event)))
 
 
 def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, ProbsOf]:
@@ -262,7 +262,7 @@ def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, Pr
     return blanket.laplace_frontier(high, best), floors
 
 
-def _about(event: Personalized, members: np.ndarray) -> tuple[float, float]:
+def _estimate_stds(event: Personalized, members: np.ndarray) -> tuple[float, float]:
     """About the deviation of the loss under Laplace noise by clones and by a plateau: to choose by."""
     low, high = span(event, members)
     hiding_users = max(sum(coins.mean for _, coins in hiding) for hiding in _hidings(event, members))
@@ -287,7 +287,7 @@ def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
     by_clones = True
     by_blanket = _LEAST_BUDGET <= top <= symmetric.LARGEST_LOSS
     if users > _MANY and by_blanket:  # one of them is enough: of boxes and levels, the blanket
-        clones, plateau = _about(event, victims) if event.kind == "laplace" else (math.inf, 0.0)
+        clones, plateau = _estimate_stds(event, victims) if event.kind == "laplace" else (math.inf, 0.0)
         if event.kind == "rr" and event.levels == 2:  # whose blanket is the clones', which need no grid
             clones = 0.0
             plateau = math.inf
@@ -297,7 +297,7 @@ def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
     bounds: list[Callable[[float], float]] = []
     if by_blanket:
         with contextlib.suppress(NotApplicable):
-            bounds.append(_blanket(event, victims).delta)
+            bounds.append(_blanket_crowd(event, victims).delta)
     if by_clones or not bounds:
         bounds += [PoissonBinomialPair(hiding, top, _may_bound(event)).delta for hiding in _hidings(event, victims)]
 
@@ -340,12 +340,12 @@ def groups(event: Personalized) -> tuple[np.ndarray, ...]:
 
     below, largest = split(event, order_of(event)[:], float(by_budget.high[-1]) / _NARROW * (1 - 1e-15))
     results = [largest]
-    worst = min(_about(event, largest))
+    worst = min(_estimate_stds(event, largest))
     left = [below] if len(below) else []
     while left:
         members = left.pop()
-        worst = max(worst, min(_about(event, members[-1:])))  # of one user, whom nobody else makes worse
-        here = min(_about(event, members))
+        worst = max(worst, min(_estimate_stds(event, members[-1:])))  # of one user, whom nobody else makes worse
+        here = min(_estimate_stds(event, members))
         halves = halve(event, members)
         if here <= _ABOUT * worst or len(halves) == 1:
             results.append(members)

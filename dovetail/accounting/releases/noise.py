@@ -201,7 +201,7 @@ def _prob_sampled(sampling: Sampling) -> float:
     return min(1.0, sampling.prob_drawn * _UP) if isinstance(sampling, FixedSize) else sampling.prob_drawn
 
 
-def _relation(add_remove: bool) -> privacy_accountant.NeighboringRelation:
+def _neighboring_relation(add_remove: bool) -> privacy_accountant.NeighboringRelation:
     relations = privacy_accountant.NeighboringRelation
     return relations.ADD_OR_REMOVE_ONE if add_remove else relations.REPLACE_ONE
 
@@ -211,7 +211,7 @@ def _renyi(event: dp_event.DpEvent, orders: tuple[float, ...], *, add_remove: bo
 
     Those of sampled releases are logarithms of sums, right to about 1e-13: where little is lost they may be negative.
     """
-    accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=_relation(add_remove))
+    accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=_neighboring_relation(add_remove))
     with _quietly(), np.errstate(all="ignore"):
         try:
             divergences = np.asarray(accountant.compose(event).rdp, dtype=float)

@@ -109,12 +109,12 @@ def poisson_delta(count: NumberDrawn, shift: float, eps: float) -> float:
     """
     _validate.non_negative(eps=eps)
     shifts = shift * np.arange(len(count.weights))
-    log_weights = _log(count.weights) - shifts**2 / 2
+    log_weights = _log_weights(count.weights) - shifts**2 / 2
 
     def rises(a: float) -> bool:
         return eps + np.logaddexp.reduce(log_weights - a * shifts) > np.logaddexp.reduce(log_weights + a * shifts)
 
-    return _largest(count, eps, rises, lambda low, high: (shifts - low, -shifts - high))
+    return _largest_delta(count, eps, rises, lambda low, high: (shifts - low, -shifts - high))
 
 
 def fixed_size_delta(count: NumberDrawn, shift: float, eps: float) -> float:
@@ -146,10 +146,10 @@ def fixed_size_delta(count: NumberDrawn, shift: float, eps: float) -> float:
         slack = high - low
         return np.append(-low, ends + slack), np.append(-high, ends - apart - slack)
 
-    return _largest(count, eps, rises, at)
+    return _largest_delta(count, eps, rises, at)
 
 
-def _largest(
+def _largest_delta(
     count: NumberDrawn,
     eps: float,
     rises: Callable[[float], bool],
@@ -186,7 +186,7 @@ def _enclose_maximum(rises: Callable[[float], bool]) -> tuple[float, float]:
     return low - slack, high + slack
 
 
-def _log(weights: np.ndarray) -> np.ndarray:
+def _log_weights(weights: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
         return np.log(weights)
 

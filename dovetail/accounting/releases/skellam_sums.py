@@ -65,7 +65,7 @@ def renyi(event: SkellamNoise, orders: np.ndarray) -> np.ndarray:
     Guarantees:
         Never below the divergence summed from Skellam's probabilities.
     """
-    return _skellam(sensitivity(event), event.coordinates, event.noise_variance, np.asarray(orders, dtype=float))
+    return _skellam_renyi(sensitivity(event), event.coordinates, event.noise_variance, np.asarray(orders, dtype=float))
 
 
 def near(event: SkellamNoise) -> NearGaussian:
@@ -103,7 +103,7 @@ def rounded_norm(*, clip_norm: float, scale: float, coordinates: int, rounding_t
     return min(math.sqrt(square), reach + 2 * half) * (1 + 1e-14)
 
 
-def _skellam(l2: float, coordinates: int, variance: float, orders: np.ndarray) -> np.ndarray:
+def _skellam_renyi(l2: float, coordinates: int, variance: float, orders: np.ndarray) -> np.ndarray:
     l1 = min(math.sqrt(coordinates) * l2, l2**2)
     usable = np.isfinite(orders) & (orders > 1)
     order = np.maximum(np.ceil(np.where(usable, orders, 2.0)), 2.0)

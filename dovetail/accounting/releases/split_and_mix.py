@@ -33,7 +33,7 @@ from dovetail.accounting.conversion import RENYI, delta_of, eps_of
 from dovetail.accounting.gaussian import NearGaussian
 from dovetail.accounting.releases import skellam_sums
 from dovetail.accounting.releases._base import releases
-from dovetail.accounting.releases.skellam_sums import ORDERS, SkellamRelease, _skellam, near, renyi, rounded_norm
+from dovetail.accounting.releases.skellam_sums import ORDERS, SkellamRelease, _skellam_renyi, near, renyi, rounded_norm
 from dovetail.accounting.search import eps_after_spending, smallest_noise
 from dovetail.events import SplitAndMix
 from dovetail.statements import Bound, Neighbors, NotApplicable, Spent, Theorem
@@ -107,7 +107,7 @@ def _log_excess(n: int, r: int, q: int) -> float:
     base = min(n - 1, _BASE)
     logs = _log_moments(base, r, q)
     if n > base + 1:
-        at_base = _sum(_terms(base + 1, logs, r)[1:], math.log(8 * q) - r * math.log(base + 1))
+        at_base = _log_sum_exp(_log_terms(base + 1, logs, r)[1:], math.log(8 * q) - r * math.log(base + 1))
         if at_base > 0:
             if n > _LARGEST_RECURSION:
                 raise NotApplicable(f"not certified: too few share slots ({r + 2}) for modulus={q}")
@@ -115,12 +115,12 @@ def _log_excess(n: int, r: int, q: int) -> float:
             base = n - 1
     i = np.arange(1, base + 1)
     with np.errstate(divide="ignore"):
-        terms = _terms(n, logs, r)[1:] + np.log1p(-i / n * (1 + 1 / q))
+        terms = _log_terms(n, logs, r)[1:] + np.log1p(-i / n * (1 + 1 / q))
     if n == base + 1:
-        return _sum(terms)
+        return _log_sum_exp(terms)
     log_pairs = math.log(n) + math.log(n - 1) - math.log(2)
     rest = np.logaddexp(-(r + 1) * math.log(n), -(r - 1) * log_pairs - math.log(n))
-    return _sum(terms, math.log(2 * q) + float(rest))
+    return _log_sum_exp(terms, math.log(2 * q) + float(rest))
 
 
 @functools.lru_cache(maxsize=32)
@@ -138,17 +138,17 @@ def _log_moments(largest: int, r: int, q: int) -> np.ndarray:
         log_binomials = log_factorials[n] - log_factorials[i] - log_factorials[n - i]
         with np.errstate(divide="ignore"):
             weights = np.log((q + 1.0) * (n - i) - n)
-        logs[n] = _sum(weights - r * log_binomials + logs[:n]) - math.log(n)
+        logs[n] = _log_sum_exp(weights - r * log_binomials + logs[:n]) - math.log(n)
     logs.flags.writeable = False
     return logs
 
 
-def _terms(n: int, logs: np.ndarray, r: int) -> np.ndarray:
+def _log_terms(n: int, logs: np.ndarray, r: int) -> np.ndarray:
     i = np.arange(len(logs))
     return logs - r * (gammaln(n + 1) - gammaln(i + 1) - gammaln(n - i + 1))
 
 
-def _sum(logs: np.ndarray, more: float = -math.inf) -> float:
+def _log_sum_exp(logs: np.ndarray, more: float = -math.inf) -> float:
     peak = max(float(logs.max()), more)
     return peak + math.log(float(np.exp(logs - peak).sum()) + math.exp(more - peak))
 
@@ -243,7 +243,7 @@ def _theorem(event: SplitAndMix) -> Theorem:
 def _by_renyi(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     divergence = rounds * renyi(event, ORDERS)
     value = eps_after_spending(
-        lambda left: _eps(divergence, left), lambda eps: rounds * mixing_delta(event, eps), delta=delta
+        lambda left: _renyi_eps(divergence, left), lambda eps: rounds * mixing_delta(event, eps), delta=delta
     )
     return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(RENYI))
 
@@ -285,7 +285,7 @@ def _at_least_one(rounds: int) -> None:
     _validate.at_least(1, rounds=rounds)
 
 
-def _eps(divergence: np.ndarray, delta: float) -> float:
+def _renyi_eps(divergence: np.ndarray, delta: float) -> float:
     return eps_of(ORDERS, divergence, delta=delta) * _OUTWARD
 
 
@@ -333,7 +333,7 @@ def calibrate(
 
         def eps_of(noise: float) -> float:
             variance = (noise * norm) ** 2
-            candidates = [_eps(rounds * _skellam(reach, coordinates, variance, ORDERS), goal)]
+            candidates = [_renyi_eps(rounds * _skellam_renyi(reach, coordinates, variance, ORDERS), goal)]
             for route in (_ratio_eps, _near_eps):
                 with contextlib.suppress(NotApplicable):
                     round_noise = skellam_sums.near_gaussian(

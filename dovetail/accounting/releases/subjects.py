@@ -196,7 +196,7 @@ def losses(event: SampledSubject, *, interval: float) -> tuple[Loss, ...]:
     """
     _validate.positive(interval=interval)
     one_step = dataclasses.replace(event, steps=1)
-    step_losses = (_loss(one_step, split, interval) for split in splits(event))
+    step_losses = (_split_loss(one_step, split, interval) for split in splits(event))
     return tuple(
         loss_distributions.self_compose(loss, event.steps) if event.steps > 1 else loss for loss in step_losses
     )
@@ -205,7 +205,7 @@ def losses(event: SampledSubject, *, interval: float) -> tuple[Loss, ...]:
 def scale(event: SampledSubject) -> tuple[float, float]:
     """The std and the width of the loss of one release, about: the narrowest std and the largest width of a split."""
     one_step = dataclasses.replace(event, steps=1)
-    scales = [_law(one_step, split).scale for split in splits(event)]
+    scales = [_shift_law(one_step, split).scale for split in splits(event)]
     return min(std for std, _ in scales), max(width for _, width in scales)
 
 
@@ -222,27 +222,27 @@ def _compose_rounds(event: SampledSubject, rounds: int, interval: float | None) 
 
 
 @functools.lru_cache(maxsize=512)
-def _law(event: SampledSubject, split: tuple[int, ...]) -> ShiftLaw:
+def _shift_law(event: SampledSubject, split: tuple[int, ...]) -> ShiftLaw:
     norms, law = shifts(event, split)
     return ShiftLaw.of(norms * (event.clip_norm / event.std), law)
 
 
 @functools.lru_cache(maxsize=512)
-def _loss(event: SampledSubject, split: tuple[int, ...], interval: float) -> LossDistribution:
+def _split_loss(event: SampledSubject, split: tuple[int, ...], interval: float) -> LossDistribution:
     if event.prob_user == 1 or event.alone:
-        return mixtures.loss(_law(event, split), interval=interval)
+        return mixtures.loss(_shift_law(event, split), interval=interval)
 
     def loss_of(items: int) -> LossDistribution | None:
         if not items:
             return None
         there = dataclasses.replace(event, items=items, prob_user=1.0, items_per_user=None)
-        return mixtures.loss(_law(there, (items,)), interval=interval)
+        return mixtures.loss(_shift_law(there, (items,)), interval=interval)
 
-    law = _at_drawn_users(event, split)
+    law = _items_at_sampled_users(event, split)
     return loss_distributions.mixture([(weight, loss_of(items)) for items, weight in law.items()], interval=interval)
 
 
-def _at_drawn_users(event: SampledSubject, split: tuple[int, ...]) -> dict[int, float]:
+def _items_at_sampled_users(event: SampledSubject, split: tuple[int, ...]) -> dict[int, float]:
     """How many of the subject's items are at users that were drawn, and how likely that is."""
     law = {0: 1.0}
     for here in split:
