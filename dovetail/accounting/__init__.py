@@ -8,7 +8,7 @@ says what rounds that protect a user mean for a subject with records at several.
 - many rounds: `exposure` (what one user is exposed to), `accountants` (how it adds up, by `gaussian`, `conversion`,
   `loss_distributions` (summed by `tilting`)), `compose` (the best of them), `certification`; every number passes
   `numerics`;
-- one client without a crowd: `local`;
+- one client without a crowd: `compose.local_bound`;
 - several users or items at once: `groups`; searches for a parameter: `search`.
 """
 

@@ -2,7 +2,7 @@
 
 Two bounds hold for every victim, and the smaller counts at each eps. By *clones* another user's report repeats, with
 probability ``q_i = min(1, 2 c_i E/(E+1))``, a coin that hides the victim's, where ``E = e^(eps_v)`` and ``c_i`` is the
-infimum of the ratio of user i's density to the victim's (docs/proofs/personalized-clones.md; `poisson_binomial`). By a
+infimum of the ratio of user i's density to the victim's (docs/proofs/personalized-clones.md; `binomial`). By a
 *blanket*, it is a draw from one law with probability g_i (docs/proofs/blankets.md; `blanket_pair`). More of either
 never hurt, so users of similar budgets share the bound of the largest budget among them with the least hiding of any.
 

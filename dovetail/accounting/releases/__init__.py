@@ -1,8 +1,8 @@
 """What an event implies, one family of events per file; nobody else asks for the type of an event.
 
 `release_of` finds the release of an event: `noise` (Gaussian, Laplace, none at all), `crowds` (shuffled coordinates),
-`personalized`, `replaced_users` (a subject at several sampled users), `skellam_sums` (sums by shares), `split_and_mix`
-(with `mixing`), `subjects`, `selection` (the best of several trainings). A plug-in registers its own with
+`personalized`, `replaced_users` (a subject at several sampled users), `skellam_sums` (sums by shares), `split_and_mix`,
+`subjects`, `selection` (the best of several trainings). A plug-in registers its own with
 ``@releases(MyEvent)``. `renyi` and `losses` keep answers, for they are asked for again and again; `privunit` is the
 geometry of PrivUnit, whose rounds are crowds.
 """

@@ -220,7 +220,7 @@ def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
     """The smallest eps of so many rounds at delta, with what imperfect mixing spends in each.
 
     Guarantees:
-        Non-decreasing in rounds; equal to what `composition` finds for the same rounds.
+        Non-decreasing in rounds; equal to what `compose.bound` finds for the same rounds.
         The smallest of three routes: by the ratio of Skellam noise to a Gaussian's, by their distance, and by Skellam's
         Renyi divergence.
     """
