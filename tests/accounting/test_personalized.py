@@ -397,11 +397,11 @@ def test_classes_of_budgets_hide_no_more_than_their_members(kind, monkeypatch):
     event = Personalized(kind=kind, eps_locals=tuple(np.geomspace(0.05, 3.0, 1500).tolist()), levels=3, colluders=40)
     victims = np.arange(700, 720)
     one_by_one = personal._hidings(event, victims), personal._estimate_stds(event, victims)
-    for cached in (personal.classes, personal._draws_for_all):
+    for cached in (personal.budget_classes, personal._draws_for_all):
         cached.cache_clear()
-    monkeypatch.setattr(personal, "MANY", 1000)
+    monkeypatch.setattr(personal, "MANY_COINS", 1000)
     together = personal._hidings(event, victims), personal._estimate_stds(event, victims)
-    personal.classes.cache_clear()
+    personal.budget_classes.cache_clear()
     for fine, coarse in zip(one_by_one[0], together[0], strict=True):
         for (_, every), (_, classes) in zip(fine, coarse, strict=True):
             more, fewer = every.every(), classes.every()

@@ -35,8 +35,8 @@ from dovetail.accounting.pairs import symmetric
 from dovetail.statements import NotApplicable
 
 __all__ = [
-    "MANY",
-    "SOME",
+    "MANY_COINS",
+    "SOME_COINS",
     "BinomialPair",
     "Coins",
     "Hiding",
@@ -204,10 +204,10 @@ def _compact_law(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
 
 
 _TINY = 1e-290  # masses below this are charged, not carried
-MANY = 20_000  # coins, of which more are taken in classes
+MANY_COINS = 20_000  # coins, of which more are taken in classes
 _CLASSES = 128
 _MOST_TRIALS = 2**19  # of a binomial count in one piece
-SOME = 1000  # coins from which on the law of a count may be bounded and not computed
+SOME_COINS = 1000  # coins from which on the law of a count may be bounded and not computed
 _NARROW = 0.03  # deviation over mean of such a count, at the most
 _BERRY_ESSEEN = 0.5600001
 _PARTS = 4
@@ -281,9 +281,9 @@ def clone_counts(coins: Coins | np.ndarray, *, bounded: bool = False) -> CloneCo
     _validate.finite_array(probs=coins.probs)
     if ((coins.probs < 0) | (coins.probs > 1)).any():
         raise ValueError(f"expected probabilities, got values from {coins.probs.min()} to {coins.probs.max()}")
-    if (bounded or coins.counts.sum() > MANY) and 2 * _PARTS <= coins.std <= _NARROW * coins.mean:
+    if (bounded or coins.counts.sum() > MANY_COINS) and 2 * _PARTS <= coins.std <= _NARROW * coins.mean:
         return by_limit(coins)
-    if coins.counts.sum() > MANY:
+    if coins.counts.sum() > MANY_COINS:
         return _count_by_classes(coins)
     probs = coins.every()
     rows = np.stack([1 - probs, probs], axis=1) if len(probs) else np.ones((1, 1))

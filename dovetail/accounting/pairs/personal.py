@@ -10,7 +10,7 @@ Laplace noise of unequal scales has ``c_i = 0`` wherever ``eps_i > eps_v``, beca
 victim's outcomes are also cut into a near and a far region of fixed probability, each with clones of its own.
 
 A user hides a victim with a probability that depends on its own budget. Where there are many users, those of
-neighbouring budgets are taken together (`classes`), each with the least probability of any of them.
+neighbouring budgets are taken together (`budget_classes`), each with the least probability of any of them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from dovetail.accounting.amplification.clones import CloneCounts
 from dovetail.accounting.amplification.frontier import Frontier
 from dovetail.accounting.pairs import symmetric
 from dovetail.accounting.pairs.binomial import (
-    MANY,
-    SOME,
+    MANY_COINS,
+    SOME_COINS,
     Coins,
     Hiding,
     PoissonBinomialPair,
@@ -46,23 +46,23 @@ from dovetail.statements import NotApplicable
 __all__ = [
     "Classes",
     "ProbsOf",
+    "budget_classes",
+    "budget_range",
     "budgets_of",
-    "classes",
     "curve",
-    "groups",
     "halve",
-    "honest",
+    "hiding_coins",
     "order_of",
     "pair",
-    "span",
-    "split",
+    "split_at",
+    "victim_groups",
 ]
 
 _DOWN = 1 - 1e-13
 _FAR = (1e-9, 1e-3)  # probabilities of the far region that are tried for Laplace noise
 _WIDTHS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)  # half widths of a plateau that are tried
 _LEAST_BUDGET = 1e-6  # below, roundings of ratios to the blanket would matter, and clones do as well
-_MANY = 200  # users, of whom one more or less does not matter
+_MANY_USERS = 200  # users, of whom one more or less does not matter
 _ABOUT = 1.005  # a group's loss may be so much above the worst of single users before it is halved
 _SIMILAR = 1.2  # ratio of losses by clones and by a plateau of which either may be the smaller
 _CLEARLY = 0.998  # ratio at which the plateau's is the smaller
@@ -103,7 +103,7 @@ def _sorted_budgets(event: Personalized) -> tuple[np.ndarray, np.ndarray]:
     return order, budgets[order]
 
 
-def span(event: Personalized, members: np.ndarray) -> tuple[float, float]:
+def budget_range(event: Personalized, members: np.ndarray) -> tuple[float, float]:
     """The smallest and the largest budget of these users; at once, if they are neighbours in `order_of`."""
     budgets = budgets_of(event)
     if members.base is not None and members.base is order_of(event):
@@ -111,7 +111,7 @@ def span(event: Personalized, members: np.ndarray) -> tuple[float, float]:
     return float(budgets[members].min()), float(budgets[members].max())
 
 
-def split(event: Personalized, members: np.ndarray, at: float) -> list[np.ndarray]:
+def split_at(event: Personalized, members: np.ndarray, at: float) -> list[np.ndarray]:
     """Those of these users whose budgets are at most this one, and the others."""
     budgets = budgets_of(event)
     if members.base is not None and members.base is order_of(event):
@@ -130,7 +130,7 @@ class Classes(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def classes(event: Personalized) -> Classes:
+def budget_classes(event: Personalized) -> Classes:
     """One class for each budget, or for neighbouring budgets where they are many."""
     _, ordered = _sorted_budgets(event)
     firsts = np.flatnonzero(np.diff(ordered, prepend=-np.inf))
@@ -140,7 +140,7 @@ def classes(event: Personalized) -> Classes:
     return Classes(values[starts], values[ends], np.add.reduceat(counts, starts))
 
 
-def honest(event: Personalized, victims: np.ndarray | None, probs_of: ProbsOf) -> Coins:
+def hiding_coins(event: Personalized, victims: np.ndarray | None, probs_of: ProbsOf) -> Coins:
     """What the honest others do to hide any of these victims (None: of all users), at the least.
 
     `probs_of(budgets)` rises and then falls with the budget, so that a class hides no less than at one of its ends.
@@ -151,8 +151,8 @@ def honest(event: Personalized, victims: np.ndarray | None, probs_of: ProbsOf) -
         probs_of: how probably a user of each budget hides a victim.
     """
     budgets = budgets_of(event)
-    if len(budgets) > MANY:
-        low, high, counts = classes(event)
+    if len(budgets) > MANY_COINS:
+        low, high, counts = budget_classes(event)
         probs = np.minimum(probs_of(low), probs_of(high))
         order = np.argsort(probs)
         probs, counts = probs[order], counts[order]
@@ -169,7 +169,7 @@ def _fewest_clones(event: Personalized, victims: np.ndarray, far: float = 0.0) -
 
     As functions of eps_i all of them are log-concave, or fall.
     """
-    low, high = span(event, victims)
+    low, high = budget_range(event, victims)
 
     def probs(eps_locals: np.ndarray) -> np.ndarray:
         small = np.exp(-eps_locals)
@@ -182,7 +182,7 @@ def _fewest_clones(event: Personalized, victims: np.ndarray, far: float = 0.0) -
         return 2 * small / (1 + rest * small) * ((1 + rest * math.exp(-high)) / (1 + math.exp(-high)))
 
     def region(mass: float, share: ProbsOf) -> tuple[float, Coins]:
-        return mass, honest(event, victims, lambda eps: np.minimum(1.0, mass * probs(eps) * share(eps) * _DOWN))
+        return mass, hiding_coins(event, victims, lambda eps: np.minimum(1.0, mass * probs(eps) * share(eps) * _DOWN))
 
     if event.kind != "laplace":
         return (region(1.0, np.ones_like),)
@@ -203,28 +203,28 @@ def _hidings(event: Personalized, victims: np.ndarray) -> list[Hiding]:
 
 def _blanket_crowd(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
     """The largest frontier of these victims among the fewest draws from a blanket of theirs."""
-    low, high = span(event, victims)
+    low, high = budget_range(event, victims)
     if not _LEAST_BUDGET <= high <= symmetric.LARGEST_LOSS:
         raise NotApplicable(f"no blanket for a budget of {high:.4g}")
     match event.kind:
         case "clip_laplace":
             own = frontier.clip_laplace(high)
             if event.threshold:  # which only takes away; where it takes little, covering it costs more
-                behind = blanket.threshold_frontier(high, float(classes(event).low[0]), event.threshold)
+                behind = blanket.threshold_frontier(high, float(budget_classes(event).low[0]), event.threshold)
                 own = min(own, behind, key=lambda candidate: candidate.spread)
         case "laplace":
             own, floors = _plateau(event, low, high)
-            return BlanketCrowd(own, _count_draws(event, honest(event, victims, floors)))
+            return BlanketCrowd(own, _count_draws(event, hiding_coins(event, victims, floors)))
         case _:
             own = frontier.randomized_response(high, 1 / event.levels)
-    if len(event.eps_locals) > _MANY:  # one user more or less: the same for all victims
+    if len(event.eps_locals) > _MANY_USERS:  # one user more or less: the same for all victims
         return BlanketCrowd(own, _draws_for_all(event))
-    return BlanketCrowd(own, _count_draws(event, honest(event, victims, _floors(event))))
+    return BlanketCrowd(own, _count_draws(event, hiding_coins(event, victims, _floors(event))))
 
 
 def _may_bound(event: Personalized) -> bool:
     """Whether laws may be bounded: of many coordinates the bulk of each decides. It depends on no colluders."""
-    return event.coordinates >= symmetric.MANY_FOLDS and len(event.eps_locals) > SOME
+    return event.coordinates >= symmetric.MANY_FOLDS and len(event.eps_locals) > SOME_COINS
 
 
 def _count_draws(event: Personalized, coins: Coins) -> CloneCounts:
@@ -241,12 +241,12 @@ def _floors(event: Personalized) -> ProbsOf:
 @functools.lru_cache(maxsize=4)
 def _draws_for_all(event: Personalized) -> CloneCounts:
     """The number of draws from a blanket that does not depend on the victim, less the one who hides most."""
-    return _count_draws(event, honest(event, None, _floors(event)))
+    return _count_draws(event, hiding_coins(event, None, _floors(event)))
 
 
 def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, ProbsOf]:
     """The plateau that seems best for the larger of two budgets; users above the smaller one hide nobody."""
-    budgets = classes(event).high
+    budgets = budget_classes(event).high
     budgets = budgets[budgets <= low]
     budgets = budgets[np.linspace(0, len(budgets) - 1, min(len(budgets), _SAMPLE)).astype(np.int64)]
 
@@ -264,14 +264,14 @@ def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, Pr
 
 def _estimate_stds(event: Personalized, members: np.ndarray) -> tuple[float, float]:
     """About the deviation of the loss under Laplace noise by clones and by a plateau: to choose by."""
-    low, high = span(event, members)
+    low, high = budget_range(event, members)
     hiding_users = max(sum(coins.mean for _, coins in hiding) for hiding in _hidings(event, members))
     by_clones = 2 * math.tanh(high / 2) / math.sqrt(hiding_users + 1)
     try:
         own, floors = _plateau(event, low, high)
     except NotApplicable:
         return by_clones, math.inf
-    return by_clones, own.spread / math.sqrt(honest(event, members, floors).mean + 1)
+    return by_clones, own.spread / math.sqrt(hiding_coins(event, members, floors).mean + 1)
 
 
 def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
@@ -283,10 +283,10 @@ def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
 
     Returns: a function of eps.
     """
-    users, (_, top) = len(event.eps_locals), span(event, victims)
+    users, (_, top) = len(event.eps_locals), budget_range(event, victims)
     by_clones = True
     by_blanket = _LEAST_BUDGET <= top <= symmetric.LARGEST_LOSS
-    if users > _MANY and by_blanket:  # one of them is enough: of boxes and levels, the blanket
+    if users > _MANY_USERS and by_blanket:  # one of them is enough: of boxes and levels, the blanket
         clones, plateau = _estimate_stds(event, victims) if event.kind == "laplace" else (math.inf, 0.0)
         if event.kind == "rr" and event.levels == 2:  # whose blanket is the clones', which need no grid
             clones = 0.0
@@ -319,26 +319,26 @@ def pair(event: Personalized, victims: np.ndarray, *, coarse: bool = False) -> S
         victims: indices of users with similar budgets.
         coarse: whether the curve is asked at fewer eps.
     """
-    _, top = span(event, victims)
+    _, top = budget_range(event, victims)
     nodes = symmetric.nodes_for(event.coordinates, coarse=coarse)
     return symmetric.pair_of(curve(event, victims), eps_pure=top, folds=event.coordinates, nodes=nodes)
 
 
 @functools.lru_cache(maxsize=8)
-def groups(event: Personalized) -> tuple[np.ndarray, ...]:
+def victim_groups(event: Personalized) -> tuple[np.ndarray, ...]:
     """Users of all budgets, grouped so that the bounds of a group are about those of its worst member, or smaller.
 
     Budgets by which all users hide a victim alike are one group: the largest is the worst. Laplace noise hides no one
     of a smaller budget, so there groups are halved while theirs may be the worst.
     """
-    by_budget = classes(event)
+    by_budget = budget_classes(event)
     if len(by_budget.low) <= _DISTINCT:
         ends = np.cumsum(by_budget.counts)
         return tuple(order_of(event)[end - count : end] for end, count in zip(ends, by_budget.counts, strict=True))
     if event.kind != "laplace":
         return (np.arange(len(event.eps_locals)),)
 
-    below, largest = split(event, order_of(event)[:], float(by_budget.high[-1]) / _NARROW * (1 - 1e-15))
+    below, largest = split_at(event, order_of(event)[:], float(by_budget.high[-1]) / _NARROW * (1 - 1e-15))
     results = [largest]
     worst = min(_estimate_stds(event, largest))
     left = [below] if len(below) else []
@@ -363,7 +363,7 @@ def halve(event: Personalized, members: np.ndarray) -> list[np.ndarray]:
         event: whose users they are.
         members: indices of users with similar budgets.
     """
-    low, high = span(event, members)
+    low, high = budget_range(event, members)
     if high <= low * _NARROW or event.kind != "laplace":
         return [members]
-    return split(event, members, math.sqrt(low * high))
+    return split_at(event, members, math.sqrt(low * high))

@@ -17,7 +17,7 @@ from dovetail.accounting import loss_distributions, numerics
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
 from dovetail.accounting.pairs import personal, symmetric
 from dovetail.accounting.pairs.blanket_pair import BLANKETS
-from dovetail.accounting.pairs.personal import budgets_of, order_of, span
+from dovetail.accounting.pairs.personal import budget_range, budgets_of, order_of
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.accounting.releases import crowds
 from dovetail.accounting.releases._base import Curve, Release, Sampling, Scale, releases
@@ -48,7 +48,7 @@ _GROUPS = (
 
 def _victims(event: Personalized, victim: int | None) -> tuple[np.ndarray, ...]:
     if victim is None:
-        return personal.groups(event)
+        return personal.victim_groups(event)
     _validate.in_interval(0, len(event.eps_locals) - 1, victim=victim)
     return (np.array([victim]),)
 
@@ -158,7 +158,7 @@ def _one_coordinate(event: Personalized, delta: float, victim: int | None) -> Bo
     """By the curve itself, asked where it is needed; the worst group is halved as long as its users differ."""
 
     def eps_of(members: np.ndarray) -> tuple[float, np.ndarray]:
-        _, top = span(event, members)
+        _, top = budget_range(event, members)
         return smallest_eps(personal.curve(event, members), delta=delta, high=top, tolerance=1e-7), members
 
     answers = [eps_of(members) for members in _victims(event, victim)]
