@@ -158,7 +158,7 @@ def test_secret_coins_of_the_users_hide_as_they_do_under_gaussian_noise(prob):
     scope = Scope(trust=Trust.SHUFFLE, adversary="analyzer", neighbors=Neighbors.REPLACE_ONE, unit=Unit.USER)
     statement = certify(rounds(SHARES, 20, Poisson(prob=prob)), scope, delta=DELTA)
     assert any("decides secretly" in said for said in statement.assumptions)
-    assert any("from a Gaussian" in part.on for part in statement.proof.spent)
+    assert any("between Skellam and Gaussian noise" in part.on for part in statement.proof.spent)
     with pytest.raises(NotApplicable, match="no Renyi bound here for SplitAndMix"):
         eps_of(rounds(SHARES, 2, FixedSize(size=SHARES.num_users - 1, population=1000)))
 
