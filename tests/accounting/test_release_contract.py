@@ -32,6 +32,12 @@ CASES = {
     "laplace reports": events.Shuffled(report=LEVEL, coordinates=2, **CROWD),
     "padded": events.PaddedBernoulli(report=BIT, coordinates=3, pad_to=20, inclusion=0.3, **CROWD),
     "top": events.PaddedTopk(report=BIT, coordinates=4, pad_to=20, top=2, decoys=1, **CROWD),
+    "top, fewer users than reports": events.PaddedTopk(
+        report=BIT, coordinates=4, pad_to=20, top=2, decoys=1, num_users=9, colluders=3
+    ),
+    "padded, fewer reports": events.PaddedBernoulli(
+        report=BIT, coordinates=3, pad_to=14, inclusion=0.1, num_users=20, colluders=3
+    ),
     "personal": events.Personalized(kind="clip_laplace", eps_locals=(0.1, 0.7, 1 / 3) * 4, coordinates=1),
     "personal, three": events.Personalized(kind="clip_laplace", eps_locals=(0.1, 0.7, 1 / 3) * 4, coordinates=3),
     "personal, laplace": events.Personalized(kind="laplace", eps_locals=(0.2, 0.4) * 6, coordinates=1),
@@ -105,6 +111,40 @@ def test_more_coordinates_cost_more(name, times):
 def test_more_of_a_subject_costs_no_less(name, changed, times):
     event = CASES[name]
     assert eps_of(dataclasses.replace(event, **changed), times) >= eps_of(event, times) * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("times", ROUNDS)
+def test_reports_that_may_be_dropped_cost_more(times):
+    """Where more users report than a slot takes, what one reports may push another's out."""
+    event = dataclasses.replace(CASES["top"], colluders=0)
+    surplus = dataclasses.replace(event, num_users=event.pad_to + 8)
+    assert eps_of(surplus, times) > 1.2 * eps_of(event, times)
+
+
+@pytest.mark.parametrize("times", ROUNDS)
+def test_dummies_hide_more_than_users_whose_reports_may_tell(times):
+    """Of as many reports, those of users may be known not to be drawn from the blanket; dummies always are."""
+    few, full = CASES["top, fewer users than reports"], CASES["top"]
+    assert few.pad_to == full.pad_to and few.num_users < full.num_users
+    assert eps_of(few, times) < 0.97 * eps_of(full, times)
+
+
+MEASURED = {"std", "sensitivity", "clip_norm"}
+
+
+@pytest.mark.parametrize("times", [1, 30])
+@pytest.mark.parametrize("name", [name for name in CASES if MEASURED & set(vars(CASES[name]))])
+def test_no_bound_depends_on_the_unit_that_updates_are_measured_in(name, times):
+    event = CASES[name]
+    powers = {key: 1 for key in MEASURED if hasattr(event, key)}
+    if hasattr(event, "scale"):
+        powers["scale"] = 1 if isinstance(event, events.Laplace) else -1  # of the noise, or integers per unit
+    assert len(powers) == 2
+    for factor in (1 / 4, 8.0):
+        other = dataclasses.replace(
+            event, **{key: getattr(event, key) * factor**power for key, power in powers.items()}
+        )
+        assert eps_of(other, times) == pytest.approx(eps_of(event, times), rel=1e-9)
 
 
 SAMPLED = {

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import stat
+import types
 
 import numpy as np
 import pytest
@@ -87,6 +88,31 @@ def test_one_changed_record_is_found(tmp_path, key, changes):
     found = verify(tmp_path / "run", data_key=key, task=other_task(**changes))
     assert not found.agrees
     assert found.to_json()["data"] == "the data are not those of the run"
+
+
+def columns(**given):
+    """What a fingerprint is taken of."""
+    names = ("inputs", "labels", "test_inputs", "test_labels", "subjects", "users")
+    return types.SimpleNamespace(**dict.fromkeys(names) | given)
+
+
+FOUR = np.arange(8, dtype=np.float32).reshape(4, 2)
+FOUR_AND_ONE = np.concatenate([FOUR, FOUR[:1]])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        columns(inputs=FOUR.reshape(2, 4), test_inputs=FOUR),
+        columns(inputs=FOUR.view(np.int32), test_inputs=FOUR),
+        columns(inputs=FOUR, test_labels=FOUR),
+        columns(inputs=FOUR_AND_ONE, test_inputs=FOUR[1:]),
+    ],
+    ids=["another shape", "another type", "another column", "a record held out or not"],
+)
+def test_the_same_bytes_are_other_data_in_another_shape_type_or_place(other):
+    """A fingerprint of bytes alone would take one record of four numbers for two records of two."""
+    assert _origin._mac(bytes(32), other) != _origin._mac(bytes(32), columns(inputs=FOUR, test_inputs=FOUR))
 
 
 def test_another_key_is_told_from_other_data(tmp_path, key):

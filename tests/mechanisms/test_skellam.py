@@ -217,6 +217,15 @@ def test_residues_are_centred():
 # ---------------------------------------------------------------- resolution
 
 
+@pytest.mark.parametrize("dim", [1, 2, 10, 40, 650, 7850, 100_000])
+@pytest.mark.parametrize("clip_norm", [0.5, 3.0])
+def test_the_coarsest_scale_is_the_least_at_which_rounding_costs_two_thousandths(dim, clip_norm):
+    """The accountant pays for the longest encoding: a finer scale would only cost bits, a coarser one budget."""
+    coarsest = skellam._coarsest_scale(clip_norm, dim)
+    norms = [Encoding(clip_norm=clip_norm, scale=at * coarsest, dim=dim).norm / (at * coarsest) for at in (0.99, 1)]
+    assert norms[0] > clip_norm * (1 + skellam._ROUNDING_LOSS) > norms[1] * (1 - 1e-9)
+
+
 @pytest.mark.parametrize(("dim", "num_users", "noise_std"), [(1, 100_000, 4.0), (40, 50, 2.0), (7850, 1000, 8.0)])
 def test_scale_and_modulus_leave_room_and_waste_none(dim, num_users, noise_std):
     scale, modulus = skellam.resolve(clip_norm=0.5, dim=dim, num_users=num_users, noise_std=noise_std)

@@ -24,7 +24,7 @@ SETTINGS = {
 KINDS = ["everyone", "poisson", "fixed"]
 
 
-def sampler(name, kind="everyone", *, seed=0, subjects=SUBJECTS, noise_of=None, **more):
+def sampler(name, kind="everyone", *, seed=0, subjects=SUBJECTS, noise_of=None, noise_scales=(), **more):
     schedule = Schedule(
         kind=kind,
         population=USERS,
@@ -32,6 +32,7 @@ def sampler(name, kind="everyone", *, seed=0, subjects=SUBJECTS, noise_of=None, 
         rounds=ROUNDS,
         randomness=Randomness.from_seed(seed),
         records=RECORDS,
+        noise_scales=noise_scales,
     )
     protocol = protocols.build(name, SETTINGS[name] | more)
     return sampler_of(protocol, schedule=schedule, clients=CLIENTS, subjects=subjects, noise_of=noise_of)
@@ -154,6 +155,21 @@ def test_a_sum_has_a_public_divisor_and_its_noise(name, divisor, noise):
     assert ready.divisor(0, learning_rate=0.5) == pytest.approx(divisor)
     assert ready.noise_std(0, dim=4) == pytest.approx(noise)
     assert ready.sample(0, np.arange(3)).size == {"dp_fl": 12, "central_sub": 18, "local_sub": 12}[name]
+
+
+SCALES = (1.0, 0.5, 3.0, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, kind) for name in SETTINGS for kind in KINDS), ("dp_fl", "secret")]
+)
+def test_a_round_has_the_protocols_noise_times_its_own_scale(name, kind):
+    """For every kind of round, in what is planned with; where users are sampled, in what the engine is told."""
+    plain, ready = sampler(name, kind), sampler(name, kind, noise_scales=SCALES)
+    for index, scale in enumerate(SCALES):
+        assert ready.noise_std(index, dim=4) == pytest.approx(scale * plain.noise_std(index, dim=4))
+        assert name != "dp_fl" or ready.sample(index, np.arange(3)).noise_scale == scale
+        assert ready.divisor(index, learning_rate=0.5) == plain.divisor(index, learning_rate=0.5)
 
 
 def test_users_keep_all_they_hold_and_a_subjects_records_are_capped():
