@@ -346,3 +346,53 @@ def test_users_that_share_records_are_not_alone():
     for published in (True, False):
         spread = spread_of(config, clients, clients, rows, DpFl(), published=published)
         assert (spread.alone, spread.users_per_item) == (False, 2)
+
+
+def rows_of(owners, about):
+    """Rows of these users about these subjects."""
+    return dataclasses.replace(
+        dataset(),
+        inputs=np.zeros((len(owners), 2), np.float32),
+        labels=np.zeros(len(owners), int),
+        users=owners.astype(np.int32),
+        subjects=about.astype(np.int32),
+        roster=None,
+    )
+
+
+@pytest.mark.parametrize("declared", [{}, {"spread": 9, "records": 70, "subjects": 30}])
+@pytest.mark.parametrize("seed", range(4))
+def test_limits_of_published_data_are_counted_one_by_one_and_of_others_none(seed, declared):
+    """As brute force counts them; what is declared comes first, and of private data alone."""
+    rng = np.random.default_rng(seed)
+    owners, about = rng.integers(0, 5, 40), rng.integers(0, 12, 40).astype(np.int32)
+    clients = Clients.from_owners(np.arange(40), owners, num_clients=5)
+    data = rows_of(owners, about)
+    config = TaskConfig(name="benchmark", partition="given", **declared)
+    counted, private = (
+        spread_of(config, clients, clients, data, DpFl(), published=published) for published in (True, False)
+    )
+    at = {subject: owners[about == subject] for subject in np.unique(about)}
+    assert counted.items == declared.get("records", 40)
+    assert counted.subjects == declared.get("subjects", len(at))
+    assert counted.users_per_subject == max(max(len(set(users)) for users in at.values()), declared.get("spread", 1))
+    assert counted.items_per_subject == max(len(users) for users in at.values())
+    assert counted.items_per_user == max(np.bincount(users).max() for users in at.values())
+    assert counted.measured and not private.measured and not counted.alone
+    assert (private.items, private.subjects) == (declared.get("records"), declared.get("subjects"))
+    assert private.users_per_subject == declared.get("spread")
+    assert private.items_per_subject is private.items_per_user is None
+
+
+def test_subjects_are_alone_only_where_each_is_all_of_one_user():
+    config = TaskConfig(name="benchmark", partition="given")
+    for owners, about, alone, users in (
+        ([0, 0, 1, 2], [7, 7, 8, 9], True, 1),
+        ([0, 0, 1, 2], [7, 8, 5, 9], False, 1),  # two subjects at one user
+        ([0, 0, 1, 2], [7, 7, 9, 9], False, 2),  # one subject at two users
+    ):
+        clients = Clients.from_owners(np.arange(4), np.array(owners), num_clients=3)
+        data = rows_of(np.array(owners), np.array(about))
+        counted = spread_of(config, clients, clients, data, DpFl(), published=True)
+        assert (counted.alone, counted.users_per_subject) == (alone, users)
+        assert not spread_of(config, clients, clients, data, DpFl(), published=False).alone

@@ -605,3 +605,18 @@ def test_uncalibrated_noise_cannot_run():
         _ = protocols.build("ss_simple", {"clip_value": 1.0}).local
     with pytest.raises(ValueError, match="noise to calibrate"):
         protocols.build("fedavg", {}).with_noise(1.0)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("name", ["central_sub", "local_sub"])
+def test_a_unit_brings_as_many_records_as_its_caps_leave_it(name, adaptive):
+    """What attacks let a unit bring; at one user, where users see no more than their own sums."""
+    for items, at_one, rows in ((None, None, 1), (1, None, 1), (5, None, 5), (5, 2, 4), (2, 7, 2)):
+        caps = {"items_per_subject": items, "items_per_user": at_one, "users_per_subject": 2}
+        protocol = protocols.build(name, {**CENTRAL, "sampling_rate": 0.1, "adaptive_z": adaptive, **caps})
+        if adaptive:  # nothing is certified, and no cap but the number of items is spoken of
+            expected = items or 1
+        else:
+            expected = min(items or 1, at_one or items or 1) if name == "local_sub" else rows
+        assert settled(protocol).rows_of_unit(COHORT) == expected
+    assert protocols.build("dp_fl", CENTRAL).rows_of_unit(COHORT) == 1
