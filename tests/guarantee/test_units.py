@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from dovetail import accounting
-from dovetail.accounting import spanning
+from dovetail.accounting import groups
 from dovetail.audit import exact
 from dovetail.audit.bounds import best
 from dovetail.events import Everyone, Gaussian, Round, SampledSubject
@@ -92,7 +92,7 @@ def test_who_is_at_several_users_has_the_bound_of_all_of_them_together(unit, tim
     for users in (1, 2, 5):
         spread = Spread(known=True, alone=False, **{limit: users})
         spent.append(eps_of(unit, own, spread, replaced=own))
-        assert spent[-1] == pytest.approx(spanning.spanned(own.rounds, users=users, delta=DELTA).eps)
+        assert spent[-1] == pytest.approx(groups.subject_bound(own.rounds, users=users, delta=DELTA).eps)
         together = exact.exact_attacks(
             Gaussian(std=6.0, sensitivity=2.0 * users, neighbors=Neighbors.REPLACE_ONE), rounds=times
         )
@@ -143,7 +143,9 @@ def test_units_that_are_known_are_counted():
     assert dataclasses.replace(spread, known=False).count_of(Unit.SUBJECT) == 3, "each user is one subject"
 
 
-@pytest.mark.parametrize("own", [of_users(), of_items(), of_items(unit=Unit.SUBJECT, items=3)], ids=str)
+@pytest.mark.parametrize(
+    "own", [of_users(), of_items(), of_items(unit=Unit.SUBJECT, items=3)], ids=["user", "item", "subject"]
+)
 def test_the_table_has_a_bound_or_a_reason_for_every_unit(own):
     """And its numbers are those of `bound`."""
     spread = Spread(known=True, alone=False, users_per_subject=2, items_per_subject=3, users_per_item=2)
@@ -154,7 +156,7 @@ def test_the_table_has_a_bound_or_a_reason_for_every_unit(own):
         try:
             expected = eps_of(unit, own, spread, replaced)
         except NotApplicable as refusal:
-            assert statement.unbounded and str(refusal) in str(statement)
+            assert statement.is_unbounded and str(refusal) in str(statement)
         else:
             assert statement.eps == pytest.approx(expected) and statement.verdict is Verdict.CERTIFIED
         if unit is Unit.SUBJECT and own.scope.unit is not Unit.SUBJECT:

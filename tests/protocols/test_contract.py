@@ -614,9 +614,8 @@ def test_a_unit_brings_as_many_records_as_its_caps_leave_it(name, adaptive):
     for items, at_one, rows in ((None, None, 1), (1, None, 1), (5, None, 5), (5, 2, 4), (2, 7, 2)):
         caps = {"items_per_subject": items, "items_per_user": at_one, "users_per_subject": 2}
         protocol = protocols.build(name, {**CENTRAL, "sampling_rate": 0.1, "adaptive_z": adaptive, **caps})
+        expected = {"central_sub": rows, "local_sub": min(items or 1, at_one or items or 1)}[name]
         if adaptive:  # nothing is certified, and no cap but the number of items is spoken of
             expected = items or 1
-        else:
-            expected = min(items or 1, at_one or items or 1) if name == "local_sub" else rows
         assert settled(protocol).rows_of_unit(COHORT) == expected
     assert protocols.build("dp_fl", CENTRAL).rows_of_unit(COHORT) == 1
