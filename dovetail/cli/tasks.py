@@ -52,12 +52,12 @@ def keys(
 
     from dovetail import _validate
     from dovetail.files import write_atomically
-    from dovetail.parties.common.certificates import Certified, make_authority, make_certificate
+    from dovetail.parties.common.certificates import Certificate, make_authority, make_certificate
     from dovetail.parties.common.keys import KeyRing, PublicKey, ServiceKeys, ServicePairs
     from dovetail.parties.common.notices import rotate_key
 
     if tls is not None:
-        there = Certified(folder / "authority.crt", folder / "authority.key")
+        there = Certificate(folder / "authority.crt", folder / "authority.key")
         made = make_certificate(folder, there if there.private_key.exists() else make_authority(folder), host=tls)
         facts: dict[str, Any] = {"certificate": str(made.certificate), "private_key": str(made.private_key)}
         facts["authority"] = str(there.certificate)

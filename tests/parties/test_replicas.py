@@ -163,7 +163,9 @@ def test_many_replicas_start_at_once(tmp_path, url):
         for thread in threads:
             thread.join()
     assert failures == []
-    with pytest.raises(ValueError, match="expected made of version 1 or before, got 2: a newer Dovetail made it"):
+    with pytest.raises(
+        ValueError, match="made is of version 2, which a newer Dovetail has made; this one knows versions up to 1"
+    ):
         Database(where, {"made": ("CREATE TABLE made (round INTEGER) STRICT",)})
 
 
@@ -201,7 +203,7 @@ def test_storage_that_goes_away_while_a_party_starts_is_waited_for(tmp_path, mon
 
 @pytest.mark.parametrize("wrong", ["mysql://host/database", "sqlite://host/folder", "folder"])
 def test_another_store_is_refused(tmp_path, wrong):
-    with pytest.raises(ValueError, match="expected sqlite:///FOLDER or postgresql://"):
+    with pytest.raises(ValueError, match="write sqlite:///FOLDER or postgresql://"):
         locate_store(wrong, tmp_path, "store.db")
 
 
@@ -248,11 +250,9 @@ def test_a_connection_that_is_lost_leaves_nothing_half_done(postgres):
 
 @pytest.mark.postgres
 def test_a_database_that_may_forget_is_refused(postgres):
-    with pytest.raises(
-        ValueError, match="expected a PostgreSQL database that keeps what it commits, got synchronous_commit"
-    ):
+    with pytest.raises(ValueError, match="the database has synchronous_commit"):
         Database(postgres.database() + "?options=-c%20synchronous_commit%3Doff", {})
-    with pytest.raises(ValueError, match="expected a search path with a schema that exists"):
+    with pytest.raises(ValueError, match="no schema on the search path"):
         Database(postgres.database() + "?options=-c%20search_path%3Dnowhere", {})
 
 

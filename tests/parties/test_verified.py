@@ -16,7 +16,7 @@ from vdaf.pine_reports import hostile, two_squares
 from verified_rounds import Peer, closed, forwarded, give, hostile_contents, opened, verified_task
 
 from dovetail.parties.aggregator.store import REFUSED
-from dovetail.parties.common.guarantees import _messages_of, certify_task
+from dovetail.parties.common.guarantees import _released_by_users, certify_task
 from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient
 from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import Malformed, vector_from
@@ -416,7 +416,7 @@ def test_over_the_network(tmp_path, monkeypatch):
 @pytest.mark.parametrize("settings", [{}, {"verified": False}, {"verified": False, "noise": "users"}], ids=str)
 def test_what_every_user_and_every_aggregator_is_off_by_adds_up(tmp_path, settings):
     task = verified_task(tmp_path, aggregators=3, clients=7, settings=settings).task
-    shared, off = _messages_of(task)
+    shared, off = _released_by_users(task)
     by_users, by_aggregators = [shared.distance] * 7, [shared.noise_distance] * 3
     assert off == pytest.approx(math.fsum(by_users + by_aggregators), rel=1e-12, abs=0)
     assert (shared.distance > 0) == (settings.get("noise") == "users" or not settings)

@@ -17,20 +17,24 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-__all__ = ["Certified", "make_authority", "make_certificate"]
+__all__ = ["Certificate", "make_authority", "make_certificate"]
 
 _DAYS = 365
 
 
-class Certified(NamedTuple):
+class Certificate(NamedTuple):
     """A certificate and its private key, in PEM files; the key's can be read by its owner alone."""
 
     certificate: Path
     private_key: Path
 
 
-def make_authority(folder: Path) -> Certified:
-    """A new authority; its certificate is what others trust."""
+def make_authority(folder: Path) -> Certificate:
+    """Make an authority; its certificate is what others trust.
+
+    Arguments:
+        folder: where `authority.crt` and `authority.key` are written.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("Dovetail authority")
     builder = _builder(name, name, key).add_extension(x509.BasicConstraints(True, 0), critical=True)
@@ -39,11 +43,19 @@ def make_authority(folder: Path) -> Certified:
     return _save(folder / "authority", builder.sign(key, hashes.SHA256()), key)
 
 
-def make_certificate(folder: Path, authority: Certified, *, host: str) -> Certified:
-    """A certificate for a host name or an address, signed by the authority."""
+def make_certificate(folder: Path, authority: Certificate, *, host: str) -> Certificate:
+    """Make a certificate that an authority signs.
+
+    Arguments:
+        folder: where `tls-HOST.crt` and `tls-HOST.key` are written.
+        authority: made by `make_authority`.
+        host: name or address of the host.
+    """
     signing = serialization.load_pem_private_key(authority.private_key.read_bytes(), None)
     if not isinstance(signing, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"expected an authority made here in {str(authority.private_key)!r}, got another kind of key")
+        raise ValueError(
+            f"{str(authority.private_key)!r} is not the key of an authority that dovetail keys --tls has made"
+        )
     issuer = x509.load_pem_x509_certificate(authority.certificate.read_bytes())
     key = ec.generate_private_key(ec.SECP256R1())
     try:
@@ -78,12 +90,12 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivate
     )
 
 
-def _save(stem: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Certified:
+def _save(stem: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Certificate:
     stem.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    made = Certified(stem.with_name(f"{stem.name}.crt"), stem.with_name(f"{stem.name}.key"))
+    files = Certificate(stem.with_name(f"{stem.name}.crt"), stem.with_name(f"{stem.name}.key"))
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    descriptor = os.open(made.private_key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor = os.open(files.private_key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(pem)
-    made.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    return made
+    files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return files

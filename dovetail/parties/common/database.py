@@ -1,8 +1,8 @@
-"""Where a party keeps its state: under one URL, in a SQLite file or a PostgreSQL database, behind one small seam.
+"""Where a party keeps its state: under one URL, in a SQLite file or a PostgreSQL database, behind one interface.
 
-Stores speak the SQL that both understand, with `?` for a value and SQLite's names of types. A transaction takes the
-writer's place, also among processes and replicas: whatever is looked at in it holds until it ends. What was committed
-is on disk. Tables are made and changed by numbered migrations, which a table of versions remembers.
+Stores use the SQL that both understand, with `?` for a value and SQLite's names of types. A transaction takes the
+writer's lock, also among processes and replicas: whatever is read in it holds until it ends. What was committed is on
+disk. Tables are made and changed by numbered migrations, which a table of versions remembers.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ __all__ = ["Backend", "Database", "Unavailable", "connect", "locate_store", "ret
 
 _Made = TypeVar("_Made")
 _POSTGRES = ("postgresql://", "postgres://")
-_PATIENCE, _AGAIN = 60.0, 0.5  # seconds in which a database may come up; between looks whether it has
-_ROWS = 128  # that one statement adds to a file
+_PATIENCE = 60.0  # seconds in which a database may come up
+_RETRY = 0.5  # seconds between two attempts
+_ROWS = 128  # added to a file by one statement
 _VERSIONS = "CREATE TABLE IF NOT EXISTS versions (store TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT"
 
 
 class Unavailable(ConnectionError):  # noqa: N818 - it says what happened; one tries again
-    """Storage that does not answer just now: what was asked of it may or may not have happened."""
+    """Storage that does not answer now: what was asked of it may or may not have happened."""
 
 
 def retry_until_available(work: Callable[[], _Made]) -> _Made:
-    """What a party does to start; storage may come up later than the party, or go away meanwhile: it is tried again.
+    """Do what a party does to start, again and again for a minute while its storage is `Unavailable`.
 
     Not for what a service does later: that has its own ways to try again.
     """
@@ -45,15 +46,21 @@ def retry_until_available(work: Callable[[], _Made]) -> _Made:
             return work()
         except Unavailable as error:
             if time.monotonic() > end:
-                why = "" if error.__cause__ is None else f": {' '.join(str(error.__cause__).split())}"
-                raise Unavailable(f"{error}{why}") from error.__cause__  # to its operator; strangers hear less
-            time.sleep(_AGAIN)
+                reason = "" if error.__cause__ is None else f": {' '.join(str(error.__cause__).split())}"
+                raise Unavailable(f"{error}{reason}") from error.__cause__  # to its operator; strangers hear less
+            time.sleep(_RETRY)
 
 
 def locate_store(store: str | None, folder: Path, name: str) -> Path | str:
-    """Where the state with this name is: a file in the party's folder, or wherever a URL says.
+    """Where a store is kept.
 
-    `sqlite:///FOLDER` is another folder, `postgresql://...` one database for everything.
+    Arguments:
+        store: `sqlite:///FOLDER` for another folder, `postgresql://...` for one database for everything; None: the
+            party's folder.
+        folder: the party's folder.
+        name: name of the file.
+
+    Returns: the path of a file, or the URL of a database.
     """
     if store is None:
         return folder / name
@@ -62,25 +69,31 @@ def locate_store(store: str | None, folder: Path, name: str) -> Path | str:
     try:
         parsed = urllib.parse.urlsplit(store)
     except ValueError:  # it quotes what may be a password
-        raise ValueError("expected sqlite:///FOLDER or postgresql://..., got a store that is no URL") from None
+        raise ValueError("the store is not a URL: write sqlite:///FOLDER or postgresql://...") from None
     if parsed.scheme != "sqlite" or parsed.netloc or not parsed.path:
-        raise ValueError(f"expected sqlite:///FOLDER or postgresql://..., got another store, {parsed.scheme!r}")
+        raise ValueError(f"a store of kind {parsed.scheme!r} is not known: write sqlite:///FOLDER or postgresql://...")
     path = Path(urllib.parse.unquote(parsed.path))
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     return path / name
 
 
 def connect(path: Path, *pragmas: str, timeout: float = 5.0) -> sqlite3.Connection:
-    """A file that threads may share, in which what was committed is on disk."""
+    """Open a SQLite file that threads may share, and in which what was committed is on disk.
+
+    Arguments:
+        path: the file.
+        pragmas: settings of the connection besides, such as "secure_delete = ON".
+        timeout: seconds to wait for a lock.
+    """
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=timeout)
-    _keep_a_log(database, timeout)
+    _enable_wal(database, timeout)
     for pragma in ("synchronous = FULL", *pragmas):
         database.execute(f"PRAGMA {pragma}")
     return database
 
 
-def _keep_a_log(database: sqlite3.Connection, timeout: float) -> None:
-    """Of several who open a new file, all but one may be told at once that it is locked: here SQLite does not wait."""
+def _enable_wal(database: sqlite3.Connection, timeout: float) -> None:
+    """Turn on the write-ahead log. SQLite does not wait here where several open a new file at once."""
     end = time.monotonic() + timeout
     while True:
         try:
@@ -94,7 +107,7 @@ def _keep_a_log(database: sqlite3.Connection, timeout: float) -> None:
 
 @contextlib.contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Take the writer's place, also among processes; on disk when it ends, undone if it does not end well."""
+    """Take the writer's lock, also among processes; what was done is on disk at the end, or undone if it fails."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -106,44 +119,45 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 class Backend(Interface):
-    """What a store needs of a database; for all threads of a process, one after the other."""
+    """What a store needs of a database. All threads of a process may use it, one after the other."""
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
-        """Do something; the rows that it gives, if any."""
+        """Execute a statement; the rows that it returns, if any."""
 
     def many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
-        """Do something with each of these rows."""
+        """Execute a statement with the values of each of these rows."""
 
     def insert(self, table: str, rows: Sequence[Sequence[object]]) -> None:
         """Add rows to a table, with a value for each of its columns."""
 
     def clear(self, table: str, round: int) -> None:
-        """Delete what a table has of a round, so that as little of it lingers as the database can do for."""
+        """Delete what a table has of a round, so that as little of it lingers as the database can help."""
 
     def script(self, statements: str) -> None:
-        """Do several things, without values."""
+        """Execute several statements, without values."""
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Take the writer's place; on disk when it ends, undone if it does not end well."""
+        """Take the writer's lock; what was done is on disk at the end, or undone if it fails."""
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Keep out all others who ask for the same, for several transactions; ends with who holds it."""
+        """Keep out all others who ask for the same, for several transactions; ends when its holder dies, too."""
 
     def leads(self) -> bool:
-        """Whether this is the one replica that does what one must do; stays so until it dies or is cut off."""
+        """Whether this is the leader among replicas, which it stays until it dies or is cut off."""
 
     def tidy(self) -> None:
-        """What was deleted shall not linger in a log, where that can be helped."""
+        """Remove what was deleted from the log, where the database can."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
 
 
 class _Sqlite:
     """A file; what is deleted is overwritten."""
 
     def __init__(self, path: Path, *pragmas: str) -> None:
-        self._path, self._lock = path, threading.RLock()
+        self._path = path
+        self._lock = threading.RLock()
         self._database = connect(path, "secure_delete = ON", "temp_store = MEMORY", *pragmas, timeout=60)
         self._files: dict[str, IO[bytes]] = {}
 
@@ -157,9 +171,9 @@ class _Sqlite:
     def insert(self, table: str, rows: Sequence[Sequence[object]]) -> None:
         """Many with one statement: Python's lock is let go of and waited for once per statement, not once per row."""
         for low in range(0, len(rows), _ROWS):
-            some = rows[low : low + _ROWS]
-            places = ",".join([f"({','.join('?' * len(some[0]))})"] * len(some))
-            self._database.execute(f"INSERT INTO {table} VALUES {places}", [value for row in some for value in row])
+            chunk = rows[low : low + _ROWS]
+            places = ",".join([f"({','.join('?' * len(chunk[0]))})"] * len(chunk))
+            self._database.execute(f"INSERT INTO {table} VALUES {places}", [value for row in chunk for value in row])
 
     def clear(self, table: str, round: int) -> None:
         self._database.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
@@ -170,13 +184,13 @@ class _Sqlite:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Processes queue for a lock of the system's: SQLite would have them look again after ever longer pauses."""
-        with self._lock, self._held("writer"), transaction(self._database):
+        """Processes queue for a file lock: SQLite would have them look again after ever longer pauses."""
+        with self._lock, self._file_lock("writer"), transaction(self._database):
             yield
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        with self._lock, self._held("exclusive"):
+        with self._lock, self._file_lock("exclusive"):
             yield
 
     def leads(self) -> bool:
@@ -199,7 +213,7 @@ class _Sqlite:
             self._files.clear()
 
     @contextlib.contextmanager
-    def _held(self, name: str) -> Iterator[None]:
+    def _file_lock(self, name: str) -> Iterator[None]:
         file = self._file(name)
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
@@ -220,14 +234,17 @@ def _backend(where: Path | str) -> Backend:
     try:
         from dovetail.parties.common.postgresql import Postgres
     except ImportError as error:
-        raise ValueError("expected psycopg for a postgresql:// store (pip install 'dovetail-fl[postgres]')") from error
+        raise ValueError("a postgresql:// store needs psycopg: pip install 'dovetail-fl[postgres]'") from error
     return Postgres(where)
 
 
 class Database:
-    """A party's state with the tables that these migrations make, for all threads, processes and replicas of it.
+    """A party's state, for all threads, processes and replicas of it.
 
-    Migrations go by the name of what they make; those of a name are only ever added to.
+    Arguments:
+        where: a file, or the URL of a database.
+        migrations: the statements that make and change tables, step by step, by the name of what they make; steps are
+            only ever appended.
     """
 
     def __init__(self, where: Path | str, migrations: Mapping[str, Sequence[str]]) -> None:
@@ -241,26 +258,29 @@ class Database:
                 self._migrate(name, steps)
 
     def _migrate(self, name: str, steps: Sequence[str]) -> None:
-        (done,) = self._one("SELECT version FROM versions WHERE store = ?", name) or (0,)
-        if done > len(steps):
-            raise ValueError(f"expected {name} of version {len(steps)} or before, got {done}: a newer Dovetail made it")
-        for statements in steps[done:]:
+        (version,) = self._one("SELECT version FROM versions WHERE store = ?", name) or (0,)
+        if version > len(steps):
+            raise ValueError(
+                f"{name} is of version {version}, which a newer Dovetail has made; this one knows versions up to "
+                f"{len(steps)}: install the newer one"
+            )
+        for statements in steps[version:]:
             self._database.script(statements)
-        if done < len(steps):
+        if version < len(steps):
             query = "INSERT INTO versions VALUES (?, ?) ON CONFLICT (store) DO UPDATE SET version = excluded.version"
             self._do(query, name, len(steps))
 
     def leads(self) -> bool:
-        """Whether this replica does what one of them must do."""
+        """Whether this replica is the leader, which does what one of them must do."""
         return self._database.leads()
 
     def shut(self) -> None:
-        """Let go of it."""
+        """Close it."""
         self._database.close()
 
     def _one(self, query: str, *values: object) -> Any | None:
-        found = self._database.rows(query, values)
-        return found[0] if found else None
+        rows = self._database.rows(query, values)
+        return rows[0] if rows else None
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         return self._database.rows(query, values)

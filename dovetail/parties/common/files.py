@@ -1,4 +1,4 @@
-"""Records in JSON files: tasks, public keys, policies; and files that are read again when they change."""
+"""JSON files of tasks, public keys and policies, and files that are read again when they change."""
 
 from __future__ import annotations
 
@@ -15,44 +15,59 @@ from dovetail._structs import ready
 __all__ = ["WatchedFile", "read_json"]
 
 _LOG = logging.getLogger(__name__)
-_Record = TypeVar("_Record")
-_LOOK = 1.0  # seconds between looks at a file
+_Content = TypeVar("_Content")
+_LOOK = 1.0  # seconds between two looks at a file
 
 
-def read_json(path: Path, kind: type[_Record], what: str) -> _Record:
-    """The record of a kind in a file; `what` names it where there is none."""
+def read_json(path: Path, kind: type[_Content], what: str) -> _Content:
+    """Read a JSON file.
+
+    Arguments:
+        path: the file.
+        kind: type of what it holds.
+        what: what that is, for messages: "a signed task".
+    """
     if not path.is_file():
-        raise FileNotFoundError(f"expected {what} in {str(path)!r}, got no file")
+        raise FileNotFoundError(f"expected {what} in {str(path)!r}, which is no file")
     try:
         return msgspec.json.decode(path.read_bytes(), type=ready(kind))
     except msgspec.MsgspecError as error:
-        raise ValueError(f"expected {what} in {str(path)!r}, got invalid content ({error})") from error
+        raise ValueError(
+            f"expected {what} in {str(path)!r}, which this version cannot read as one ({error})"
+        ) from error
 
 
-class WatchedFile(Generic[_Record]):
-    """What a file says, also after it was changed or replaced; one that became unreadable says what it said before."""
+class WatchedFile(Generic[_Content]):
+    """A file that is read again when it was changed or replaced; one that became unreadable says what it said before.
 
-    def __init__(self, path: Path, read: Callable[[Path], _Record]) -> None:
-        self._path, self._read = path, read
-        self._version, self._looked = self._stamp(), time.monotonic()
-        self._found = read(path)
+    Arguments:
+        path: the file.
+        read: reads it; an OSError or ValueError says that it cannot be read.
+    """
 
-    def now(self) -> _Record:
-        """As of a second ago, at most."""
+    def __init__(self, path: Path, read: Callable[[Path], _Content]) -> None:
+        self._path = path
+        self._read = read
+        self._version = self._stamp()
+        self._looked = time.monotonic()
+        self._content = read(path)
+
+    def now(self) -> _Content:
+        """What the file says, as of a second ago at most."""
         if time.monotonic() >= self._looked + _LOOK:
             self._looked = time.monotonic()
             version = self._stamp()
             if version != self._version:
                 self._version = version
                 try:
-                    self._found = self._read(self._path)
+                    self._content = self._read(self._path)
                 except (OSError, ValueError) as error:
                     _LOG.warning("%s; what it said before still holds", error)
-        return self._found
+        return self._content
 
     def _stamp(self) -> tuple[int, ...] | None:
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,4 +1,7 @@
-"""What a task costs a user: a `Guarantee`, as `dovetail account protocol` asks it, less what exact sampling misses."""
+"""What a task guarantees a user: statements of a `Guarantee`, as `dovetail account protocol` prints them.
+
+A small part of delta is set aside for what sampling on a computer differs from the law that is accounted.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from dovetail.statements import Spent, Statement, no_guarantee
 
 __all__ = ["calibrate_noise", "certify_task"]
 
-_ONE_AT_A_TIME = threading.Lock()
+_LOCK = threading.Lock()
 _OWN_PLACES = "every user has a place in the list of budgets of its own: whoever enrols users gives no number twice"
-_CHARGED = 1e-6  # of delta: for what sampling on a computer is off by
+_SAMPLING_SHARE = 1e-6  # of delta: for what sampling on a computer is off by
 
 
 def calibrate_noise(
@@ -38,18 +41,31 @@ def calibrate_noise(
     delta: float,
     aggregators: int | None = None,
 ) -> dict[str, Any]:
-    """The settings with their noise set: as given, or such that all rounds together cost at most `eps`."""
+    """A protocol's settings with their noise: as given, or such that all rounds together cost at most `eps`.
+
+    Arguments:
+        protocol: name of the protocol.
+        settings: its settings, with or without noise.
+        dim: coordinates of a report.
+        rounds: number of rounds.
+        min_clients: users of a round, at least, which is what noise is calibrated for.
+        max_clients: users of a round, at most.
+        colluders: users of a round that may be fake or the adversary's.
+        eps: budget of all rounds together; needed where `settings` have no noise.
+        delta: the same.
+        aggregators: number of aggregators, if there are any.
+    """
     built = protocols.build(protocol, settings)
     if built.is_calibrated:
         return dict(settings)
     if eps is None or built.noise_field is None:
-        raise ValueError(f"expected privacy.eps or protocol.{built.noise_field}, got neither")
+        raise ValueError(f"give the budget, privacy.eps, or the noise, protocol.{built.noise_field}: one is needed")
     training = _guarantee(
         built,
         cohort_of(min_clients, max_clients, colluders, aggregators=aggregators),
         rounds,
         dim=dim,
-        delta=delta * (1 - _CHARGED),
+        delta=delta * (1 - _SAMPLING_SHARE),
     )
     return {**settings, built.noise_field: getattr(training.calibrate(eps).protocol, built.noise_field)}
 
@@ -63,7 +79,7 @@ def _guarantee(
     delta: float,
     assumptions: tuple[str, ...] = (),
 ) -> Guarantee:
-    """So many rounds of a task, each with the fewest users that it may have."""
+    """The guarantee of `rounds` rounds, each with the fewest users that it may have."""
     return Guarantee(
         protocol=protocol,
         cohorts=(cohort,) * rounds,
@@ -75,8 +91,8 @@ def _guarantee(
     )
 
 
-def _messages_of(task: TrainingTask) -> tuple[protocols.Messages | protocols.Contribution, float]:
-    """What leaves users, and how far the law of a round is from the one that is accounted, at most."""
+def _released_by_users(task: TrainingTask) -> tuple[protocols.Messages | protocols.Contribution, float]:
+    """What leaves users, and how far at most the law of a round is from the one that is accounted."""
     if not task.aggregators:
         messages = task.messages()
         return messages, messages.distance * task.max_clients
@@ -88,35 +104,37 @@ def _messages_of(task: TrainingTask) -> tuple[protocols.Messages | protocols.Con
 def _certify(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     task = msgspec.json.decode(body, type=ready(TrainingTask))
     protocol, cohort = task.build()
-    sent, off = _messages_of(task)
-    delta = task.delta * (1 - _CHARGED) if off else task.delta
-    assumed = (*sent.assumptions, *(() if protocol.budgets is None else (_OWN_PLACES,)))
-    training = _guarantee(protocol, cohort, rounds, dim=task.dim, delta=delta, assumptions=assumed)
+    sent, distance = _released_by_users(task)
+    delta = task.delta * (1 - _SAMPLING_SHARE) if distance else task.delta
+    assumptions = (*sent.assumptions, *(() if protocol.budgets is None else (_OWN_PLACES,)))
+    training = _guarantee(protocol, cohort, rounds, dim=task.dim, delta=delta, assumptions=assumptions)
     record = training.record()
     certified = dataclasses.replace(record.certified_statement(), delta=task.delta)
-    if off and not certified.is_unbounded:
+    if distance and not certified.is_unbounded:
         on = "the zero-knowledge error of proofs, and samples" if task.has_proofs else "samples"
-        charged = Spent(task.delta * _CHARGED, f"{on} whose law is not exact")
-        certified = dataclasses.replace(certified, proof=certified.proof.with_spent(charged))
-        total = float(np.logaddexp(0.0, certified.eps)) + math.log(off * rounds)
-        if not total <= math.log(task.delta * _CHARGED):
+        part = Spent(task.delta * _SAMPLING_SHARE, f"{on} whose law is not exact")
+        certified = dataclasses.replace(certified, proof=certified.proof.with_spent(part))
+        total = float(np.logaddexp(0.0, certified.eps)) + math.log(distance * rounds)
+        if not total <= math.log(task.delta * _SAMPLING_SHARE):
             reason = "not certified: sampling is too coarse for so large an eps"
             certified = no_guarantee(training.scope, reason=reason, delta=task.delta).with_verdict(record.verdict)
     if task.has_proofs and not certified.is_unbounded:
         note = "what users' proofs tell follows from public randomness (docs/proofs/verified.md)"
         certified = dataclasses.replace(certified, proof=certified.proof.with_notes(note))
     local = record.local_statement()
-    said = dict.fromkeys((*local.assumptions, *sent.assumptions))
-    local = dataclasses.replace(local, assumptions=tuple(said))
+    without_repeats = dict.fromkeys((*local.assumptions, *sent.assumptions))
+    local = dataclasses.replace(local, assumptions=tuple(without_repeats))
     return certified, local
 
 
 def certify_task(task: TrainingTask, rounds: int) -> tuple[Statement, Statement]:
-    """What so many rounds of a task cost a user: against the analyzer, and if nobody is trusted.
+    """Statements about so many rounds of a task, each with the fewest users that it may have.
 
-    Rounds are counted with the fewest users that one may have; how many really come is nobody's promise.
+    How many users really come is nobody's promise.
+
+    Returns: the statement against the analyzer, and the one if nobody is trusted.
     """
     _validate.integer(rounds=rounds)
     _validate.in_interval(1, task.rounds, rounds=rounds)
-    with _ONE_AT_A_TIME:  # users that share a process would all compute the same
+    with _LOCK:  # users that share a process would all compute the same
         return _certify(task.body, rounds)

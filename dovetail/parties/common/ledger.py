@@ -1,4 +1,6 @@
-"""What was spent on a task: append-only, hash-chained, written before anything leaves; analyzer and users keep one.
+"""A ledger of what was spent on a task: append-only, hash-chained, written before anything leaves.
+
+The analyzer keeps one of its task, a user one of every task that it takes part in.
 
 Every entry carries the hash of the one before it. A round is *reserved*, with the bound that holds once it is released,
 before anything of it is released; then the model is *released*, with its digest. What was reserved stays spent, whether
@@ -34,7 +36,17 @@ class Overspent(ValueError):  # noqa: N818 - it says that a round does not fit; 
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line: what happened in which round; `eps` and `delta` are of all rounds up to this one, eps None if any."""
+    """One entry.
+
+    Arguments:
+        kind: "open" for the first entry, which holds the budget; "reserve" before anything of a round is released;
+            "release" when its model is.
+        task_id: the task.
+        round: the round; 0 in the first entry.
+        eps: of all rounds up to this one together; None if there is no bound.
+        delta: the same.
+        model: SHA-256 of the model, in a release.
+    """
 
     kind: Literal["open", "reserve", "release"]
     task_id: bytes
@@ -45,24 +57,30 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def bound(self) -> float:
-        """Its eps as a number."""
+        """Its eps as a number, infinite where the file has null."""
         return math.inf if self.eps is None else self.eps
 
 
 class Ledger(Database):
-    """The ledger of one task, in one file, or in the database of an analyzer's replicas.
+    """The ledger of one task, in a file, or in the database of an analyzer's replicas.
+
+    Arguments:
+        where: the file, or the URL of the database.
+        task_id: the task whose ledger this is or becomes; a ledger of another one is refused.
+        eps: budget of all rounds together.
+        delta: the same.
 
     Guarantees:
         What is spent never decreases, and every released model was reserved before, with all rounds before it.
         A round is reserved once, and released once; saying the same again changes nothing. What was reserved counts:
         another machine may compute a bound that differs in its last digits.
-        An entry that was changed, removed or put in is found when the file is opened.
+        An entry that was changed, removed or inserted is noticed when the file is opened.
         An entry is on disk before a method returns.
     """
 
     def __init__(self, where: Path | str, *, task_id: bytes, eps: float, delta: float) -> None:
         if len(task_id) != 32:
-            raise ValueError(f"expected a task id of 32 bytes, got {len(task_id)}")
+            raise ValueError(f"expected a task id of 32 bytes, got {len(task_id)} bytes")
         if not eps > 0:
             raise ValueError(f"expected eps > 0, got eps={eps!r}")
         _validate.in_open_interval(0, 1, delta=delta)
@@ -71,25 +89,29 @@ class Ledger(Database):
         opening = LedgerEntry(kind="open", task_id=task_id, round=0, eps=_finite(eps), delta=delta)
         self._entries, self._hashes = self._read()
         if not self._entries:
-            with self._alone():
+            with self._only_writer():
                 if not self._entries:
                     self._append(opening)
         if self._entries[0] != opening:
-            raise ValueError(f"expected the ledger of this task and budget in {self._where}, got another one")
+            first = self._entries[0]
+            raise ValueError(
+                f"the ledger in {self._where} is that of task {first.task_id.hex()} with a budget of "
+                f"({first.bound}, {first.delta}), not of task {task_id.hex()} with ({eps}, {delta})"
+            )
 
     @classmethod
     def reopen(cls, path: Path) -> Ledger:
-        """The ledger in a file, whatever its task and budget."""
-        body = _first(path)
+        """Open the ledger in a file, whatever its task and budget."""
+        body = _first_body(path)
         if not isinstance(body, bytes):
-            raise ValueError(f"expected a ledger in {str(path)!r}, got none")
+            raise ValueError(f"{str(path)!r} holds no ledger")
         first = msgspec.json.decode(body, type=ready(LedgerEntry))
         return cls(path, task_id=first.task_id, eps=first.bound, delta=first.delta)
 
     @staticmethod
     def has_entries(path: Path) -> bool:
-        """Whether a file holds a ledger: a maker who was killed may have left an empty one."""
-        return _first(path) is not None
+        """Whether a file holds a ledger: a process that was killed while it made one leaves an empty file."""
+        return _first_body(path) is not None
 
     @property
     def head(self) -> bytes:
@@ -98,68 +120,86 @@ class Ledger(Database):
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """Everything that happened, in order."""
+        """All entries, in order."""
         return tuple(self._entries)
 
     @property
     def total(self) -> tuple[float, float]:
-        """(eps, delta) of all rounds that were reserved; nothing before the first."""
-        reserved = [entry for entry in self._entries if entry.kind == "reserve"]
-        return (reserved[-1].bound, reserved[-1].delta) if reserved else (0.0, 0.0)
+        """(eps, delta) of all rounds that were reserved, together; zeros before the first."""
+        reservations = [entry for entry in self._entries if entry.kind == "reserve"]
+        return (reservations[-1].bound, reservations[-1].delta) if reservations else (0.0, 0.0)
 
     @property
     def reserved_rounds(self) -> list[int]:
-        """The rounds that were reserved, in their order."""
+        """The rounds that were reserved, in order."""
         return [entry.round for entry in self._entries if entry.kind == "reserve"]
 
     @property
     def last_release(self) -> LedgerEntry | None:
-        """The last model that left."""
+        """The entry of the last model that was released, if any was."""
         return next((entry for entry in reversed(self._entries) if entry.kind == "release"), None)
 
     def reserve(self, round: int, *, eps: float, delta: float) -> bytes:
-        """Spend what all rounds up to this one cost together, before anything of it leaves; the entry's hash."""
+        """Reserve a round, before anything of it leaves; `Overspent` if the budget does not allow for it.
+
+        Arguments:
+            round: the round; reserving it again at the same bound changes nothing.
+            eps: of all rounds up to this one together.
+            delta: the same.
+
+        Returns: the hash of the entry.
+        """
         _validate.integer(round=round)
         _validate.at_least(1, round=round)
         if not eps >= 0:
             raise ValueError(f"expected eps >= 0, got eps={eps!r}")
         _validate.non_negative(delta=delta)
         entry = LedgerEntry(kind="reserve", task_id=self._task_id, round=round, eps=_finite(eps), delta=delta)
-        with self._alone():
-            known = self._find("reserve", round)
-            if known is not None:
-                if abs(eps - known.bound) > _SAME * known.bound or delta != known.delta:
+        with self._only_writer():
+            earlier = self._find("reserve", round)
+            if earlier is not None:
+                if abs(eps - earlier.bound) > _SAME * earlier.bound or delta != earlier.delta:
                     raise ValueError(
-                        f"round {round} was reserved at ({known.bound}, {known.delta}), and is now said to cost "
+                        f"round {round} was reserved at ({earlier.bound}, {earlier.delta}), and is now said to cost "
                         f"({eps}, {delta}): the task, or the accountant, is another one"
                     )
-                return self._hashes[self._entries.index(known)]
-            budget, (spent, spent_delta) = self._entries[0], self.total
+                return self._hashes[self._entries.index(earlier)]
+            budget = self._entries[0]
+            spent, spent_delta = self.total
             last = max((item.round for item in self._entries), default=0)
             if round <= last:
-                raise ValueError(f"expected a round after {last}, got round={round}")
+                raise ValueError(f"round {round} comes too late: round {last} is in the ledger already")
             if eps < spent or delta < spent_delta:
                 raise ValueError(f"expected at least what is spent, ({spent}, {spent_delta}), got ({eps}, {delta})")
             if eps > budget.bound or delta > budget.delta:
                 raise Overspent(
-                    f"expected at most ({budget.bound}, {budget.delta}) after round {round}, got ({eps}, {delta})"
+                    f"round {round} would bring the task to ({eps}, {delta}), above its budget of "
+                    f"({budget.bound}, {budget.delta})"
                 )
             self._append(entry)
             return self.head
 
     def release(self, round: int, *, model: bytes) -> bytes:
-        """Note that the model of a reserved round leaves; the hash belongs into its checkpoint."""
+        """Note that the model of a reserved round is released.
+
+        Arguments:
+            round: the round.
+            model: SHA-256 of the model.
+
+        Returns: the hash of the entry, which belongs into the model's checkpoint.
+        """
         if len(model) != 32:
-            raise ValueError(f"expected a model's SHA-256 of 32 bytes, got {len(model)}")
-        with self._alone():
-            reserved, known = self._find("reserve", round), self._find("release", round)
-            if reserved is None:
-                raise ValueError(f"expected a round that was reserved, got round={round}")
-            entry = msgspec.structs.replace(reserved, kind="release", model=model)
-            if known is not None:
-                if known != entry:
-                    raise ValueError(f"expected the model that round {round} released, got another one")
-                return self._hashes[self._entries.index(known)]
+            raise ValueError(f"expected a model's SHA-256 of 32 bytes, got {len(model)} bytes")
+        with self._only_writer():
+            reservation = self._find("reserve", round)
+            earlier = self._find("release", round)
+            if reservation is None:
+                raise ValueError(f"round {round} was not reserved, so that its model cannot be released")
+            entry = msgspec.structs.replace(reservation, kind="release", model=model)
+            if earlier is not None:
+                if earlier != entry:
+                    raise ValueError(f"round {round} has released another model, {earlier.model.hex()}")
+                return self._hashes[self._entries.index(earlier)]
             self._append(entry)
             return self.head
 
@@ -167,14 +207,20 @@ class Ledger(Database):
         """Refuse a checkpoint that does not belong to the last release: one of the two was restored from a copy."""
         last = self.last_release
         if last is None or last.model != model or self._hashes[self._entries.index(last)] != head:
-            raise ValueError(f"expected the checkpoint of the last model that {self._where} released, got another one")
+            raise ValueError(
+                f"the checkpoint is not of the last model that the ledger in {self._where} has released: one of the "
+                "two was restored from an older copy; restore both from one backup"
+            )
 
     def holds(self, length: int, head: bytes) -> bool:
-        """Whether it had this head when it was so long."""
+        """Whether its entry number `length` has this hash: whether nothing before it was taken away or changed."""
         return len(self._hashes) >= length and self._hashes[length - 1] == head
 
     def refresh(self) -> bool:
-        """Read what other replicas wrote; whether they did."""
+        """Read what other replicas wrote.
+
+        Returns: whether they wrote anything.
+        """
         (last,) = self._one("SELECT MAX(number) FROM entries") or (None,)
         if last is not None and last + 1 == len(self._entries):
             return False
@@ -182,7 +228,7 @@ class Ledger(Database):
         return True
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file, or the connection."""
         self.shut()
 
     @property
@@ -193,15 +239,15 @@ class Ledger(Database):
         return next((entry for entry in self._entries if entry.kind == kind and entry.round == round), None)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One writer at a time, also among processes; what another one wrote is read first."""
+    def _only_writer(self) -> Iterator[None]:
+        """One writer at a time, also among processes; what others wrote is read first."""
         with self._transaction():
             self._entries, self._hashes = self._read()
             yield
 
     def _append(self, entry: LedgerEntry) -> None:
         body = msgspec.json.encode(entry)
-        digest = _link(self._hashes[-1] if self._hashes else _EMPTY, body)
+        digest = _hash_entry(self._hashes[-1] if self._hashes else _EMPTY, body)
         self._do("INSERT INTO entries VALUES (?, ?, ?)", len(self._entries), body, digest)
         self._entries.append(entry)
         self._hashes.append(digest)
@@ -211,15 +257,18 @@ class Ledger(Database):
         hashes: list[bytes] = []
         before = _EMPTY
         for number, body, digest in self._rows("SELECT number, body, hash FROM entries ORDER BY number"):
-            if number != len(entries) or not isinstance(body, bytes) or digest != _link(before, body):
-                raise ValueError(f"expected an unbroken ledger in {self._where}, got one changed at {number}")
+            if number != len(entries) or not isinstance(body, bytes) or digest != _hash_entry(before, body):
+                raise ValueError(
+                    f"the ledger in {self._where} was changed at entry {number}, so what was spent is not known: "
+                    "restore it from a backup"
+                )
             entries.append(msgspec.json.decode(body, type=ready(LedgerEntry)))
             hashes.append(digest)
             before = digest
         return entries, hashes
 
 
-def _first(path: Path) -> object:
+def _first_body(path: Path) -> object:
     """The body of the first entry in a file; None if there is none. A file that cannot be read is refused."""
     where = f"{path.absolute().as_uri()}?mode=ro"  # which quotes what a URI would read as something else: # ? %
     try:
@@ -229,7 +278,7 @@ def _first(path: Path) -> object:
             (body,) = database.execute("SELECT body FROM entries WHERE number = 0").fetchone() or (None,)
     except sqlite3.Error as error:
         raise ValueError(
-            f"the ledger {str(path)!r} cannot be read ({error}), so what was spent is not known: restore it from a copy"
+            f"the ledger {str(path)!r} cannot be read ({error}), so what was spent is not known: restore a backup"
         ) from error
     return body
 
@@ -238,5 +287,5 @@ def _finite(eps: float) -> float | None:
     return None if math.isinf(eps) else eps
 
 
-def _link(before: bytes, body: bytes) -> bytes:
+def _hash_entry(before: bytes, body: bytes) -> bytes:
     return hashlib.sha256(before + body).digest()

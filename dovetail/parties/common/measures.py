@@ -30,7 +30,7 @@ __all__ = [
     "update_norm",
 ]
 
-_ALL_OF_THEM = 2.0**64
+_HASHES = 2.0**64
 Kind = Literal["evaluation", "labels", "histogram", "within_clip"]
 
 
@@ -60,10 +60,11 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             )
         if (len(self.edges) >= 2 and bool(self.fact)) != (self.kind == "histogram"):
             raise ValueError(
-                f"expected a fact and two edges or more with 'histogram' alone, got them with {self.kind!r}"
+                f"a histogram needs the name of a fact and two edges or more, and no other kind has them; this is "
+                f"{self.kind!r} with fact={self.fact!r} and {len(self.edges)} edges"
             )
         if list(self.edges) != sorted(set(self.edges)):
-            raise ValueError(f"expected edges that grow, got {self.edges}")
+            raise ValueError(f"expected edges in increasing order, each once, got {self.edges}")
 
     @property
     def size(self) -> int:
@@ -71,47 +72,63 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return {"evaluation": 3, "labels": self.classes, "histogram": len(self.edges) + 1, "within_clip": 2}[self.kind]
 
     def vector(self, facts: Mapping[str, Any], *, held_out: bool, within: bool) -> np.ndarray:
-        """What a user adds, of norm at most 1; zeros where it has nothing to say."""
+        """What a user adds, of norm at most 1; zeros where it has nothing to say.
+
+        Arguments:
+            facts: what the user measured, by name: "loss", "accuracy", "labels" (counts), or the measure's `fact`.
+            held_out: whether the user is held out of training.
+            within: whether its update was no longer than the update's part of the clip norm.
+        """
         if self.kind == "within_clip":
             return np.zeros(2) if held_out else np.array([1.0, float(within)]) / math.sqrt(2)
         if self.kind == "evaluation":
             if not held_out:
                 return np.zeros(3)
-            loss, accuracy = (float(_told(facts, name)) for name in ("loss", "accuracy"))
+            loss, accuracy = (float(_fact(facts, name)) for name in ("loss", "accuracy"))
             loss = min(max(loss, 0.0), self.largest) / self.largest if math.isfinite(loss) else 1.0
             return np.array([1.0, min(max(accuracy, 0.0), 1.0), loss]) / math.sqrt(3)
         if self.kind == "labels":
-            counts = np.asarray(_told(facts, "labels"), np.float64)
+            counts = np.asarray(_fact(facts, "labels"), np.float64)
             if counts.shape != (self.classes,) or not (np.isfinite(counts).all() and (counts >= 0).all()):
                 raise ValueError(f"expected how many records have each of {self.classes} labels, got {counts!r}")
             return counts / max(1.0, counts.sum())
-        place = np.searchsorted(self.edges, float(_told(facts, self.fact)), side="right")
+        place = np.searchsorted(self.edges, float(_fact(facts, self.fact)), side="right")
         return np.eye(self.size)[place]
 
     def read(self, sums: np.ndarray, std: float) -> dict[str, Any]:
-        """The statistic, from the noisy sums of users' vectors with this standard deviation on each coordinate."""
+        """The statistic by name.
+
+        Arguments:
+            sums: noisy sums of users' vectors.
+            std: standard deviation of the noise on each coordinate.
+        """
         if self.kind in ("evaluation", "within_clip"):
             users = sums[0] * math.sqrt(self.size)
             shares = sums[1:] * math.sqrt(self.size) / max(users, 1.0)
             error = std * math.sqrt(self.size) / max(users, 1.0)
             names = ("accuracy", "loss") if self.kind == "evaluation" else ("share",)
             scales = (1.0, self.largest)
-            found = {name: float(share * scale) for name, share, scale in zip(names, shares, scales, strict=False)}
-            return {"users": float(users), **found, "std": float(error)}
+            means = {name: float(share * scale) for name, share, scale in zip(names, shares, scales, strict=False)}
+            return {"users": float(users), **means, "std": float(error)}
         total = max(1.0, float(sums.sum()))
-        said: dict[str, Any] = {"shares": (sums / total).tolist(), "std": std / total}
+        statistic: dict[str, Any] = {"shares": (sums / total).tolist(), "std": std / total}
         if self.kind == "histogram":
             below = np.maximum.accumulate(np.cumsum(sums)[:-1] / total)
-            said["quantiles"] = {str(q): self._quantile(below, q) for q in (0.25, 0.5, 0.75, 0.9)}
-        return said
+            statistic["quantiles"] = {str(q): self._quantile(below, q) for q in (0.25, 0.5, 0.75, 0.9)}
+        return statistic
 
     def _quantile(self, below: np.ndarray, q: float) -> float:
-        """The first edge below which there is that share of users, or the last edge."""
+        """The first edge below which there is the part q of users, or the last edge."""
         return float(self.edges[min(int(np.searchsorted(below, q)), len(self.edges) - 1)])
 
 
 def measures_by_name(names: Sequence[str], *, classes: int) -> tuple[Measure, ...]:
-    """Measures that need no settings, by the names of their kinds, of users whose labels are of so many classes."""
+    """Measures by the names of their kinds, for those that need no settings.
+
+    Arguments:
+        names: of "evaluation", "labels" and "within_clip".
+        classes: number of classes of users' labels.
+    """
     kinds: tuple[Kind, ...] = ("evaluation", "labels", "within_clip")
     for name in names:
         _validate.one_of(kinds, measure=name)
@@ -119,7 +136,7 @@ def measures_by_name(names: Sequence[str], *, classes: int) -> tuple[Measure, ..
 
 
 def size_of_measures(measures: Sequence[Measure]) -> int:
-    """Coordinates of all of them."""
+    """Coordinates of all of them together."""
     return sum(measure.size for measure in measures)
 
 
@@ -127,7 +144,10 @@ def update_norm(measures: Sequence[Measure], clip_norm: float) -> float:
     """What is left of the clip norm for the update; refuses measures that leave nothing."""
     left = 1.0 - sum(measure.weight**2 for measure in measures)
     if left <= 0:
-        raise ValueError("expected measures whose squared weights add up to less than 1, got more")
+        raise ValueError(
+            f"the squared weights of measures must add up to less than 1, and these add up to {1 - left:g}: give them "
+            "smaller weights"
+        )
     return clip_norm * math.sqrt(left)
 
 
@@ -137,31 +157,46 @@ def check_measures(
     """Refuse measures that a task of this dimension cannot have: only sums of vectors clipped in norm have room."""
     _validate.in_interval(0, 1, held_out=held_out)
     if held_out and not measures:
-        raise ValueError(f"expected measures for users that are held out, got held_out={held_out} without any")
+        raise ValueError(
+            f"held_out={held_out} without any measure: name one that these users report (--measure), or give 0"
+        )
     if not measures:
         return
     if not dim > size_of_measures(measures):
-        raise ValueError(f"expected dim above the measures' {size_of_measures(measures)}, got dim={dim}")
+        raise ValueError(
+            f"the measures take {size_of_measures(measures)} coordinates, which leaves none for updates of dim={dim}"
+        )
     if not shared or clip_norm is None:
-        raise ValueError("expected measures with sums of vectors clipped in norm (secagg), got another protocol")
+        raise ValueError(
+            "measures are added up beside vectors clipped in norm: use protocol secagg, or give no measures"
+        )
     update_norm(measures, clip_norm)
 
 
 def is_held_out(task_id: bytes, key_id: bytes, share: float) -> bool:
-    """Whether the user of a key is held out of a task that holds out such a share of users."""
-    drawn = int.from_bytes(hashlib.sha256(b"dovetail held out\0" + task_id + key_id).digest()[:8], "big")
-    return drawn < share * _ALL_OF_THEM
+    """Whether the user of a key is held out of a task that holds out this share of its users."""
+    place = int.from_bytes(hashlib.sha256(b"dovetail held out\0" + task_id + key_id).digest()[:8], "big")
+    return place < share * _HASHES
 
 
 def append_measures(
     measures: Sequence[Measure], update: np.ndarray, facts: Mapping[str, Any], *, clip_norm: float, held_out: bool
 ) -> np.ndarray:
-    """What a user reports: its update, or zeros if it is held out, and its measures, each of its norm at most."""
+    """What a user reports: its update, or zeros if it is held out, followed by its measures.
+
+    Arguments:
+        measures: those of the task.
+        update: the model's update; clipped to what is left of the clip norm.
+        facts: what the user measured, by name.
+        clip_norm: norm of the whole.
+        held_out: whether the user is held out.
+    """
     most = update_norm(measures, clip_norm)
     within = float(np.linalg.norm(np.asarray(update, np.float64))) <= most
     kept = np.zeros(len(update)) if held_out else clip_l2(np.asarray(update, np.float64), most)
     blocks = [
-        clip_norm * one.weight * clip_l2(one.vector(facts, held_out=held_out, within=within), 1.0) for one in measures
+        clip_norm * measure.weight * clip_l2(measure.vector(facts, held_out=held_out, within=within), 1.0)
+        for measure in measures
     ]
     return np.concatenate([kept, *blocks]).astype(np.float32)
 
@@ -169,16 +204,24 @@ def append_measures(
 def read_measures(
     measures: Sequence[Measure], means: np.ndarray, *, size: int, clip_norm: float, std: float
 ) -> dict[str, Any]:
-    """What the measures say, from the mean over the planned `size` of what users added, with noise of this `std`."""
-    found: dict[str, Any] = {}
+    """The statistics of all measures, by name.
+
+    Arguments:
+        measures: those of the task.
+        means: the mean of what users added, over the planned `size` of users.
+        size: the planned number of users of a round.
+        clip_norm: norm of a user's whole report.
+        std: standard deviation of the noise on each coordinate of `means`.
+    """
+    statistics: dict[str, Any] = {}
     for measure in measures:
         block, means = means[: measure.size].astype(np.float64), means[measure.size :]
         scale = size / (clip_norm * measure.weight)
-        found[measure.fact or measure.kind] = measure.read(block * scale, std * scale)
-    return found
+        statistics[measure.fact or measure.kind] = measure.read(block * scale, std * scale)
+    return statistics
 
 
-def _told(facts: Mapping[str, Any], name: str) -> Any:
+def _fact(facts: Mapping[str, Any], name: str) -> Any:
     if name not in facts:
-        raise ValueError(f"expected {name!r} among what this user measures, got {sorted(facts)}")
+        raise ValueError(f"the task measures {name!r}, and this user's measure function gave only {sorted(facts)}")
     return facts[name]

@@ -59,12 +59,12 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def old(self) -> bytes:
         """The id of what is replaced."""
-        return _id(self.old_sign, self.old_seal)
+        return _id_of(self.old_sign, self.old_seal)
 
     @property
     def new(self) -> bytes:
         """The id of the successor."""
-        return _id(self.new_sign, self.new_seal)
+        return _id_of(self.new_sign, self.new_seal)
 
     def check(self) -> None:
         """Refuse a successor of another kind, or one that the old key has not endorsed."""
@@ -78,13 +78,20 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def rotate_key(old: PublicKey | ServiceKeys, new: PublicKey | ServiceKeys, *, by: KeyPair | None = None) -> Rotation:
-    """A key and its successor; `by` is the old key pair, if it signs."""
-    before, after = _halves(old), _halves(new)
+    """Name the successor of a key, or of a service's two.
+
+    Arguments:
+        old: the public key or keys that are replaced.
+        new: the successor, of the same kind.
+        by: the old key pair, which endorses the successor, if it is one to sign with.
+    """
+    old_sign, old_seal = _halves(old)
+    new_sign, new_seal = _halves(new)
     rotation = Rotation(
-        old_sign=before[0],
-        old_seal=before[1],
-        new_sign=after[0],
-        new_seal=after[1],
+        old_sign=old_sign,
+        old_seal=old_seal,
+        new_sign=new_sign,
+        new_seal=new_seal,
         signature=b"" if by is None else by.sign(_endorsement(old.key_id, new.key_id)),
     )
     rotation.check()
@@ -92,10 +99,16 @@ def rotate_key(old: PublicKey | ServiceKeys, new: PublicKey | ServiceKeys, *, by
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One thing that a signer announces, and when.
+    """One thing that a signer announces.
 
-    `key` is the id of a key that is revoked without a successor. `standing` matters where a signer's own key ends: the
-    ids of the tasks signed by it that go on, and the digests of its notices that still count.
+    Arguments:
+        kind: what it announces.
+        at: the second at which it was made.
+        task_id: the task that is withdrawn.
+        rotation: a key and its successor.
+        key: id of a key that is revoked without a successor.
+        standing: where a signer's own key ends, ids of the tasks signed by it that go on, and digests of its notices
+            that still count.
     """
 
     kind: Literal["withdraw", "rotate", "revoke"]
@@ -107,13 +120,12 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def check(self) -> None:
         """Refuse a notice that announces nothing, or two things at once."""
-        named = {"task_id": bool(self.task_id), "rotation": self.rotation is not None, "key": bool(self.key)}
-        given = [name for name, is_given in named.items() if is_given]
+        is_present = {"task_id": bool(self.task_id), "rotation": self.rotation is not None, "key": bool(self.key)}
+        present = [name for name in is_present if is_present[name]]
         allowed = {"withdraw": ("task_id",), "rotate": ("rotation",), "revoke": ("rotation", "key")}[self.kind]
-        if len(given) != 1 or given[0] not in allowed:
-            raise ValueError(
-                f"a notice to {self.kind} names {' or '.join(allowed)}; this one names {given or 'nothing'}"
-            )
+        if len(present) != 1 or present[0] not in allowed:
+            names = " and ".join(present) or "nothing"
+            raise ValueError(f"a notice to {self.kind} names {' or '.join(allowed)}; this one names {names}")
         if self.rotation is not None:
             self.rotation.check()
 
@@ -134,15 +146,18 @@ class SignedNotice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def withdraw_task(pair: KeyPair, task_id: bytes) -> SignedNotice:
-    """The notice that a task is withdrawn."""
+    """Sign the notice that a task is withdrawn."""
     return _sign(pair, Notice(kind="withdraw", at=int(time.time()), task_id=task_id))
 
 
 def announce_rotation(pair: KeyPair, rotation: Rotation, *, standing: Iterable[bytes] = ()) -> SignedNotice:
-    """The notice that a key has a successor.
+    """Sign the notice that a key has a successor.
 
-    `standing` is for the rotation of the signer's own key: the ids of its tasks that go on, and the digests of its
-    notices that still count. Everything else that the old key signed ends.
+    Arguments:
+        pair: the signer's key pair.
+        rotation: the key and its successor.
+        standing: for the rotation of the signer's own key, ids of its tasks that go on and digests of its notices that
+            still count; everything else that the old key signed ends.
     """
     return _sign(pair, Notice(kind="rotate", at=int(time.time()), rotation=rotation, standing=tuple(standing)))
 
@@ -155,7 +170,7 @@ def revoke_key(
     stolen: KeyPair | None = None,
     standing: Iterable[bytes] = (),
 ) -> SignedNotice:
-    """The notice that a signer's key was stolen.
+    """Sign the notice that a signer's key was stolen.
 
     Arguments:
         recovery: the key pair that users pinned to recover from a theft.
@@ -175,12 +190,19 @@ def revoke_key(
 
 
 def digest_of(signed: SignedNotice) -> bytes:
-    """What a rotation calls a notice that still counts after it."""
+    """The digest by which a rotation names a notice that still counts after it."""
     return hashlib.sha256(_announcement(signed.body)).digest()
 
 
 class Notices:
-    """What a signer has announced; `handed_out` is all that there was to read, for others who know another signer.
+    """What a signer has announced, as far as it counts.
+
+    `handed_out` is all that there was to read, for others who know another signer; `signed` is what counts of it.
+
+    Arguments:
+        signer: id of the signer's first key.
+        signed: notices to begin with, in whatever order.
+        recovery: id of the key that may revoke the signer's.
 
     Guarantees:
         Only what the signer, or a successor that it announced itself, has signed counts; of a key that has a successor
@@ -193,35 +215,42 @@ class Notices:
     """
 
     def __init__(self, signer: bytes, signed: Iterable[SignedNotice] = (), *, recovery: bytes | None = None) -> None:
-        self._recovery, self.handed_out = recovery, tuple(signed)
+        self._recovery = recovery
+        self.handed_out = tuple(signed)
         self.signed: list[SignedNotice] = []
         self._lineage = [signer]  # the signer's key, its successor, and so on; none twice
         self._standing: dict[bytes, frozenset[bytes]] = {}  # by key that has ended: what of it goes on
         self._revoked: set[bytes] = set()
         self._disputed: set[bytes] = set()
         self._withdrawn: set[bytes] = set()
-        self._rotations: dict[tuple[bytes, bytes, bytes], SignedNotice] = {}  # of other keys: who says it, old, new
+        self._rotations: dict[tuple[bytes, bytes, bytes], SignedNotice] = {}  # of other keys, by (announcer, old, new)
         self.receive(self.handed_out)
 
     def receive(self, signed: Iterable[SignedNotice], *, remembered: bool = False) -> bool:
-        """Add what is new, in whatever order; whether there was any. What somebody else signed is passed over.
+        """Add notices, in whatever order; what somebody else signed is passed over.
 
-        What is `remembered` counted when it was first received, also if the key that signed it has expired since.
+        Arguments:
+            signed: the notices.
+            remembered: whether they counted when they were first received: then they do, also if the key that signed
+                them has expired since.
+
+        Returns: whether anything was new.
         """
         before = len(self.signed)
-        new = [(one, notice) for one in signed if (notice := _read(one)) is not None]
+        new = [(item, notice) for item in signed if (notice := _read(item)) is not None]
         if not remembered:
-            new = [(one, notice) for one, notice in new if not _announcer(one, notice).is_expired()]
+            new = [(item, notice) for item, notice in new if not _announcer(item, notice).is_expired()]
         while self._revoke(new) or self._rotate_signer(new):
             pass
-        for one, notice in new:
-            if self._counts(one):
-                self._keep(one, notice)
+        for item, notice in new:
+            if self._counts(item):
+                self._keep(item, notice)
         return len(self.signed) > before
 
     def why_ended(self, signed: SignedTask) -> str | None:
-        """Why a task that the signer has signed is over before its time, in a sentence; None if it stands."""
-        task_id, key = task_id_of(signed.body), signed.signer.key_id
+        """Why a task that the signer has signed ended before its time, in a sentence; None if it stands."""
+        task_id = task_id_of(signed.body)
+        key = signed.signer.key_id
         if task_id in self._withdrawn:
             return f"the signer has withdrawn the task {task_id.hex()}"
         if key in self._disputed:
@@ -243,17 +272,18 @@ class Notices:
         """A key's id, and those of all its successors."""
         if key_id in self._lineage:
             return set(self._lineage[self._lineage.index(key_id) :])
-        reached, new = {key_id}, [key_id]
-        while new:
-            old = new.pop()
+        reached = {key_id}
+        left = [key_id]
+        while left:
+            old = left.pop()
             fresh = {after for _, before, after in self._rotations if before == old} - reached
             reached |= fresh
-            new += fresh
+            left += fresh
         return reached
 
     def standing(self, key_id: bytes) -> tuple[bytes, ...]:
         """The digests of a key's notices that count now: what the rotation of that key lists, beside its tasks."""
-        return tuple(digest_of(one) for one in self.signed if one.signer.key_id == key_id)
+        return tuple(digest_of(signed) for signed in self.signed if signed.signer.key_id == key_id)
 
     def _revoke(self, new: Sequence[tuple[SignedNotice, Notice]]) -> bool:
         """End a key with all its successors, which a thief may have made; the first revocation of a key counts."""
@@ -263,7 +293,8 @@ class Notices:
             if _announcer(signed, notice).key_id != self._recovery:
                 continue
             place = self._lineage.index(notice.ended_key)
-            ended, kept = self._lineage[place:], list[bytes]()
+            ended = self._lineage[place:]
+            kept: list[bytes] = []
             if notice.rotation is not None and notice.rotation.new in ended[1:]:  # it was announced before
                 at = ended.index(notice.rotation.new)
                 ended, kept = ended[:at], ended[at:]
@@ -273,13 +304,13 @@ class Notices:
             self._lineage[place + 1 :] = kept
             if notice.rotation is not None and notice.rotation.new not in self._lineage:
                 self._succeed(notice.rotation.new)
-            self._rotations = {said: one for said, one in self._rotations.items() if self._counts(one)}
+            self._rotations = {names: item for names, item in self._rotations.items() if self._counts(item)}
             self.signed.append(signed)
             return True
         return False
 
     def _succeed(self, new: bytes) -> None:
-        """The signer's key has this successor, whatever somebody else's announcement of it came to."""
+        """Make this the signer's latest key, whatever somebody else's announcement of it came to."""
         self._standing.pop(new, None)
         self._revoked.discard(new)
         self._lineage.append(new)
@@ -290,14 +321,15 @@ class Notices:
         if last in self._standing or last in self._disputed:
             return False
         announced = [
-            (one, notice, notice.rotation)
-            for one, notice in new
-            if notice.kind == "rotate" and notice.rotation is not None and one.signer.key_id == last == notice.ended_key
+            (item, notice, notice.rotation)
+            for item, notice in new
+            if notice.kind == "rotate" and notice.rotation is not None
+            if item.signer.key_id == last == notice.ended_key
             if notice.rotation.new not in self._lineage
         ]
         if len({rotation.new for _, _, rotation in announced}) > 1:
             self._disputed.add(last)
-            self.signed += {rotation.new: one for one, _, rotation in announced}.values()
+            self.signed += {rotation.new: item for item, _, rotation in announced}.values()
         if not announced or last in self._disputed:
             return False
         signed, notice, rotation = announced[0]
@@ -307,7 +339,7 @@ class Notices:
         return True
 
     def _counts(self, signed: SignedNotice) -> bool:
-        """Whether what a key has signed counts, given what is known of the key."""
+        """Whether a notice counts, given what is known of the key that signed it."""
         key = signed.signer.key_id
         if key in self._standing:
             return digest_of(signed) in self._standing[key]
@@ -318,43 +350,49 @@ class Notices:
             self._withdrawn.add(notice.task_id)
             self.signed.append(signed)
         elif notice.kind == "rotate" and notice.rotation is not None and notice.ended_key not in self._lineage:
-            said = signed.signer.key_id, notice.rotation.old, notice.rotation.new
-            if said not in self._rotations:
-                self._rotations[said] = signed
+            names = signed.signer.key_id, notice.rotation.old, notice.rotation.new
+            if names not in self._rotations:
+                self._rotations[names] = signed
                 self.signed.append(signed)
 
 
 def read_notices(path: Path, signer: bytes, *, recovery: bytes | None = None, in_order: bool = False) -> Notices:
     """The notices in a file; none if there is no file yet.
 
-    `in_order` is for what somebody remembers: each notice counted when it was received, whatever came after it.
+    Arguments:
+        path: the file.
+        signer: id of the signer's first key.
+        recovery: id of the key that may revoke the signer's.
+        in_order: whether the file is somebody's memory, in which each notice counted when it was received, whatever
+            came after it.
     """
     signed = read_json(path, list[SignedNotice], "notices") if path.exists() else []
     if not in_order:
         return Notices(signer, signed, recovery=recovery)
     notices = Notices(signer, recovery=recovery)
-    for _, together in itertools.groupby(signed, _successors_of):
-        notices.receive(together, remembered=True)
+    for _, group in itertools.groupby(signed, _dispute_of):
+        notices.receive(group, remembered=True)
     return notices
 
 
-def _successors_of(signed: SignedNotice) -> bytes:
-    """What is remembered together: successors of the signer's own key, of which two are a dispute."""
+def _dispute_of(signed: SignedNotice) -> bytes:
+    """What notices have in common that are remembered together: two successors of a signer's own key are a dispute."""
     notice = _read(signed)
-    own = notice is not None and notice.kind == "rotate" and notice.ended_key == signed.signer.key_id
-    return notice.ended_key if own and notice is not None else signed.body
+    if notice is not None and notice.kind == "rotate" and notice.ended_key == signed.signer.key_id:
+        return notice.ended_key
+    return signed.body
 
 
 def read_own_notices(path: Path, signer: bytes) -> Notices:
-    """What the owner of a file has announced in it: whichever recovery key revoked something there is the owner's."""
-    announced = read_notices(path, signer).handed_out
-    read = [(one, notice) for one in announced if (notice := _read(one)) is not None]
-    recovery = next((_announcer(one, notice).key_id for one, notice in read if notice.kind == "revoke"), None)
-    return Notices(signer, announced, recovery=recovery)
+    """The notices in the signer's own file: whichever recovery key revoked something there is the signer's."""
+    handed_out = read_notices(path, signer).handed_out
+    notices = [(item, notice) for item in handed_out if (notice := _read(item)) is not None]
+    recovery = next((_announcer(item, notice).key_id for item, notice in notices if notice.kind == "revoke"), None)
+    return Notices(signer, handed_out, recovery=recovery)
 
 
 def write_notices(path: Path, signed: Sequence[SignedNotice]) -> None:
-    """All of them, complete or not at all."""
+    """Write notices to a file, complete or not at all."""
     write_atomically(path, msgspec.json.encode(list(signed)))
 
 
@@ -365,7 +403,7 @@ def _sign(pair: KeyPair, notice: Notice) -> SignedNotice:
 
 
 def _read(signed: SignedNotice) -> Notice | None:
-    """What a notice says, if everybody who must sign it has signed it and it says something."""
+    """The notice, if everybody who must sign it has, and it announces something; else None."""
     try:
         notice = msgspec.json.decode(signed.body, type=ready(Notice))
         notice.check()
@@ -385,7 +423,7 @@ def _read(signed: SignedNotice) -> Notice | None:
 
 
 def _announcer(signed: SignedNotice, notice: Notice) -> PublicKey:
-    """The key by whose authority a notice counts: where the stolen key signs a revocation, the cosigner's."""
+    """The key on whose authority a notice counts: the cosigner's, where the stolen key signs its own revocation."""
     needs_cosigner = notice.kind == "revoke" and notice.rotation is not None
     return signed.cosigner if needs_cosigner and signed.cosigner is not None else signed.signer
 
@@ -396,7 +434,7 @@ def _halves(keys: PublicKey | ServiceKeys) -> tuple[PublicKey | None, PublicKey 
     return (keys, None) if keys.use == "sign" else (None, keys)
 
 
-def _id(sign: PublicKey | None, seal: PublicKey | None) -> bytes:
+def _id_of(sign: PublicKey | None, seal: PublicKey | None) -> bytes:
     if sign is not None and seal is not None:
         return ServiceKeys(sign=sign, seal=seal).key_id
     single = sign or seal

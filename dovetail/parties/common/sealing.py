@@ -1,11 +1,11 @@
-"""Sealing: HPKE (RFC 9180) from `cryptography`, one fresh encapsulation a message, bound to what it is for.
+"""Sealing messages: HPKE (RFC 9180) from `cryptography`, a fresh encapsulation a message, bound to what it is for.
 
 The suite is DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, AES-128-GCM in base mode. `Purpose` is mandatory and goes into
 HPKE's `info`: a message that was sealed for another task, round, role or key does not open. Base mode says nothing
 about who sealed a message; dummies and reports must look alike.
 
 Plaintexts of a purpose have one length, and so have ciphertexts: `OVERHEAD` bytes more. Sealing and opening many is
-spread over worker processes, for one message costs scalar multiplications.
+spread over worker processes, for every message takes scalar multiplications.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["OVERHEAD", "REPORT_ID", "VERSION", "Purpose", "Unsealable", "Workers
 
 _LOG = logging.getLogger(__name__)
 VERSION = 1
-REPORT_ID = 16  # bytes of what an upload is called
+REPORT_ID = 16  # bytes of the id of an upload
 OVERHEAD = 32 + 16  # the encapsulated key, and the tag
 _SUITE = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_128_GCM)
 _ROLES = ("report", "model", "upload", "sum")  # dummies are sealed as reports: nothing may tell them apart
-_FROM_SOMEBODY = ("upload", "sum")
+_NAMES_SENDER = ("upload", "sum")
 _CHUNK = 512  # messages that a worker opens at a time
 _REPLACED = 3  # times that dead workers are replaced before this process does the work
 _FEW = 64  # messages that are not worth the way to another process
@@ -49,10 +49,16 @@ class Unsealable(ValueError):  # noqa: N818 - it says what is wrong with a messa
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Purpose:
-    """What a message is for; both ends must agree on every field.
+    """What a message is for; both ends must agree on every field, or it does not open.
 
-    Uploads and sums also name their `sender`, by its key's id, and a `report`: somebody who passes on another's upload
-    as its own is not understood.
+    Arguments:
+        task_id: the task.
+        round: the round.
+        role: "report", "model", "upload" or "sum"; dummies are sealed as reports.
+        key_id: id of the key that it is sealed to.
+        sender: id of the sender's key, for uploads and sums: nobody can pass on another's upload as its own.
+        report: id of the upload, or hash of whom the sum is over.
+        version: of this format.
     """
 
     task_id: bytes
@@ -65,14 +71,14 @@ class Purpose:
 
     def __post_init__(self) -> None:
         if len(self.task_id) != 32:
-            raise ValueError(f"expected a task id of 32 bytes, got {len(self.task_id)}")
+            raise ValueError(f"expected a task id of 32 bytes, got {len(self.task_id)} bytes")
         if len(self.key_id) != KEY_ID:
-            raise ValueError(f"expected a key id of {KEY_ID} bytes, got {len(self.key_id)}")
+            raise ValueError(f"expected a key id of {KEY_ID} bytes, got {len(self.key_id)} bytes")
         _validate.integer(round=self.round, version=self.version)
         _validate.in_interval(0, 2**32 - 1, round=self.round)
         _validate.one_of(_ROLES, role=self.role)
-        named = self.role in _FROM_SOMEBODY
-        if (len(self.sender), len(self.report)) != ((KEY_ID, REPORT_ID) if named else (0, 0)):
+        sizes = (KEY_ID, REPORT_ID) if self.role in _NAMES_SENDER else (0, 0)
+        if (len(self.sender), len(self.report)) != sizes:
             raise ValueError(
                 f"expected a sender of {KEY_ID} bytes and a report of {REPORT_ID} for uploads and sums, none for "
                 f"others, got {len(self.sender)} and {len(self.report)} for role={self.role!r}"
@@ -86,22 +92,28 @@ class Purpose:
 
 
 def seal(plaintext: bytes, key: X25519PublicKey, purpose: Purpose) -> bytes:
-    """The plaintext for the holder of the private key, under a fresh encapsulation: `OVERHEAD` bytes longer."""
+    """Seal a plaintext to the holder of the private key, afresh each time: `OVERHEAD` bytes longer."""
     return _SUITE.encrypt(plaintext, key, info=purpose.info)
 
 
 def open_sealed(ciphertext: bytes, key: X25519PrivateKey, purpose: Purpose) -> bytes:
-    """What was sealed; refuses whatever is not for this key and purpose."""
+    """The plaintext of a ciphertext; refuses whatever was not sealed for this key and purpose."""
     if len(ciphertext) < OVERHEAD:
-        raise Unsealable(f"expected a ciphertext of at least {OVERHEAD} bytes, got {len(ciphertext)}")
+        raise Unsealable(f"expected a ciphertext of at least {OVERHEAD} bytes, got {len(ciphertext)} bytes")
     try:
         return _SUITE.decrypt(ciphertext, key, info=purpose.info)
     except (InvalidTag, ValueError) as error:
-        raise Unsealable("expected a message sealed for this key, task, round and role, got another one") from error
+        raise Unsealable(
+            f"this was not sealed for the key {purpose.key_id.hex()} as {purpose.role} of round {purpose.round} of "
+            "this task, or was changed since"
+        ) from error
 
 
 class Workers:
-    """Processes that seal and open many messages; one worker: this process itself.
+    """Processes that seal and open many messages.
+
+    Arguments:
+        workers: how many processes; 1: this process itself; None: one a core.
 
     Guarantees:
         Plaintexts come in the order of their ciphertexts, None where one does not open.
@@ -113,26 +125,28 @@ class Workers:
         self.workers = workers or os.cpu_count() or 1
         _validate.at_least(1, workers=self.workers)
         self._lock = threading.Lock()
-        self._pool = self._fresh() if self.workers > 1 else None
+        self._pool = self._make_pool() if self.workers > 1 else None
 
-    def _fresh(self) -> concurrent.futures.ProcessPoolExecutor:
+    def _make_pool(self) -> concurrent.futures.ProcessPoolExecutor:
         spawn = multiprocessing.get_context("spawn")  # a fork would copy threads that hold locks
         return concurrent.futures.ProcessPoolExecutor(self.workers, mp_context=spawn, initializer=_end_with_parent)
 
     def _replace(self, broken: concurrent.futures.ProcessPoolExecutor) -> None:
-        """Others in the place of processes of which one died; a pool never gets over that."""
+        """Start a new pool in the place of one of which a process died: such a pool takes no more work."""
         with self._lock:
             if self._pool is broken:
-                _LOG.warning("a process that seals and opens messages died; others take its place")
-                self._pool = self._fresh()
+                _LOG.warning(
+                    "a process that seals and opens messages died and is replaced (was it killed for want of memory?)"
+                )
+                self._pool = self._make_pool()
         broken.shutdown(wait=False, cancel_futures=True)
 
     def open_all(self, ciphertexts: Sequence[bytes], key: X25519PrivateKey, purpose: Purpose) -> list[bytes | None]:
-        """What was sealed."""
+        """The plaintexts of these ciphertexts, in their order; None for one that does not open."""
         return self._spread(_open_chunk, ciphertexts, key.private_bytes_raw(), purpose)
 
     def seal_all(self, plaintexts: Sequence[bytes], key: X25519PublicKey, purpose: Purpose) -> list[bytes]:
-        """Every plaintext sealed, each under an encapsulation of its own."""
+        """The ciphertexts of these plaintexts, in their order, each under an encapsulation of its own."""
         return self._spread(_seal_chunk, plaintexts, key.public_bytes_raw(), purpose)
 
     def shut(self) -> None:
@@ -175,10 +189,10 @@ def _end_with_parent() -> None:
 
 def _open_chunk(ciphertexts: Sequence[bytes], key: bytes, purpose: Purpose) -> list[bytes | None]:
     private = X25519PrivateKey.from_private_bytes(key)
-    return [_opened(ciphertext, private, purpose) for ciphertext in ciphertexts]
+    return [_open_or_none(ciphertext, private, purpose) for ciphertext in ciphertexts]
 
 
-def _opened(ciphertext: bytes, key: X25519PrivateKey, purpose: Purpose) -> bytes | None:
+def _open_or_none(ciphertext: bytes, key: X25519PrivateKey, purpose: Purpose) -> bytes | None:
     try:
         return open_sealed(ciphertext, key, purpose)
     except Unsealable:

@@ -1,16 +1,15 @@
 """How contributions are shared, added up and read: in integers modulo a power of two, or in a field with proofs.
 
-Everybody asks the same object: the user splits, aggregators check and add up, the analyzer reads. A verified upload is
-the eight bytes that every share begins with (`shares`), the public share, and the aggregator's own share with its share
-of the proofs, as `vdaf.pine` or `vdaf.levels` writes them.
+Every party asks the same object, a `Sharing`: the user shards, aggregators check and add up, the analyzer unshards. A
+verified upload is the eight bytes that every share begins with, the public share, and the aggregator's own share with
+its share of the proofs, as `vdaf.pine` or `vdaf.levels` writes them.
 
-Additive shares of a vector of integers, as bytes: all but the last are seeds, the last makes up the value.
-
-A share begins with eight bytes: the version of this format, the group (integers modulo 2^bits, or the 64-bit field of
-verified sums, which `sharing` writes), its bits, the form (a seed, or packed integers) and their number in four bytes,
-little endian. What follows are the 32 bytes of a seed, or the integers, `bits` bits each, least bit first, one after
-the other without gaps. A seed stands for the key stream of AES-128 in counter mode, its first half as the key and its
-second as the first counter block, read as packed integers. `docs/wire.md` has test vectors.
+Below the classes are additive shares of a vector of integers, as bytes: all but the last are seeds, the last makes up
+the value. A share begins with eight bytes: the version of this format, the group (integers modulo 2^bits, or the 64-bit
+field of verified sums), its bits, the form (a seed, or packed integers) and their number in four bytes, little endian.
+What follows are the 32 bytes of a seed, or the integers, `bits` bits each, least bit first, one after the other without
+gaps. A seed stands for the key stream of AES-128 in counter mode, its first half as the key and its second as the first
+counter block, read as packed integers. `docs/wire.md` has test vectors.
 """
 
 from __future__ import annotations
@@ -55,16 +54,23 @@ _NONCE = 16  # bytes
 
 
 def proof_nonce(task_id: bytes, round: int, sender: bytes, report: bytes) -> bytes:
-    """What binds a proof to one report of one user in one round of one task."""
+    """The nonce that binds a proof to one report of one user in one round of one task."""
     parts = b"dovetail proof\0", task_id, round.to_bytes(4, "big"), sender, report
     return hashlib.sha256(b"".join(parts)).digest()[:_NONCE]
 
 
 class Sharing(abc.ABC):
-    """One way to share a contribution between so many aggregators."""
+    """One way to share a contribution between aggregators.
+
+    Arguments:
+        shared: what is shared: how many integers, of how many bits.
+        count: number of aggregators.
+    """
 
     def __init__(self, shared: Contribution, count: int) -> None:
-        self._length, self._bits, self._count = shared.length, shared.bits, count
+        self._length = shared.length
+        self._bits = shared.bits
+        self._count = count
 
     @abc.abstractmethod
     def size(self, index: int) -> int:
@@ -79,19 +85,27 @@ class Sharing(abc.ABC):
     def shard(
         self, values: np.ndarray, *, nonce: bytes, random_bytes: Callable[[int], bytes] = secrets.token_bytes
     ) -> list[bytes]:
-        """User: what every aggregator gets of a contribution."""
+        """User: shard a contribution.
+
+        Arguments:
+            values: the integers of the contribution.
+            nonce: what a proof is bound to (`proof_nonce`).
+            random_bytes: where random bytes come from; tests put others in.
+
+        Returns: for every aggregator, the share that it gets.
+        """
 
     @abc.abstractmethod
     def check(self, content: bytes, index: int) -> None:
-        """Aggregator: refuse what has another form."""
+        """Aggregator: refuse a share that has not the form of one for this index."""
 
     @abc.abstractmethod
     def empty_sum(self) -> np.ndarray:
-        """Aggregator: the sum of nobody's shares."""
+        """Aggregator: the sum of no shares at all, which others are added to."""
 
     @abc.abstractmethod
     def add(self, total: np.ndarray, content: bytes, index: int) -> None:
-        """Aggregator: add what it got from a user to a running sum, in place."""
+        """Aggregator: add a user's share to a running sum, in place."""
 
     @abc.abstractmethod
     def merge(self, total: np.ndarray, other: np.ndarray) -> None:
@@ -99,61 +113,65 @@ class Sharing(abc.ABC):
 
     @abc.abstractmethod
     def encode_sum(self, total: np.ndarray, noise: np.ndarray | None) -> bytes:
-        """Aggregator: the sum that it hands on, with its noise."""
+        """Aggregator: the sum as bytes for the analyzer, with the aggregator's noise if it adds any."""
 
     @abc.abstractmethod
     def read_sum(self, data: bytes) -> list[np.ndarray]:
-        """Analyzer: a sum as arrays that add up, without reduction, over all aggregators."""
+        """Analyzer: decode an aggregator's sum, as arrays that can be added up over aggregators without reduction."""
 
     @abc.abstractmethod
     def unshard(self, added: Sequence[np.ndarray]) -> np.ndarray:
-        """Analyzer: what `Contribution.tally` takes, from what these arrays add up to."""
+        """Analyzer: the integers that `Contribution.tally` takes.
+
+        Arguments:
+            added: the arrays of `read_sum`, added up over all aggregators.
+        """
 
 
 class PlainSharing(Sharing):
     """Integers modulo 2^bits: the last aggregator gets them packed, the others seeds."""
 
     def size(self, index: int) -> int:
-        """A seed, or packed integers."""
+        """Bytes of a seed, or of packed integers for the last one."""
         return share_size(self._length, self._bits, last=self._last(index))
 
     @property
     def sum_size(self) -> int:
-        """Packed integers."""
+        """Bytes of packed integers."""
         return share_size(self._length, self._bits, last=True)
 
     def shard(
         self, values: np.ndarray, *, nonce: bytes, random_bytes: Callable[[int], bytes] = secrets.token_bytes
     ) -> list[bytes]:
-        """Seeds, and what is left."""
+        """Seeds for all but the last, and packed integers that make up the value; nothing is bound to the nonce."""
         return shard_additively(values, self._bits, self._count, random_bytes=random_bytes)
 
     def check(self, content: bytes, index: int) -> None:
-        """Its form is all there is to check."""
+        """Refuse a share of another form; there is nothing else to check."""
         check_share(content, self._length, self._bits, last=self._last(index))
 
     def empty_sum(self) -> np.ndarray:
-        """Zeros."""
+        """Zeros modulo 2^32."""
         return np.zeros(self._length, np.uint32)
 
     def add(self, total: np.ndarray, content: bytes, index: int) -> None:
-        """Modulo 2^32."""
+        """Add a share, modulo 2^32."""
         add_share(total, content, self._bits, last=self._last(index))
 
     def merge(self, total: np.ndarray, other: np.ndarray) -> None:
-        """Modulo 2^32."""
+        """Add a sum, modulo 2^32."""
         total += other
 
     def encode_sum(self, total: np.ndarray, noise: np.ndarray | None) -> bytes:
-        """In the form of a packed share."""
+        """The sum in the form of a packed share."""
         return encode_sum(total if noise is None else total + noise, self._bits)
 
     def read_sum(self, data: bytes) -> list[np.ndarray]:
-        """The residues."""
+        """The residues modulo 2^bits."""
         return [decode_sum(data, self._length, self._bits)]
 
     def unshard(self, added: Sequence[np.ndarray]) -> np.ndarray:
-        """Modulo 2^bits."""
+        """The added residues, reduced modulo 2^bits."""
         return added[0] & np.uint32(2**self._bits - 1)
 
     def _last(self, index: int) -> bool:
@@ -171,22 +189,23 @@ class VerifiedSharing(Sharing):
     def __init__(self, shared: Contribution, count: int) -> None:
         super().__init__(shared, count)
         if shared.proof is None or shared.proof.shares != count:
-            raise ValueError(f"expected a contribution with proofs for {count} aggregators, got another one")
+            proofs = "none" if shared.proof is None else f"those for {shared.proof.shares} aggregators"
+            raise ValueError(f"expected a contribution with proofs for {count} aggregators, got {proofs}")
         self.proof: ProofSystem = shared.proof
 
     def size(self, index: int) -> int:
-        """Head, public share, own share."""
+        """Bytes of head, public share and own share."""
         return FIELD_HEAD + self.proof.public_size + self.proof.share_size(index)
 
     @property
     def sum_size(self) -> int:
-        """Head, and elements."""
+        """Bytes of head and field elements."""
         return FIELD_HEAD + FIELD64.size * self._length
 
     def shard(
         self, values: np.ndarray, *, nonce: bytes, random_bytes: Callable[[int], bytes] = secrets.token_bytes
     ) -> list[bytes]:
-        """Shares with proofs; drawn again where the wraparound checks fail, less often than once in 2^100."""
+        """Shares with proofs; drawn anew where the wraparound checks fail, less often than once in 2^100."""
         while True:
             try:
                 public, parts = self.proof.shard(values, nonce, random_bytes(self.proof.rand_size))
@@ -195,48 +214,52 @@ class VerifiedSharing(Sharing):
             return [self._head(index) + public + part for index, part in enumerate(parts)]
 
     def check(self, content: bytes, index: int) -> None:
-        """Lengths, and that elements are below the modulus."""
+        """Refuse other lengths, and elements above the modulus; the proof is verified later."""
         if content[:FIELD_HEAD] != self._head(index):
-            raise Malformed(f"expected a share of {self._length} field elements with proof, got another one")
+            raise Malformed(
+                f"this is not a share of {self._length} field elements with its proof: its first bytes differ"
+            )
         try:
             self.proof.check(index, self.report(content, bytes(_NONCE)))
         except Malencoded as error:
             raise Malformed(str(error)) from error
 
     def report(self, content: bytes, nonce: bytes) -> SharedReport:
-        """What is verified."""
+        """A share with its proof, as the proof system verifies it."""
         body = content[FIELD_HEAD:]
         return SharedReport(nonce, body[: self.proof.public_size], body[self.proof.public_size :])
 
     def empty_sum(self) -> np.ndarray:
-        """Zeros."""
+        """Zeros of the field."""
         return FIELD64.zeros(self._length)
 
     def add(self, total: np.ndarray, content: bytes, index: int) -> None:
-        """In the field."""
+        """Add a share, in the field."""
         self.merge(total, self.proof.output(index, self.report(content, b"").share))
 
     def merge(self, total: np.ndarray, other: np.ndarray) -> None:
-        """In the field."""
+        """Add a sum, in the field."""
         total[...] = FIELD64.add(total, other)
 
     def encode_sum(self, total: np.ndarray, noise: np.ndarray | None) -> bytes:
-        """Head, and elements."""
+        """Head, and elements with the noise added in the field."""
         noisy = total if noise is None else FIELD64.add(total, FIELD64.elements(noise))
         return self._head(0) + FIELD64.encode(noisy)
 
     def read_sum(self, data: bytes) -> list[np.ndarray]:
         """The lower and the upper halves of the elements."""
         if len(data) != self.sum_size or data[:FIELD_HEAD] != self._head(0):
-            raise Malformed(f"expected a sum of {self._length} field elements, got another one")
+            raise Malformed(
+                f"expected a sum of {self._length} field elements in {self.sum_size} bytes, got {len(data)} bytes"
+            )
         try:
-            found = FIELD64.decode(data[FIELD_HEAD:])
+            elements = FIELD64.decode(data[FIELD_HEAD:])
         except Malencoded as error:
             raise Malformed(str(error)) from error
-        return [found & _LOW, found >> _HALF]
+        return [elements & _LOW, elements >> _HALF]
 
     def unshard(self, added: Sequence[np.ndarray]) -> np.ndarray:
-        """As signed integers."""
+        """The sums as signed integers, from the added lower and upper halves."""
         high = FIELD64.mul(added[1], FIELD64.scalar(2**32))
         return FIELD64.centred(FIELD64.add(added[0], high))
 
@@ -245,7 +268,7 @@ class VerifiedSharing(Sharing):
 
 
 def sharing_of(shared: Contribution, count: int) -> Sharing:
-    """How a contribution is shared between so many aggregators."""
+    """How a contribution is shared between so many aggregators: with proofs if it has any."""
     return (PlainSharing if shared.proof is None else VerifiedSharing)(shared, count)
 
 
@@ -261,7 +284,13 @@ _BLOCK = 1 << 16  # integers at a time; a multiple of eight, so that blocks end 
 def shard_additively(
     values: np.ndarray, bits: int, count: int, *, random_bytes: Callable[[int], bytes] = secrets.token_bytes
 ) -> list[bytes]:
-    """The shares of a vector of integers below 2^bits, uint32, for so many aggregators.
+    """Shard a vector of integers additively.
+
+    Arguments:
+        values: integers below 2^bits, uint32.
+        bits: bits of the group, 1 to 32.
+        count: number of shares.
+        random_bytes: where the seeds come from; tests put others in.
 
     Guarantees:
         They add up to the vector modulo 2^bits.
@@ -272,7 +301,8 @@ def shard_additively(
     _validate.in_interval(1, 32, bits=bits)
     seeds = [random_bytes(SEED) for _ in range(count - 1)]
     streams = [_Stream(seed) for seed in seeds]
-    head, packed = _HEAD.pack(VERSION, _MODULO_POWER_OF_TWO, bits, _PACKED, len(values)), []
+    head = _HEAD.pack(VERSION, _MODULO_POWER_OF_TWO, bits, _PACKED, len(values))
+    packed = []
     for low in range(0, len(values), _BLOCK):
         left = values[low : low + _BLOCK].astype(np.uint32)
         for stream in streams:
@@ -283,17 +313,19 @@ def shard_additively(
 
 
 def share_size(length: int, bits: int, *, last: bool) -> int:
-    """Bytes of a share of so many integers."""
+    """Bytes of a share of `length` integers of `bits` bits: packed integers for the last one, seeds for the others."""
     return _HEAD.size + (_packed_size(length, bits) if last else SEED)
 
 
 def check_share(share: bytes, length: int, bits: int, *, last: bool) -> None:
-    """Refuse a share of another form than this one."""
+    """Refuse a share that has not the form of one of `length` integers modulo 2^bits."""
     size = share_size(length, bits, last=last)
     if len(share) != size:
-        raise Malformed(f"expected a share of {size} bytes, got one of {len(share)} bytes")
+        raise Malformed(f"expected a share of {size} bytes, got {len(share)} bytes")
     if _HEAD.unpack_from(share) != (VERSION, _MODULO_POWER_OF_TWO, bits, _PACKED if last else _SEEDED, length):
-        raise Malformed(f"expected a share of {length} integers modulo 2^{bits} in its form, got another one")
+        raise Malformed(
+            f"this is not a share of {length} integers modulo 2^{bits}: its first bytes, {share[:8].hex()}, differ"
+        )
 
 
 def add_share(total: np.ndarray, share: bytes, bits: int, *, last: bool) -> None:
@@ -315,19 +347,19 @@ def encode_sum(total: np.ndarray, bits: int) -> bytes:
 
 
 def decode_sum(data: bytes, length: int, bits: int) -> np.ndarray:
-    """The sum in these bytes, uint32 below 2^bits; refuses any other form."""
+    """The sum that `encode_sum` wrote, uint32 below 2^bits; refuses any other form."""
     total = np.zeros(length, np.uint32)
     add_share(total, data, bits, last=True)
     return total
 
 
 def field_head(length: int, *, packed: bool) -> bytes:
-    """What shares of elements of the 64-bit field begin with."""
+    """The eight bytes that shares of elements of the 64-bit field begin with."""
     return _HEAD.pack(VERSION, _FIELD64, 64, _PACKED if packed else _SEEDED, length)
 
 
 def pack(values: np.ndarray, bits: int) -> bytes:
-    """Integers, taken modulo 2^bits, in `bits` bits each."""
+    """Pack integers, taken modulo 2^bits, into `bits` bits each."""
     groups = -(-len(values) // 8)
     padded = np.zeros((groups, 8), np.uint64)
     padded.reshape(-1)[: len(values)] = values.astype(np.uint64) & np.uint64(2**bits - 1)
@@ -341,10 +373,12 @@ def pack(values: np.ndarray, bits: int) -> bytes:
 
 def unpack(data: bytes | memoryview, count: int, bits: int) -> np.ndarray:
     """The first `count` integers of `bits` bits each, as uint32."""
-    groups, size = -(-count // 8), _packed_size(count, bits)
+    groups = -(-count // 8)
+    size = _packed_size(count, bits)
     raw = np.zeros(groups * bits, np.uint8)
     raw[:size] = np.frombuffer(data, np.uint8, size)
-    rows, out = raw.reshape(groups, bits), np.zeros((groups, 8), np.uint64)
+    rows = raw.reshape(groups, bits)
+    out = np.zeros((groups, 8), np.uint64)
     for place in range(8):
         for byte, shift in _bytes_of(place, bits):
             part = rows[:, byte].astype(np.uint64)
