@@ -28,7 +28,7 @@ from dovetail.parties.common.sharing import VerifiedSharing, sharing_of
 from dovetail.parties.common.task import cohort_of
 from dovetail.parties.demo import demo_config
 from dovetail.parties.federation import federation
-from dovetail.parties.user.hostile import lying
+from dovetail.parties.user.hostile import lie_with
 from dovetail.protocols import build
 
 DIMS = (6_010, 100_000, 1_000_000)
@@ -171,7 +171,7 @@ class Rounds:
             if integers is None:
                 integers = np.frombuffer(secrets.token_bytes(8 * dim), np.int64) >> 1
             liar = sharing_of(shared, 2)
-            liar.proof = lying(sharing.proof, claimed=sharing.proof.layout.squared)
+            liar.proof = lie_with(sharing.proof, claimed=sharing.proof.layout.squared)
             return liar.shard(integers, nonce=nonce)
         if integers is None:
             integers = np.frombuffer(secrets.token_bytes(8 * dim), np.int64)

@@ -282,7 +282,7 @@ def client_run(
         raise typer.Exit(2) from error
     finally:
         for user, one in taking_part.items():
-            ended = "; the task was withdrawn" if one.withdrawn else ""
+            ended = "; the task was withdrawn" if one.is_withdrawn else ""
             err_console.print(f"user {user} reported in {_rounds(one.reported)}{ended}", highlight=False)
 
 

@@ -151,7 +151,7 @@ class CanaryRounds:
                 if number == 0 and party.index > 0:
                     content = party.arrival(self._round, client=envelope.sender, upload=upload).content
                     add_share(seen, content, contribution.bits, last=party.index == len(self.parties) - 1)
-            user.sent(envelope)
+            user.forget_envelope(envelope)
         return seen
 
     def _close(self) -> None:

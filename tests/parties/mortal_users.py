@@ -120,9 +120,9 @@ class Populated(World):
 class _MortalClient(Client):
     life: Life
 
-    def sent(self, envelope: Envelope) -> None:
+    def forget_envelope(self, envelope: Envelope) -> None:
         self.life.pass_moment("before forgetting")
-        super().sent(envelope)
+        super().forget_envelope(envelope)
         self.life.pass_moment("after forgetting")
 
 

@@ -341,7 +341,7 @@ def test_a_status_older_than_one_that_was_heard_is_refused(world):
     user = world.user()
     user.step()
     world.cache.kept["/v1/status"] = old
-    with pytest.raises(Unreachable, match="expected round 2 or a later one, got round 1: an old copy of the status"):
+    with pytest.raises(Unreachable, match="the status says round 1 after round 2: it is an old copy"):
         user.step()
     later = world.user()  # the process begins anew: its ledger knows
     assert later.step() is not None
@@ -368,7 +368,7 @@ def test_yesterdays_status_is_refused_by_the_clock(world, monkeypatch, caplog):
         later.setattr(status_module, "time", Tomorrow)
         assert user.step() is not None and user.step() is not None
     (said,) = caplog.messages
-    assert re.match("expected a round that is open, got round 1, which closed 85[78].. seconds ago by this mach", said)
+    assert re.match("round 1 closed 85[78].. seconds ago by this machine's clock, and is not reported to", said)
     assert world.line.got == [] == world.spent()
     user.step()
     assert [round for round, _ in world.line.got] == [1]

@@ -49,8 +49,8 @@ from dovetail.parties.common.wire import (
     upload_path,
     vector_from,
 )
-from dovetail.parties.flower import DovetailStrategy, Play, Relay, carrying, dovetail_mod, mod, strategy
-from dovetail.parties.flower.records import envelope_of, flatten, instruction, unflatten
+from dovetail.parties.flower import DovetailStrategy, LocalShuffler, Relay, dovetail_mod, mod, strategy
+from dovetail.parties.flower.messages import envelope_of, flatten, instruction, unflatten
 from dovetail.parties.user.agent import serve_agent
 from dovetail.parties.user.client import Client, Envelope, RoundCall
 from dovetail.parties.user.policy import Policy
@@ -184,7 +184,7 @@ def test_a_model_is_one_vector_and_back_with_its_names_shapes_and_types():
     assert list(back) == ["a", "b"]
     assert back["a"].numpy().dtype == np.float64 and back["a"].numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
     assert back["b"].numpy().dtype == np.float16 and back["b"].numpy() == 6
-    with pytest.raises(ValueError, match="expected a model of 8 numbers, as the task says, got 7"):
+    with pytest.raises(ValueError, match="the task is for a model of 8 numbers, and these arrays have 7"):
         unflatten(np.zeros(8, np.float32), model)
 
 
@@ -223,7 +223,7 @@ def test_the_update_is_the_difference_also_if_the_model_is_changed_in_place(task
 @pytest.mark.parametrize("kind", ["evaluate", "query", "evaluate.some"])
 def test_nothing_but_training_is_answered(task, simulated, kind):
     reply = dovetail_mod(asked(task, kind=kind), context_of(simulated), never)
-    assert reply.error.reason.startswith("expected a message to train, got another one")
+    assert reply.error.reason.startswith("this node answers messages to train alone")
 
 
 def raises(*arguments: object) -> Message:
@@ -246,7 +246,7 @@ def other_shapes(message: Message, context: Context) -> Message:
 @pytest.mark.parametrize("train", [raises, says_why_not, other_names, other_shapes])
 def test_the_words_of_an_error_stay_on_the_node(task, simulated, train):
     reply = dovetail_mod(asked(task), context_of(simulated), train)
-    assert reply.error.reason == "expected a model from this node's training, got an error, which stays on the node"
+    assert reply.error.reason == "training failed on this node; the error stays in its own log"
     assert SECRET not in repr(reply)
 
 
@@ -258,7 +258,7 @@ def test_a_task_that_the_nodes_own_policy_does_not_admit_is_refused(task, simula
     policy = policy_of(task, **changed)
     Path(simulated["dovetail-simulation"], "policy.json").write_bytes(msgspec.json.encode(policy))
     reply = dovetail_mod(asked(task), context_of(simulated), trained)
-    assert reply.error.reason == "expected a round that this node agrees to, got one that it refuses"
+    assert reply.error.reason == "this node refuses the round; its own log says why"
     assert not list(Path(simulated["dovetail-simulation"]).rglob("task-*.db"))
 
 
@@ -274,7 +274,7 @@ def test_a_task_that_the_nodes_own_policy_does_not_admit_is_refused(task, simula
 def test_a_relay_makes_no_node_spend_on_a_round_that_the_analyzer_did_not_open(task, simulated, forged):
     """A relay burned a task's budget, or ended a node's task with a false round 20."""
     reply = dovetail_mod(asked(task, **forged), context_of(simulated), trained)
-    assert reply.error.reason == "expected a round that this node agrees to, got one that it refuses"
+    assert reply.error.reason == "this node refuses the round; its own log says why"
     assert not list(Path(simulated["dovetail-simulation"]).rglob("task-*.db"))
     assert not dovetail_mod(asked(task), context_of(simulated), trained).has_error()
 
@@ -294,7 +294,7 @@ def test_a_virtual_node_has_a_policy_of_its_own_or_that_of_all(task, simulated):
     (own / "policy.json").write_bytes(msgspec.json.encode(policy_of(task, min_clients=NODES + 1)))
     replies = [dovetail_mod(asked(task), context_of(simulated, node), trained) for node in (0, 1)]
     assert not replies[0].has_error()
-    assert replies[1].error.reason == "expected a round that this node agrees to, got one that it refuses"
+    assert replies[1].error.reason == "this node refuses the round; its own log says why"
 
 
 def test_the_same_round_again_gives_the_same_envelope_and_another_one_costs_more(task, simulated):
@@ -308,7 +308,7 @@ def test_the_same_round_again_gives_the_same_envelope_and_another_one_costs_more
 def test_a_real_node_never_takes_its_policy_from_a_run(task, simulated, monkeypatch):
     monkeypatch.setattr(mod, "_simulated", lambda: False)
     reply = dovetail_mod(asked(task), context_of(simulated), never)
-    assert reply.error.reason == "expected a task and a model that this node can train, got others"
+    assert reply.error.reason == "this node cannot train this task or this model; its own log says why"
 
 
 def test_the_agent_of_the_nodes_configuration_goes_first(task, simulated, monkeypatch):
@@ -321,18 +321,18 @@ def test_the_agent_of_the_nodes_configuration_goes_first(task, simulated, monkey
 def test_a_process_of_ray_is_a_simulation_and_no_other(monkeypatch):
     for ray, there in ((None, False), (SimpleNamespace(is_initialized=lambda: False), False)):
         monkeypatch.setitem(sys.modules, "ray", ray)
-        assert mod._simulated() is there
+        assert mod._is_simulated() is there
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
-    assert mod._simulated()
+    assert mod._is_simulated()
 
 
 def test_whatever_goes_wrong_with_the_report_stays_on_the_node(task, simulated, monkeypatch):
     monkeypatch.setattr(Client, "answer", raises)
     reply = dovetail_mod(asked(task), context_of(simulated), trained)
-    assert reply.error.reason == "expected an answer from this node's agent, got none"
+    assert reply.error.reason == "this node's agent did not answer"
     Path(simulated["dovetail-simulation"], "policy.json").unlink()
     reply = dovetail_mod(asked(task), context_of(simulated), never)
-    assert reply.error.reason == "expected a task and a model that this node can train, got others"
+    assert reply.error.reason == "this node cannot train this task or this model; its own log says why"
 
 
 def test_a_message_without_a_task_is_refused_before_training(task, simulated):
@@ -352,9 +352,9 @@ def test_the_agent_of_a_node_reports_over_its_socket(task, tmp_path):
     assert envelope_of(dovetail_mod(asked(task), context, trained)).task_id == task.task_id
     unpinned = msgspec.structs.replace(task, analyzer=KeyPair.generate("seal").public)
     refused = dovetail_mod(asked(unpinned), context, trained)
-    assert refused.error.reason == "expected a round that this node agrees to, got one that it refuses"
+    assert refused.error.reason == "this node refuses the round; its own log says why"
     nobody = context_of({}, **{"dovetail-agent": str(tmp_path / "none.sock")})
-    assert dovetail_mod(asked(task), nobody, trained).error.reason.startswith("expected an answer from this node's")
+    assert dovetail_mod(asked(task), nobody, trained).error.reason.startswith("this node's agent did not answer")
 
 
 # --- the strategy
@@ -411,8 +411,8 @@ def analyzer(tmp_path, task, analyzer_keys) -> Iterator[Analyzer]:
     made.shut()
 
 
-def play(analyzer: Analyzer, folder: Path) -> Play:
-    return Play(folder / "shuffler", analyzer=Direct(analyzer), signer=SIGNER.public.key_id, keys=SHUFFLER)  # type: ignore[arg-type]
+def play(analyzer: Analyzer, folder: Path) -> LocalShuffler:
+    return LocalShuffler(folder / "shuffler", analyzer=Direct(analyzer), signer=SIGNER.public.key_id, keys=SHUFFLER)  # type: ignore[arg-type]
 
 
 class Nodes(Grid):
@@ -481,7 +481,7 @@ def test_a_round_with_fewer_nodes_than_accounted_is_refused_and_nothing_is_sent(
 ):
     monkeypatch.setattr(strategy, "_GATHERING", 0.02)
     grid = Nodes(simulated, NODES - 1)
-    with pytest.raises(ValueError, match=f"expected at least {NODES} nodes for round 1, got {NODES - 1}"):
+    with pytest.raises(ValueError, match=f"round 1 needs at least {NODES} nodes, and only {NODES - 1} are connected"):
         DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id).start(grid, model_of(0, 0, 0, 0))
     assert grid.sent == [] and outcomes(analyzer) == []
 
@@ -566,7 +566,7 @@ def test_a_reply_that_is_no_envelope_of_this_round_is_not_passed_on(simulated, a
     grid = Nodes(simulated, NODES + 1)
     grid.tamper = lambda replies: [*replies[1:], tampered(replies[0])] if len(grid.sent) == 1 else replies
     strategy_ = DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id)
-    strategy_._round(grid, analyzer.status(), model_of(0, 0, 0, 0), ConfigRecord())
+    strategy_._run_round(grid, analyzer.status(), model_of(0, 0, 0, 0), ConfigRecord())
     assert analyzer.privacy()["history"][0]["uploads"] == NODES
 
 
@@ -582,7 +582,7 @@ def test_a_node_counts_once_in_a_round(simulated, analyzer, tmp_path):
 
     grid.tamper = twice
     strategy_ = DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id)
-    strategy_._round(grid, analyzer.status(), model_of(0, 0, 0, 0), ConfigRecord())
+    strategy_._run_round(grid, analyzer.status(), model_of(0, 0, 0, 0), ConfigRecord())
     assert outcomes(analyzer) == ["void"]
 
 
@@ -595,7 +595,7 @@ def test_a_node_that_sends_anothers_envelope_counts_nothing_twice(simulated, ana
 
     grid.tamper = copied
     strategy_ = DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id)
-    strategy_._round(grid, analyzer.status(), model_of(0, 0, 0, 0), ConfigRecord())
+    strategy_._run_round(grid, analyzer.status(), model_of(0, 0, 0, 0), ConfigRecord())
     assert analyzer.privacy()["history"][0]["uploads"] == NODES
 
 
@@ -641,7 +641,7 @@ def test_an_analyzer_that_is_away_for_a_moment_is_asked_again(simulated, analyze
         forward(*arguments)
 
     monkeypatch.setattr(play_._shuffler, "forward", sometimes)
-    monkeypatch.setattr(carrying.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(strategy.time, "sleep", lambda seconds: None)
     DovetailStrategy(play_, signer=SIGNER.public.key_id).start(Nodes(simulated, NODES), model_of(0, 0, 0, 0))
     assert not failures and outcomes(analyzer) == ["released"] * ROUNDS
 
@@ -650,20 +650,22 @@ def test_an_analyzer_that_never_ends_a_round_is_noticed(analyzer, tmp_path, monk
     monkeypatch.setattr(strategy, "_LONGEST_END", -4.9)
     monkeypatch.setattr(strategy, "_POLL", 0.02)
     made = DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id)
-    with pytest.raises(TimeoutError, match="expected the analyzer to end round 1"):
+    with pytest.raises(TimeoutError, match="the analyzer has not ended round 1 in time"):
         made._next(1)
 
 
 def test_a_model_of_another_size_and_a_task_of_another_signer_are_refused(analyzer, tmp_path):
     made = DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id)
-    with pytest.raises(ValueError, match="expected a model of 4 numbers, got 1"):
+    with pytest.raises(ValueError, match="the task is for a model of 4 numbers, and this one has 1"):
         made.start(Nodes({}, NODES), ArrayRecord({"w": Array(np.zeros(1, np.float32))}))
     with pytest.raises(ValueError, match="expected a task signed by 00"):
         DovetailStrategy(play(analyzer, tmp_path / "another"), signer=bytes(8))
 
 
 def test_a_configuration_that_names_nobody_is_refused():
-    with pytest.raises(ValueError, match="expected dovetail-services, or dovetail-analyzer and dovetail-shuffler"):
+    with pytest.raises(
+        ValueError, match="must have dovetail-services, or both dovetail-analyzer and dovetail-shuffler"
+    ):
         DovetailStrategy.from_config({"dovetail-signer": "00" * 8, "dovetail-shuffler": ""})
 
 
@@ -694,7 +696,7 @@ def test_a_server_app_plays_with_the_key_that_the_task_names(task, tmp_path, mon
             with pytest.raises(ValueError, match=f"with one shuffler, which a server app can play, got {count}"):
                 DovetailStrategy.from_config({**config, "dovetail-shuffler": str(tmp_path / "shuffler")})
     assert made._source.key == named.sign
-    assert made._carrying._shuffler.key == named.sign
+    assert made._delivery._shuffler.key == named.sign
 
 
 # --- the relay
@@ -717,7 +719,7 @@ def services(monkeypatch) -> list[tuple[str, int, Upload, bytes, bytes]]:
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(carrying, "IntermediaryClient", Link)
+    monkeypatch.setattr(strategy, "IntermediaryClient", Link)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     return given
 
@@ -762,18 +764,18 @@ def test_a_relay_asks_nodes_only_when_every_service_is_there_and_takes_uploads(t
                 raise Unreachable("away")
             return SimpleNamespace(round=rounds[self.url].pop(0))
 
-    monkeypatch.setattr(carrying, "IntermediaryClient", Link)
+    monkeypatch.setattr(strategy, "IntermediaryClient", Link)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     relay = Relay(["https://a", "https://b"], ca=None)
     relay.begin(SimpleNamespace(round=2), 60.0)  # type: ignore[arg-type]
     assert rounds == {"https://a": [], "https://b": []}
     with pytest.raises(Unreachable, match="away"):
         relay.begin(SimpleNamespace(round=2), 60.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="expected the task's 1 services, got 2"):
+    with pytest.raises(ValueError, match="the task has 1 services, and dovetail-services names 2"):
         DovetailStrategy(relay, signer=SIGNER.public.key_id)
     one = Relay(["https://a"], ca=None)
     one.check(task)
-    with pytest.raises(ValueError, match="expected services of one task, got another task's at https://a"):
+    with pytest.raises(ValueError, match="https://a.* is a service of another task"):
         one.check(msgspec.structs.replace(task, name="another"))
 
 
@@ -907,7 +909,7 @@ def test_a_relay_of_shares_cannot_change_replay_or_keep_back_a_report_unnoticed(
 
         def half(relay: Relay, node: int, envelope: Envelope) -> None:
             if len(grid.sent) == 3 and node == 100:
-                envelope.give(0, relay._links[0])
+                envelope.send_upload(0, relay._services[0])
                 return
             try:
                 honest(relay, node, envelope)
@@ -1077,7 +1079,7 @@ def test_the_example_runs_as_a_deployment_with_tls_and_authenticated_nodes(deplo
     own = (folder / f"node-{flower_fleet.GOOD_NODES}.log").read_text()
     why = r"refused: round 3 would bring all tasks to .* above the policy's eps_lifetime=25\.0, delta_lifetime=0\.0001"
     assert len(re.findall(why, own)) == 1
-    assert said.count("got one that it refuses") == 1 and "would bring all tasks to" not in said
+    assert said.count("this node refuses the round") == 1 and "would bring all tasks to" not in said
     (spent,) = (folder / "deployment" / f"node-{flower_fleet.GOOD_NODES}").rglob("task-*.db")
     with contextlib.closing(Ledger.reopen(spent)) as ledger:
         assert ledger.total[0] <= flower_fleet.THRIFTY

@@ -321,8 +321,8 @@ def test_who_is_too_early_or_not_written_down_tries_again(tmp_path, monkeypatch)
         with monkeypatch.context() as broken:
             broken.setattr(ShuffleStore, "_write_contents", lambda store, arrivals: 1 / 0)
             with pytest.raises(Unreachable):
-                envelope.give(0, link)
-        envelope.give(0, link)
+                envelope.send_upload(0, link)
+        envelope.send_upload(0, link)
         link.close()
         assert up.shuffler_counts == {"refused 425": 1, "accepted": 1}
 
@@ -439,7 +439,7 @@ def finish(household, up):
     for user in range(len(household.users)):
         envelope = household.envelope(user)
         for index, link in enumerate(links):
-            envelope.give(index, link)
+            envelope.send_upload(index, link)
     asked, end = AnalyzerClient("https://{}:{}".format(*up.analyzer), ca=up.authority), time.monotonic() + 120
     while not (facts := asked.privacy())["history"] and time.monotonic() < end:
         time.sleep(0.05)

@@ -68,7 +68,7 @@ def test_a_user_waits_for_shufflers_and_for_the_next_round(tmp_path, scripts, in
     client = Client(tmp_path / "user", policy=lenient_policy(deployment.signed), key=keys[0])
     update = THREE_SHUFFLERS.update(0, 2)
     if interrupted:
-        client.sent(client.report(deployment.signed, 1, update))
+        client.forget_envelope(client.report(deployment.signed, 1, update))
     services = [Scripted(deployment, script) for script in scripts]
     assert take_part(client, services, lambda model: update, patience=5.0) == len(reported)
     assert [{round for round, _ in service.got} for service in services] == [reported] * 3
@@ -94,7 +94,7 @@ def test_a_user_whose_key_has_expired_spends_nothing(tmp_path):
     deployment = ONE_SHUFFLER.deployment(tmp_path / "deployment", keys, rounds=2, round_seconds=60.0)
     expired = dataclasses.replace(keys[0], public=msgspec.structs.replace(keys[0].public, expires=1))
     client = Client(tmp_path / "user", policy=lenient_policy(deployment.signed), key=expired)
-    with pytest.raises(Refused, match="expected a key of this user that has not expired"):
+    with pytest.raises(Refused, match="this user's key .* has expired: make a new one"):
         take_part(client, [Scripted(deployment, [1])], lambda model: ONE_SHUFFLER.update(0, 2), patience=0.3)
     assert not list((tmp_path / "user" / "spending").glob("task-*"))
 
@@ -154,7 +154,7 @@ def test_a_round_that_the_task_does_not_have_is_refused(tmp_path, round):
     if round == 0:
         assert participation.step() is not None  # nothing is open yet
         return
-    with pytest.raises(Refused, match=f"expected one of the task's 1 rounds to be open, got round {round}"):
+    with pytest.raises(Refused, match=f"has opened round {round}, and the task has rounds 1 to 1"):
         participation.step()
 
 

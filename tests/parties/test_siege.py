@@ -23,7 +23,7 @@ def honest(household, up, user):
     began = time.monotonic()
     for index, address in enumerate(up.services):
         link = IntermediaryClient("https://{}:{}".format(*address), index=index, ca=up.authority)
-        household.envelope(user).give(index, link)
+        household.envelope(user).send_upload(index, link)
         link.close()
     link = AnalyzerClient("https://{}:{}".format(*up.analyzer), ca=up.authority)
     assert link.status().round == 1

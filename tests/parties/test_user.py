@@ -74,7 +74,7 @@ def test_a_round_has_one_envelope_also_for_a_client_that_was_interrupted(tmp_pat
     again = client_of(tmp_path, deployment.signed).report(deployment.signed, 1, np.zeros(5))
     assert first == again == Envelope.decode(first.encode())
     client = client_of(tmp_path, deployment.signed)
-    client.sent(first)
+    client.forget_envelope(first)
     with pytest.raises(Refused, match="has reported to round 1 before"):
         client.report(deployment.signed, 1, np.ones(5))
     assert client.report(deployment.signed, 2, np.ones(5)) != first
@@ -160,7 +160,7 @@ def test_nothing_is_randomized_that_the_policy_does_not_admit(tmp_path, deployme
 
 def test_an_update_of_another_shape_is_not_spent(tmp_path, deployment):
     client = client_of(tmp_path, deployment.signed)
-    with pytest.raises(ValueError, match=r"expected an update of 5 numbers, got shape=\(6,\)"):
+    with pytest.raises(ValueError, match=r"the task takes updates of shape \(5,\), got shape=\(6,\)"):
         client.report(deployment.signed, 1, np.ones(6))
     client.report(deployment.signed, 1, np.ones(5))
 

@@ -404,7 +404,7 @@ def test_over_the_network(tmp_path, monkeypatch):
             client = kind(tmp_path / f"user-{user}", policy=sharing.policy, key=sharing.users[user])
             envelope = client.report(sharing.signed, 1, UPDATE)
             for index, link in enumerate(links):
-                envelope.give(index, link)
+                envelope.send_upload(index, link)
         end = time.monotonic() + 60
         while not analyzer.status().over and time.monotonic() < end:
             time.sleep(0.05)

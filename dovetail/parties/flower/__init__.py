@@ -5,8 +5,7 @@ or accounted is done by the parties that Dovetail has without Flower: the node's
 the analyzer. This is the only place that imports flwr (`pip install 'dovetail-fl[flower]'`).
 """
 
-from dovetail.parties.flower.carrying import Play, Relay
 from dovetail.parties.flower.mod import dovetail_mod
-from dovetail.parties.flower.strategy import DovetailStrategy
+from dovetail.parties.flower.strategy import DovetailStrategy, LocalShuffler, Relay
 
-__all__ = ["DovetailStrategy", "Play", "Relay", "dovetail_mod"]
+__all__ = ["DovetailStrategy", "LocalShuffler", "Relay", "dovetail_mod"]

@@ -23,7 +23,7 @@ from flwr.common.constant import ErrorCode
 
 from dovetail.parties.common.http_clients import Rejected
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.flower.records import flatten, read_instruction, reply_with
+from dovetail.parties.flower.messages import flatten, read_instruction, reply_with
 from dovetail.parties.user.agent import Agent
 from dovetail.parties.user.client import Client, Reporter
 from dovetail.parties.user.policy import Policy, Refused
@@ -45,37 +45,38 @@ def dovetail_mod(message: Message, context: Context, call_next: Callable[[Messag
         The update goes to the agent of the node's own configuration, whatever a message or a run says.
     """
     if message.metadata.message_type.partition(".")[0] != "train":
-        return _refusal(message, "expected a message to train, got another one: nothing else leaves this node")
+        return _refusal(message, "this node answers messages to train alone")
     # Flower sends the words of any exception to the server: none may get past here
     try:
-        call, given = read_instruction(message)
-        before, shapes = flatten(given), _shapes(given)
+        call, arrays = read_instruction(message)
+        before = flatten(arrays)
+        shapes = _shapes(arrays)
         reporter = _reporter(context)
     except Exception as error:
         _LOG.error("%s: %s", type(error).__name__, error)
-        return _refusal(message, "expected a task and a model that this node can train, got others")
+        return _refusal(message, "this node cannot train this task or this model; its own log says why")
     try:
-        update = _trained(call_next(message, context), shapes) - before
+        update = _trained_model(call_next(message, context), shapes) - before
     except Exception:
         _LOG.exception("training failed")
-        return _refusal(message, "expected a model from this node's training, got an error, which stays on the node")
+        return _refusal(message, "training failed on this node; the error stays in its own log")
     try:
         return reply_with(reporter.answer(call, update), message)
     except (Refused, Rejected) as reason:
         _LOG.error("refused: %s", reason)
-        return _refusal(message, "expected a round that this node agrees to, got one that it refuses")
+        return _refusal(message, "this node refuses the round; its own log says why")
     except Exception as error:
         _LOG.error("not reported: %s: %s", type(error).__name__, error)
-        return _refusal(message, "expected an answer from this node's agent, got none")
+        return _refusal(message, "this node's agent did not answer")
 
 
-def _trained(reply: Message, shapes: Shapes) -> np.ndarray:
+def _trained_model(reply: Message, shapes: Shapes) -> np.ndarray:
     """The model in the reply of the training code."""
     if not reply.has_content() or len(reply.content.array_records) != 1:
-        raise ValueError("expected one model from the training code, got none or several")
+        raise ValueError("the training code must reply with exactly one model (ArrayRecord)")
     (arrays,) = reply.content.array_records.values()
     if _shapes(arrays) != shapes:
-        raise ValueError(f"expected the arrays {shapes} back, got {_shapes(arrays)}")
+        raise ValueError(f"the training code must reply with the arrays {shapes}, and gave {_shapes(arrays)}")
     return flatten(arrays)
 
 
@@ -91,20 +92,22 @@ def _reporter(context: Context) -> Reporter:
     """Who randomizes and seals for this node."""
     if _AGENT in context.node_config:
         return Agent(Path(str(context.node_config[_AGENT])))
-    if _simulated() and context.run_config.get(_SIMULATION):
+    if _is_simulated() and context.run_config.get(_SIMULATION):
         folder = Path(str(context.run_config[_SIMULATION]))
-        return _virtual(folder, int(context.node_config[_PARTITION]))
-    raise ValueError(f"expected the socket of an agent as {_AGENT!r} in the configuration of this node, got none")
+        return _virtual_client(folder, int(context.node_config[_PARTITION]))
+    raise ValueError(
+        f"the configuration of this node lacks {_AGENT!r}, the socket of its agent (dovetail client agent)"
+    )
 
 
-def _simulated() -> bool:
+def _is_simulated() -> bool:
     """Whether this process is one of Flower's simulation engine: a real node is no worker of Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
 
-def _virtual(folder: Path, partition: int) -> Client:
-    """A client with its own key and policy, or with a fresh key, which no service knows, and the policy of all."""
+def _virtual_client(folder: Path, partition: int) -> Client:
+    """The client of a virtual node: by the files in its folder, else with a fresh key and the policy of all."""
     home = folder / f"node-{partition}"
     policy = Policy.read(home / _POLICY if (home / _POLICY).exists() else folder / _POLICY)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)

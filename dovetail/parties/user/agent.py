@@ -1,4 +1,4 @@
-"""The node-local process that adds the noise.
+"""The agent: the process on a node that randomizes and seals.
 
 Code that is shipped to a node hands its update over and gets a sealed envelope back, over a Unix socket; policy, keys
 and ledger stay with the node's owner.
@@ -33,49 +33,57 @@ __all__ = ["Agent", "serve_agent"]
 _MOST = 1 << 30  # bytes of a request: an update of 250 million parameters
 
 
-class _Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _ReportRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     call: RoundCall
     update: bytes
     facts: dict[str, float | list[float]] = {}
 
 
 class Agent:
-    """The agent behind a socket, as code on the same node sees it; answers as `Client.answer` does."""
+    """The agent behind a socket, as code on the same node sees it; answers as `Client.answer` does.
+
+    Arguments:
+        socket: the Unix socket that the agent listens on.
+        timeout: seconds to wait for its answer, which takes as long as sealing does.
+    """
 
     def __init__(self, socket: Path, *, timeout: float = 600.0) -> None:
         self._socket = socket
         self._http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=timeout, trust_env=False)
 
     def answer(self, call: RoundCall, update: np.ndarray, facts: Mapping[str, Any] | None = None) -> Envelope:
-        """The envelope of the round that the call is for, if the node's policy admits it."""
+        """The envelope of the round that the call is for, if the node's policy admits it; else `Rejected`."""
         plain = {name: np.asarray(value, np.float64).tolist() for name, value in (facts or {}).items()}
-        ask = msgspec.msgpack.encode(_Ask(call=call, update=vector_to(update), facts=plain))
+        request = msgspec.msgpack.encode(_ReportRequest(call=call, update=vector_to(update), facts=plain))
         try:
-            answer = self._http.post("http://agent/v1/report", content=ask)
+            answer = self._http.post("http://agent/v1/report", content=request)
         except httpx.HTTPError as error:
-            raise Unreachable(f"expected an agent at {str(self._socket)!r}, got no answer") from error
+            raise Unreachable(f"no agent answers on the socket {str(self._socket)!r}: is it running?") from error
         if answer.status_code != 200:
             raise Rejected(answer.text)
         return Envelope.decode(answer.content)
 
 
 def serve_agent(client: Client, socket: Path, *, group: bool = False) -> None:
-    """Serve one client's reports on a socket, until told to stop.
+    """Serve one client's reports on a socket, until the process is stopped.
 
-    The socket is for the agent's own user or, with `group`, for its group: shipped code then runs as another user, who
-    cannot get at the agent's files.
+    Arguments:
+        client: whose reports.
+        socket: path of the socket; one that is left over there is replaced.
+        group: let the agent's group use the socket, not its own user alone: shipped code then runs as another user, who
+            cannot get at the agent's files.
     """
     lock = threading.Lock()
 
     def report(body: bytes) -> bytes:
         try:
-            ask = msgspec.msgpack.decode(body, type=ready(_Ask))
+            request = msgspec.msgpack.decode(body, type=ready(_ReportRequest))
         except msgspec.MsgspecError as error:
             raise Malformed(f"this is not a call to a round with an update ({error})") from error
-        if len(ask.update) % 4:
-            raise Malformed(f"expected an update of whole numbers of 4 bytes, got {len(ask.update)} bytes")
+        if len(request.update) % 4:
+            raise Malformed(f"expected an update of numbers of 4 bytes each, got {len(request.update)} bytes")
         with lock:
-            return client.answer(ask.call, np.frombuffer(ask.update, "<f4"), ask.facts).encode()
+            return client.answer(request.call, np.frombuffer(request.update, "<f4"), request.facts).encode()
 
     async def handle(request: Request) -> Response:
         body = await read_body(request.receive, most=_MOST)

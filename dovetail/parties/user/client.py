@@ -1,11 +1,12 @@
-"""A user's side: what leaves a user is randomized, sealed, and charged to its own ledger.
+"""A user's side of a training: what leaves a user is randomized, sealed, and charged to its own ledger.
 
 For every round: the policy admits the task, the round is spent, the update is randomized from the operating system's
 randomness. Messages are sealed one by one to the analyzer, and all that is for one shuffler to that shuffler; shares
 are sealed to their aggregators. The envelope is on disk before anything is sent, so that a user who is interrupted
 sends the same envelope again and never randomizes twice. `participation` is the loop around it.
 
-A user's new key in the place of its old one; everything else in its folder stays, its ledgers above all.
+`rotate_user` puts a new key in the place of a user's old one; everything else in its folder stays, its ledgers above
+all.
 """
 
 from __future__ import annotations
@@ -87,24 +88,27 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     signatures: tuple[bytes, ...]
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """The envelope as bytes."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Envelope:
-        """From bytes."""
+        """What `encode` wrote."""
         return msgspec.msgpack.decode(data, type=ready(cls))
 
-    def give(self, index: int, link: IntermediaryClient) -> None:
-        """Give one of its uploads to whom it is for."""
+    def send_upload(self, index: int, service: IntermediaryClient) -> None:
+        """Send the upload for the shuffler or aggregator with this index to it."""
         upload, signature = self.uploads[index], self.signatures[index]
-        link.upload(self.task_id, self.round, upload, sender=self.sender, signature=signature)
+        service.upload(self.task_id, self.round, upload, sender=self.sender, signature=signature)
 
 
 class RoundCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user is told of a round by somebody that it need not trust, such as a relay.
+    """What calls a user to a round, passed on by somebody that it need not trust, such as a relay.
 
-    The signer signs the task and the notices, the analyzer the status: which round is open, and until when.
+    Arguments:
+        signed: the task, with its signer's signature.
+        status: which round is open and until when, with the analyzer's signature.
+        notices: what the signer has announced.
     """
 
     signed: SignedTask
@@ -113,7 +117,7 @@ class RoundCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Reporter(Interface):
-    """Who turns an update into an envelope: a `Client`, or the agent that runs one on this machine."""
+    """What turns an update into an envelope: a `Client`, or the agent that runs one on this machine."""
 
     def answer(self, call: RoundCall, update: np.ndarray, facts: Mapping[str, Any] = ...) -> Envelope:
         """The envelope of the round that the call is for."""
@@ -121,10 +125,14 @@ class Reporter(Interface):
 
 
 class Client:
-    """One user: its folder, its conditions, the key that its uploads are signed with.
+    """One user.
 
-    `witness` is a folder elsewhere in which a second memory of what was spent notices if this one is set back; True:
-    where the platform keeps what programs remember, False: there is none.
+    Arguments:
+        folder: its own, with its ledgers, its consent, and envelopes that wait to be sent.
+        policy: its conditions.
+        key: the key pair that its uploads are signed with.
+        witness: folder elsewhere, in which a rollback guard notices if the ledgers are set back; True: where the
+            platform keeps the state of programs; False: there is none.
 
     Guarantees:
         Nothing is randomized that the policy does not admit, that the user has left, or that was not spent first.
@@ -134,9 +142,11 @@ class Client:
 
     def __init__(self, folder: Path, *, policy: Policy, key: KeyPair, witness: Path | bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._folder, self._outbox = folder, folder / "outbox"
+        self._folder = folder
+        self._outbox = folder / "outbox"
         self._outbox.mkdir(exist_ok=True, mode=0o700)
-        self._policy, self.key = policy, key
+        self._policy = policy
+        self.key = key
         guards = default_guard_folder() if witness is True else witness
         guard = None if guards is False else rollback_guard_of(folder, key, guards)
         self._spending = Spending(folder / "spending", policy, guard)
@@ -145,17 +155,17 @@ class Client:
         self._sampler = ExactSampler()
 
     def admit(self, signed: SignedTask) -> TrainingTask:
-        """The task, if this user agrees to it."""
+        """The task, if this user agrees to it and has not left it; else `Refused`."""
         task = self._policy.admit(signed, self.notices)
         Consent.read(self._folder).check(task)
         return task
 
     def verify_signer(self, signed: SignedTask) -> TrainingTask:
-        """The task, if it is the signer's, also one that is over or that this user does not agree to."""
+        """The task, if the pinned signer has signed it, also one that is over or that this user does not agree to."""
         return self._policy.verify_signer(signed, self.notices, fresh=False)
 
     def receive_notices(self, signed: Iterable[SignedNotice]) -> None:
-        """Remember what the signer announces, for good, beside what other processes of this user have heard."""
+        """Remember what the signer announces, for good, beside what other processes of this user have received."""
         self.notices = self._read_notices()
         if self.notices.receive(signed):
             write_notices(self._notices_path, self.notices.signed)
@@ -171,15 +181,24 @@ class Client:
         Consent.read(self._folder).check(self.verify_signer(signed))
 
     def refuse_early(self, task: TrainingTask, round: int) -> None:
-        """Refuse a round that comes too soon or that no shuffler would accept, before training and spending budget."""
+        """Refuse a round that comes too soon or that no service would accept, before training and spending budget."""
         if self.key.public.is_expired():
-            raise Refused("expected a key of this user that has not expired, got one that has")
+            raise Refused(
+                f"this user's key {self.key.public.key_id.hex()} has expired: make a new one (dovetail client rotate) and "
+                "have it enrolled"
+            )
         self._spending.refuse_set_back(task.task_id)
-        if not self._kept(task.task_id, round).exists():
+        if not self._envelope_path(task.task_id, round).exists():
             self._spending.refuse_early()
 
     def answer(self, call: RoundCall, update: np.ndarray, facts: Mapping[str, Any] = _NOTHING) -> Envelope:
-        """Report to the round of a call; refuses before anything is spent if the analyzer has not opened that round."""
+        """Report to the round of a call; refuses before anything is spent if the analyzer has not opened that round.
+
+        Arguments:
+            call: what calls to the round.
+            update: the user's update of the model.
+            facts: what the task's measures ask for, by name.
+        """
         self.receive_notices(call.notices)
         task, status = self.admit(call.signed), call.status
         if task.analyzer_sign is None:
@@ -197,25 +216,30 @@ class Client:
     def report(
         self, signed: SignedTask, round: int, update: np.ndarray, facts: Mapping[str, Any] = _NOTHING
     ) -> Envelope:
-        """Randomize and seal the update of a round; the same round again gives the same envelope.
+        """Spend a round, and randomize and seal its update; the same round again gives the same envelope.
 
-        `facts` are what the task's measures ask for: numbers by name.
+        Arguments:
+            signed: the task, with its signer's signature.
+            round: the round.
+            update: the user's update of the model.
+            facts: what the task's measures ask for, by name.
         """
         task = self.admit(signed)
-        path = self._kept(task.task_id, round)
+        path = self._envelope_path(task.task_id, round)
         if path.exists():
             return Envelope.decode(path.read_bytes())
         for old in self._outbox.glob(f"{task.task_id.hex()}-*"):
             old.unlink()  # of rounds that are over
         update = np.asarray(update, np.float32)
         if update.shape != (task.model_dim,):
-            raise ValueError(f"expected an update of {task.model_dim} numbers, got shape={update.shape}")
+            raise ValueError(f"the task takes updates of shape ({task.model_dim},), got shape={update.shape}")
         if task.measures:
             update = self._with_measures(task, finite_or_zero(update), facts)
         Consent.read(self._folder).note(task, self._folder)
         self._spending.spend(task, round)
-        randomized, report = self._shares if task.aggregators else self._messages, secrets.token_bytes(REPORT_ID)
-        envelope = self._sealed(task, round, report, randomized(task, round, report, finite_or_zero(update)))
+        randomize = self._randomize_to_shares if task.aggregators else self._randomize_to_messages
+        report = secrets.token_bytes(REPORT_ID)
+        envelope = self._seal(task, round, report, randomize(task, round, report, finite_or_zero(update)))
         write_atomically(path, envelope.encode())
         return envelope
 
@@ -226,27 +250,31 @@ class Client:
             task.measures, update, facts, clip_norm=getattr(protocol, "clip_norm", 0.0), held_out=held_out
         )
 
-    def _messages(self, task: TrainingTask, round: int, report: bytes, update: np.ndarray) -> list[bytes]:
+    def _randomize_to_messages(self, task: TrainingTask, round: int, report: bytes, update: np.ndarray) -> list[bytes]:
         """What every shuffler gets: messages for the analyzer, and their slots."""
         sent = task.messages().randomize(update, sampler=self._sampler)
         key, purpose = task.analyzer.sealing_key(), task.purpose(round)
         sealed = [seal(body.tobytes(), key, purpose) for body in sent.body]
-        deal, contents = task.assign_slots(), []
+        assignment = task.assign_slots()
+        contents = []
         for shuffler in range(len(task.shufflers)):
-            mine = np.flatnonzero(deal.holder[sent.slot] == shuffler)
-            contents.append(Packed(deal.place[sent.slot[mine]], b"".join(sealed[i] for i in mine)).encode())
+            mine = np.flatnonzero(assignment.holder[sent.slot] == shuffler)
+            contents.append(Packed(assignment.place[sent.slot[mine]], b"".join(sealed[i] for i in mine)).encode())
         return contents
 
-    def _shares(self, task: TrainingTask, round: int, report: bytes, update: np.ndarray) -> list[bytes]:
+    def _randomize_to_shares(self, task: TrainingTask, round: int, report: bytes, update: np.ndarray) -> list[bytes]:
         """What every aggregator gets: its share of this user's contribution, with its share of a proof if it asks."""
-        shared, budget = task.contribution(), self._policy.budget(task)
-        drawn = shared.draw(update, sampler=self._sampler, budget=budget)
+        budget = self._policy.budget(task)
+        integers = task.contribution().draw(update, sampler=self._sampler, budget=budget)
         nonce = proof_nonce(task.task_id, round, self.key.public.key_id, report)
-        return task.sharing().shard(drawn, nonce=nonce)
+        return task.sharing().shard(integers, nonce=nonce)
 
-    def _sealed(self, task: TrainingTask, round: int, report: bytes, contents: Sequence[bytes]) -> Envelope:
-        """The contents sealed to whom they are for, and signed."""
-        sender, uploads, signatures, task_id = self.key.public.key_id, [], [], task.task_id
+    def _seal(self, task: TrainingTask, round: int, report: bytes, contents: Sequence[bytes]) -> Envelope:
+        """Seal the contents to whom they are for, and sign them."""
+        task_id = task.task_id
+        sender = self.key.public.key_id
+        uploads = []
+        signatures = []
         for index, (keys, content) in enumerate(zip(task.intermediaries, contents, strict=True)):
             purpose = task.upload_purpose(round, index, sender=sender, report=report)
             uploads.append(Upload(report, seal(content, keys.seal.sealing_key(), purpose)))
@@ -256,19 +284,25 @@ class Client:
             task_id=task_id, round=round, sender=sender, uploads=tuple(uploads), signatures=tuple(signatures)
         )
 
-    def sent(self, envelope: Envelope) -> None:
-        """Forget an envelope that everybody has; the round stays spent."""
-        self._kept(envelope.task_id, envelope.round).unlink(missing_ok=True)
+    def forget_envelope(self, envelope: Envelope) -> None:
+        """Delete an envelope that every service has, or that comes too late; the round stays spent."""
+        self._envelope_path(envelope.task_id, envelope.round).unlink(missing_ok=True)
 
-    def _kept(self, task_id: bytes, round: int) -> Path:
+    def _envelope_path(self, task_id: bytes, round: int) -> Path:
         return self._outbox / f"{task_id.hex()}-{round}"
 
 
 def rotate_user(folder: Path, *, days: int = 365) -> bytes:
-    """Make a successor to the key of a user's folder; the new key's id.
+    """Make a successor to the key of a user's folder.
 
     The old key endorses the new one in `rotation-ID.json`, which is for whoever enrolled the user, and is kept as
     `key-ID.json`. The new key takes its place last: who is interrupted has the old one, and begins again.
+
+    Arguments:
+        folder: the user's folder, with `key.json`.
+        days: days until the new key expires.
+
+    Returns: the id of the new key.
     """
     old, new = KeyPair.load(folder / "key.json"), KeyPair.generate("sign", days=days)
     name = old.public.key_id.hex()

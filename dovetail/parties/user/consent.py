@@ -27,11 +27,11 @@ _FILE = "consent.json"
 _TASK_ID = 32  # bytes
 
 
-MEANS = "for one user, by the task's own statement and under its assumptions (dovetail task show)"
+_MEANING = "for one user, by the task's own statement and under its assumptions (dovetail task show)"
 
 
-class _Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whom a task is for."""
+class _KnownTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whom a task that this user has reported to is for."""
 
     name: str
     protocol: str
@@ -39,40 +39,49 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Consent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a user does not take part in; `refused` names tasks or protocols, `known` are tasks that it reported to."""
+    """What a user does not take part in.
+
+    Arguments:
+        left: ids of tasks that it has left.
+        refused: names of tasks or protocols that it refuses.
+        known: tasks that it reported to, by id in hex.
+    """
 
     left: list[bytes] = []
     refused: list[str] = []
-    known: dict[str, _Known] = {}
+    known: dict[str, _KnownTask] = {}
 
     @classmethod
     def read(cls, folder: Path) -> Consent:
-        """That of the user with this folder."""
+        """The consent of the user with this folder."""
         path = folder / _FILE
         return read_json(path, cls, "a user's consent") if path.exists() else cls()
 
     def write(self, folder: Path) -> None:
-        """Keep it; it holds from now on."""
+        """Save it in the user's folder; it holds from now on."""
         write_atomically(folder / _FILE, msgspec.json.encode(self), mode=0o600)
 
     def check(self, task: TrainingTask) -> None:
         """Refuse a task that the user has left, or one of a kind that it refuses."""
         if task.task_id in self.left:
-            raise Refused(f"expected a task that this user has not left, got {task.task_id.hex()}")
+            raise Refused(f"this user has left the task {task.task_id.hex()} (dovetail client leave)")
         for kind in (task.name, task.protocol):
             if kind in self.refused:
-                raise Refused(f"expected a kind of task that this user does not refuse, got {kind!r}")
+                raise Refused(f"this user refuses tasks of the name or protocol {kind!r} (dovetail client refuse)")
 
     def note(self, task: TrainingTask, folder: Path) -> None:
         """Remember whom a task is for, before anything is spent on it."""
         name = task.task_id.hex()
         if name not in self.known:
-            self.known[name] = _Known(name=task.name, protocol=task.protocol, analyzer=task.analyzer_id)
+            self.known[name] = _KnownTask(name=task.name, protocol=task.protocol, analyzer=task.analyzer_id)
             self.write(folder)
 
 
 def leave_tasks(folder: Path, tasks: Sequence[bytes]) -> Consent:
-    """Leave these tasks for good; what waits to be sent to them is deleted. The user's consent from now on."""
+    """Leave these tasks for good; what waits to be sent to them is deleted.
+
+    Returns: the user's consent from now on.
+    """
     consent = Consent.read(folder)
     consent.left += [task for task in tasks if task not in consent.left]
     consent.write(folder)
@@ -83,11 +92,14 @@ def leave_tasks(folder: Path, tasks: Sequence[bytes]) -> Consent:
 
 
 def spent_on(folder: Path, guard: RollbackGuard | None = None) -> list[dict[str, Any]]:
-    """What the user with this folder has spent, by task: on whom, in how many rounds, and whether it left.
+    """What a user has spent, a row for every task: on whom, in how many rounds, and whether it left.
 
-    Of a ledger that was set back, what the rollback guard remembers, if there is one.
+    Arguments:
+        folder: the user's folder.
+        guard: its rollback guard, which remembers what a ledger that was set back has lost.
     """
-    consent, spent = Consent.read(folder), {}
+    consent = Consent.read(folder)
+    spent = {}
     for path in sorted((folder / "spending").glob("task-*.db")):
         if not Ledger.has_entries(path):
             continue
@@ -102,11 +114,11 @@ def spent_on(folder: Path, guard: RollbackGuard | None = None) -> list[dict[str,
     return [
         {
             "task": task,
-            **_named_by(consent.known.get(task)),
+            **_owner_of(consent.known.get(task)),
             "rounds": rounds,
             "eps": None if math.isinf(eps) else eps,
             "delta": delta,
-            "means": MEANS,
+            "means": _MEANING,
             "left": bytes.fromhex(task) in consent.left,
             "set_back": task in lacking,
         }
@@ -114,20 +126,22 @@ def spent_on(folder: Path, guard: RollbackGuard | None = None) -> list[dict[str,
     ]
 
 
-def _named_by(known: _Known | None) -> dict[str, str | None]:
+def _owner_of(known: _KnownTask | None) -> dict[str, str | None]:
     if known is None:
         return dict.fromkeys(("name", "protocol", "analyzer"))
     return {"name": known.name, "protocol": known.protocol, "analyzer": known.analyzer.hex()}
 
 
 def task_id_from(text: str) -> bytes:
-    """The id of a task, given as such or by its file."""
+    """The id of a task from what was typed: the id in hex, or the file of the signed task."""
     if Path(text).is_file():
         return task_id_of(read_json(Path(text), SignedTask, "a signed task").body)
     try:
-        found = bytes.fromhex(text)
+        task_id = bytes.fromhex(text)
     except ValueError:
-        found = b""
-    if len(found) != _TASK_ID:
-        raise ValueError(f"expected a task.json, or the id of a task, {2 * _TASK_ID} hexadecimal digits, got {text!r}")
-    return found
+        task_id = b""
+    if len(task_id) != _TASK_ID:
+        raise ValueError(
+            f"{text!r} is neither the file of a signed task nor the id of one, {2 * _TASK_ID} hexadecimal digits"
+        )
+    return task_id

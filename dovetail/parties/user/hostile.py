@@ -44,8 +44,8 @@ class LyingPine(Pine):
         return np.concatenate([bits, np.ones((layout.checks, 1), np.uint64)], axis=1).reshape(-1)
 
 
-def lying(pine: Pine, claimed: int | None = None) -> LyingPine:
-    """The liar's side of a proof system."""
+def lie_with(pine: Pine, claimed: int | None = None) -> LyingPine:
+    """The same proof system, with a user that lies: it claims this squared norm (None: the one in the field)."""
     own = {field.name: getattr(pine, field.name) for field in dataclasses.fields(Pine)}
     return LyingPine(**own, claimed=claimed)
 
@@ -57,15 +57,17 @@ class HostileClient(Client):
         super().__init__(folder, **options)
         self._distort = distort or (lambda update: HOSTILE_FACTOR * update)
 
-    def _shares(self, task: TrainingTask, round: int, report: bytes, update: np.ndarray) -> list[bytes]:
+    def _randomize_to_shares(self, task: TrainingTask, round: int, report: bytes, update: np.ndarray) -> list[bytes]:
         protocol, shared = task.build()[0], task.contribution()
         scale = getattr(protocol, "scale", None)
         if scale is None:
-            raise ValueError(f"expected a task with sums of vectors (secagg), got {task.protocol!r}")
+            raise ValueError(
+                f"a hostile user needs a task with sums of vectors (secagg), and this one uses {task.protocol!r}"
+            )
         integers = np.rint(self._distort(np.asarray(update, np.float64)) * scale).astype(np.int64)
         sharing: Sharing = sharing_of(shared, len(task.aggregators))
         if isinstance(sharing, VerifiedSharing) and isinstance(sharing.proof, Pine):
-            sharing.proof = lying(sharing.proof, claimed=sharing.proof.layout.squared)
+            sharing.proof = lie_with(sharing.proof, claimed=sharing.proof.layout.squared)
         else:
             integers = (integers & (2**shared.bits - 1)).astype(np.uint32)
         return sharing.shard(integers, nonce=proof_nonce(task.task_id, round, self.key.public.key_id, report))

@@ -1,10 +1,10 @@
-"""A user's way through a training: fetch the model, train, report, upload to every shuffler or aggregator.
+"""A user's loop through a training: fetch the model, train, report, upload to every shuffler or aggregator.
 
 `Participation` does it one step at a time and says when to go on, so that a few threads can run thousands of users:
 `take_part` runs one user, `take_part_together` many.
 
-Where the training stands is the analyzer's word, whoever passes it on, and may be an old copy. A user believes nobody
-that the round is one before another that it has heard of, and begins nothing in a round whose time is up.
+The analyzer signs where the training stands; whoever passes that on may pass on an old copy. A user accepts no round
+before the latest one that it has seen, and begins nothing in a round whose time is up.
 """
 
 from __future__ import annotations
@@ -28,50 +28,62 @@ from dovetail.parties.user.spending import BudgetSpent, Later
 
 __all__ = ["Participation", "Train", "take_part", "take_part_together"]
 
-_SHORTEST, _LONGEST = 0.05, 10.0  # seconds between questions
-_LOOKS = 20  # questions in the time of a round, at least
-_SPREAD = 0.25  # share of the time until users come back, over which they spread
-_AGAIN = 0.1  # seconds until an upload is tried again
+_SHORTEST, _LONGEST = 0.05, 10.0  # seconds between two polls
+_POLLS = 20  # in the time of a round, at least
+_SPREAD = 0.25  # part of the time until users come back, over which they spread
+_RETRY = 0.1  # seconds until an upload is tried again
 _LOG = logging.getLogger(__name__)
 Train = Callable[[np.ndarray], np.ndarray]  # from the model to the update, both flat float32 vectors
 
 
 class Participation:
-    """One user in one training.
+    """One user in one training. A round that it comes too late for is skipped; what it spent on it stays spent.
 
-    `measure` tells from a model what the task's measures ask for. `patience` is how many seconds in a row nobody may
-    answer. A round that this user came too late for is skipped; what it spent on it stays spent.
+    Arguments:
+        client: the user.
+        services: the shufflers or aggregators of the task, in its order.
+        train: makes an update from a model.
+        measure: what the task's measures ask for, by name, from a model.
+        patience: seconds in a row in which nobody may answer, before `step` raises `Unreachable`.
     """
 
     def __init__(
         self,
         client: Client,
-        links: Sequence[IntermediaryClient],
+        services: Sequence[IntermediaryClient],
         train: Train,
         *,
         measure: Callable[[np.ndarray], Mapping[str, Any]] | None = None,
         patience: float = 60.0,
     ) -> None:
-        self._client, self._links, self._train, self._measure = client, links, train, measure
-        self._patience, self._heard, self._pause = patience, time.monotonic(), _SHORTEST
+        self._client = client
+        self._services = services
+        self._train = train
+        self._measure = measure
+        self._patience = patience
+        self._answered = time.monotonic()  # when a service last answered
+        self._pause = _SHORTEST
         self._longest = _LONGEST
         self._last = 0  # the last round that this user is done with
-        self._known: tuple[SignedTask, TrainingTask] | None = None  # the task, as its signer signed it
-        self._seen: RoundStatus | None = None  # the latest of what the analyzer said
-        self._closed = 0  # the last round that was found to be closed
+        self._verified: tuple[SignedTask, TrainingTask] | None = None  # the task, as its signer signed it
+        self._latest: RoundStatus | None = None  # the latest status that the analyzer signed
+        self._closed = 0  # the last round that was logged as closed
         self._envelope: Envelope | None = None  # what is on its way
-        self._given = 0  # how many have it
+        self._delivered = 0  # how many services have it
         self.reported = 0  # rounds
 
     @property
-    def withdrawn(self) -> bool:
+    def is_withdrawn(self) -> bool:
         """Whether the training ended because its signer has withdrawn the task, or lost the key that signed it."""
-        return self._known is not None and self._client.notices.why_ended(self._known[0]) is not None
+        return self._verified is not None and self._client.notices.why_ended(self._verified[0]) is not None
 
     def step(self) -> float | None:
-        """Do what there is to do; the seconds after which to look again, None when the training is over."""
+        """Do what there is to do.
+
+        Returns: seconds after which to call it again; None when the training is over.
+        """
         try:
-            if self._envelope is None and self._ask():
+            if self._envelope is None and self._poll():
                 return None
             if self._envelope is not None:
                 self._upload(self._envelope)
@@ -80,116 +92,135 @@ class Participation:
         except Later:
             pass  # perhaps the round is still open then
         except Unreachable:
-            if time.monotonic() - self._heard > self._patience:
+            if time.monotonic() - self._answered > self._patience:
                 raise
             if self._envelope is not None:
-                return _AGAIN
-        return self._later()
+                return _RETRY
+        return self._backoff()
 
-    def _later(self) -> float:
-        """Seconds until there may be something to do: as was told, else longer and longer; not all users at once.
+    def _backoff(self) -> float:
+        """Seconds until there may be something to do: as the service says, else longer and longer; randomly spread.
 
         Whoever passes answers on cannot keep a user away for longer than the analyzer's round takes.
         """
-        told = getattr(self._links[0], "retry_after", None)
-        if told is not None and self._envelope is None:
-            if self._seen is not None and self._seen.closes:
-                told = min(told, max(self._longest, self._seen.closes - time.time()))
-            return told + random.random() * max(_SHORTEST, _SPREAD * told)
+        wait = getattr(self._services[0], "retry_after", None)
+        if wait is not None and self._envelope is None:
+            if self._latest is not None and self._latest.closes:
+                wait = min(wait, max(self._longest, self._latest.closes - time.time()))
+            return wait + random.random() * max(_SHORTEST, _SPREAD * wait)
         pause, self._pause = self._pause, min(self._longest, 1.2 * self._pause)
         return pause * (0.5 + random.random())
 
-    def _ask(self) -> bool:
-        """Where the training stands; a new round is reported to. Whether it is over."""
-        status = self._links[0].status()
+    def _poll(self) -> bool:
+        """Ask where the training stands, and report to a new round.
+
+        Returns: whether the training is over.
+        """
+        status = self._services[0].status()
         self._check_newest(status)
-        self._heard = time.monotonic()
-        if not status.over and status.round > self._last and self._open(status):
+        self._answered = time.monotonic()
+        if not status.over and status.round > self._last and self._is_open(status):
             try:
                 self._report(status.round)
             except BudgetSpent:
                 self._last = status.round  # it was here before, and was interrupted
         if status.over:
-            self._listen()
+            self._receive_notices()
         return status.over
 
     def _check_newest(self, status: RoundStatus) -> None:
-        """Refuse what is said of another task than the signer's, and what is older than what was said before."""
-        signed = self._links[0].task()
-        if self._known is None or self._known[0] is not signed:
-            self._listen()
-            self._known = signed, self._client.verify_signer(signed)
-        if status.task_id != self._known[1].task_id:
-            raise Rejected("expected the status of the signer's task, got that of another task")
-        seen = self._seen
-        if seen is not None and not status.over:  # what is over stays so
-            if status.round < seen.round:
+        """Refuse the status of another task than the signer's, and one that is older than the latest."""
+        signed = self._services[0].task()
+        if self._verified is None or self._verified[0] is not signed:
+            self._receive_notices()
+            self._verified = signed, self._client.verify_signer(signed)
+        if status.task_id != self._verified[1].task_id:
+            raise Rejected(f"this status belongs to another task than the signer's, {self._verified[1].task_id.hex()}")
+        latest = self._latest
+        if latest is not None and not status.over:  # what is over stays so
+            if status.round < latest.round:
                 raise Unreachable(
-                    f"expected round {seen.round} or a later one, got round {status.round}: an old copy of the status"
+                    f"the status says round {status.round} after round {latest.round}: it is an old copy, of a cache or "
+                    "a replica that lags"
                 )
-            if status.round == seen.round and status.head != seen.head:
+            if status.round == latest.round and status.head != latest.head:
                 raise Rejected(
-                    f"expected round {seen.round} as it was opened, got another one: the analyzer was set back"
+                    f"the analyzer has opened round {latest.round} twice, with different ledgers: its ledger was set back"
                 )
-        self._seen = status
+        self._latest = status
 
-    def _listen(self) -> None:
-        """What the signer announced; who withholds it does not speak for the others."""
-        for link in self._links:
-            self._client.receive_notices(link.notices())
+    def _receive_notices(self) -> None:
+        """Receive the notices of every service: one that withholds them does not speak for the others."""
+        for service in self._services:
+            self._client.receive_notices(service.notices())
 
-    def _open(self, status: RoundStatus) -> bool:
-        """Whether a round still takes in reports; says so once if not."""
+    def _is_open(self, status: RoundStatus) -> bool:
+        """Whether a round still takes in reports; logs once if not."""
         late = status.seconds_late
         if late > CLOCK_SKEW and self._closed != status.round:
             self._closed = status.round
             _LOG.warning(
-                "expected a round that is open, got round %d, which closed %.0f seconds ago by this machine's clock: "
-                "an old copy of the status, a clock that is wrong, or a round that waits for its services",
+                "round %d closed %.0f seconds ago by this machine's clock, and is not reported to: the status is an old "
+                "copy, a clock is wrong, or the round waits for its services",
                 status.round,
                 late,
             )
         return late <= CLOCK_SKEW
 
     def _report(self, round: int) -> None:
-        signed = self._links[0].task()
-        self._listen()
+        signed = self._services[0].task()
+        self._receive_notices()
         task = self._client.admit(signed)
-        if len(self._links) != len(task.intermediaries):
-            kind, count = "aggregators" if task.aggregators else "shufflers", len(task.intermediaries)
-            raise Refused(f"expected the task's {count} {kind}, got {len(self._links)}")
+        if len(self._services) != len(task.intermediaries):
+            kind = "aggregators" if task.aggregators else "shufflers"
+            raise Refused(
+                f"the task has {len(task.intermediaries)} {kind}, and {len(self._services)} addresses were given: give "
+                "one for each (--service), in the task's order"
+            )
         if not 1 <= round <= task.rounds:
-            raise Refused(f"expected one of the task's {task.rounds} rounds to be open, got round {round}")
-        self._longest = min(_LONGEST, task.round_seconds / _LOOKS)
+            raise Refused(f"the analyzer has opened round {round}, and the task has rounds 1 to {task.rounds}")
+        self._longest = min(_LONGEST, task.round_seconds / _POLLS)
         self._client.refuse_early(task, round)
-        model = self._links[0].model(round - 1, dim=task.model_dim)
+        model = self._services[0].model(round - 1, dim=task.model_dim)
         facts = self._measure(model) if self._measure is not None and task.measures else {}
-        self._envelope, self._given = self._client.report(signed, round, self._train(model), facts), 0
-        self._heard = time.monotonic()  # training may take longer than patience lasts
+        self._envelope = self._client.report(signed, round, self._train(model), facts)
+        self._delivered = 0
+        self._answered = time.monotonic()  # training may take longer than patience lasts
 
     def _upload(self, envelope: Envelope) -> None:
-        """To each that does not have it yet; nothing leaves once the user has left, or the signer ended the task."""
-        while self._given < len(self._links):
+        """Send to each service that lacks it; nothing leaves once the user has left, or the signer ended the task."""
+        while self._delivered < len(self._services):
             try:
-                self._client.refuse_ended(self._links[0].task())
+                self._client.refuse_ended(self._services[0].task())
             except Refused:
                 self._close(envelope)
                 raise
-            envelope.give(self._given, self._links[self._given])
-            self._heard = time.monotonic()
-            self._given += 1
+            envelope.send_upload(self._delivered, self._services[self._delivered])
+            self._answered = time.monotonic()
+            self._delivered += 1
         self.reported += 1
         self._close(envelope)
 
     def _close(self, envelope: Envelope | None) -> None:
         if envelope is not None:
-            self._client.sent(envelope)
-            self._last, self._pause, self._envelope = envelope.round, _SHORTEST, None
+            self._client.forget_envelope(envelope)
+            self._last = envelope.round
+            self._pause = _SHORTEST
+            self._envelope = None
 
 
-def take_part(client: Client, links: Sequence[IntermediaryClient], train: Train, **options: Any) -> int:
-    """Take part in a training until it is over, with a `Participation`'s options; the rounds that were reported to."""
-    participation = Participation(client, links, train, **options)
+def take_part(client: Client, services: Sequence[IntermediaryClient], train: Train, **options: Any) -> int:
+    """Take part in a training until it is over.
+
+    Arguments:
+        client: the user.
+        services: the shufflers or aggregators of the task, in its order.
+        train: makes an update from a model.
+        options: others of a `Participation`.
+
+    Returns: the number of rounds that were reported to.
+    """
+    participation = Participation(client, services, train, **options)
     while (pause := participation.step()) is not None:
         time.sleep(pause)
     return participation.reported
@@ -199,16 +230,20 @@ def take_part_together(
     participations: Iterable[Participation],
     *,
     threads: int = 4,
-    failed: Callable[[Participation, Exception], None] = lambda one, error: None,
+    failed: Callable[[Participation, Exception], None] = lambda participation, error: None,
 ) -> None:
-    """Take part with many users at once: so many threads do whatever is due first.
+    """Take part with many users at once. One that fails does not stop the others.
 
-    A user that fails does not stop the others: `failed` hears of it at once, and the first failure is raised when all
-    have ended.
+    Arguments:
+        participations: the users.
+        threads: how many threads do whatever is due first.
+        failed: called at once with a user that failed and why; the first failure is raised when all have ended.
     """
     now = time.monotonic()
     due = [(now, number, participation) for number, participation in enumerate(participations)]
-    left, failures, changed = len(due), [], threading.Condition()
+    left = len(due)
+    failures = []
+    changed = threading.Condition()
 
     def work() -> None:
         nonlocal left

@@ -1,4 +1,4 @@
-"""What Dovetail puts into Flower's messages, and how it reads them back.
+"""What Dovetail puts into Flower's messages, and how it is read back.
 
 To a node: the model as Flower's arrays, and beside it one record with what calls it to a round: the signed task, the
 analyzer's signed status and the signer's notices. From a node: one
@@ -22,7 +22,13 @@ _CALL, _ENVELOPE = "call", "envelope"
 
 
 def instruction(arrays: ArrayRecord, config: ConfigRecord, call: RoundCall) -> RecordDict:
-    """What a node is sent in a round; `config` is for its training code."""
+    """What a node is sent in a round.
+
+    Arguments:
+        arrays: the model.
+        config: for the node's training code.
+        call: what calls the node to the round.
+    """
     record = ConfigRecord({_CALL: msgspec.json.encode(call)})
     return RecordDict({_ARRAYS: arrays, _CONFIG: config, _DOVETAIL: record})
 
@@ -53,14 +59,14 @@ def envelope_of(reply: Message) -> Envelope:
     content = reply.content
     record = content.config_records.get(_DOVETAIL)
     if list(content) != [_DOVETAIL] or record is None or list(record) != [_ENVELOPE]:
-        raise ValueError("expected a reply with a sealed envelope and nothing else, got another one")
+        raise ValueError(f"expected a reply with a sealed envelope and nothing else, got one with {sorted(content)}")
     body = record[_ENVELOPE]
     if not isinstance(body, bytes):
         raise ValueError(f"expected a sealed envelope in bytes, got {type(body).__name__}")
     try:
         return Envelope.decode(body)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"expected a sealed envelope, got something else ({error})") from error
+        raise ValueError(f"this is not a sealed envelope of this version ({error})") from error
 
 
 def flatten(arrays: ArrayRecord) -> np.ndarray:
@@ -69,7 +75,7 @@ def flatten(arrays: ArrayRecord) -> np.ndarray:
     for name, array in arrays.items():
         values = array.numpy()
         if not np.issubdtype(values.dtype, np.floating):
-            raise ValueError(f"expected arrays of floating-point numbers, got {values.dtype} in {name!r}")
+            raise ValueError(f"the array {name!r} holds {values.dtype}; a model has floating-point numbers alone")
         parts.append(values.astype(np.float32).ravel())
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
@@ -79,7 +85,7 @@ def unflatten(vector: np.ndarray, like: ArrayRecord) -> ArrayRecord:
     shapes = {name: array.numpy() for name, array in like.items()}
     sizes = [values.size for values in shapes.values()]
     if sum(sizes) != len(vector):
-        raise ValueError(f"expected a model of {len(vector)} numbers, as the task says, got {sum(sizes)}")
+        raise ValueError(f"the task is for a model of {len(vector)} numbers, and these arrays have {sum(sizes)}")
     parts = np.split(vector, np.cumsum(sizes)[:-1])
     return ArrayRecord(
         {
