@@ -374,7 +374,7 @@ def test_every_connection_has_its_limits(postgres):
         "tcp_user_timeout": "15000",
     }
     assert made.leads()
-    assert made._leading.execute("SHOW idle_session_timeout").fetchone() == ("30s",)
+    assert made._leader.execute("SHOW idle_session_timeout").fetchone() == ("30s",)
     assert made.rows("SHOW idle_session_timeout") == [("0",)]
     with made.exclusive():
         assert made.rows("SHOW idle_session_timeout") == [("30s",)]

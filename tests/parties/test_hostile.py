@@ -251,7 +251,7 @@ def besieged_aggregator(tmp_path_factory, monkeymodule):
     [
         ("aggregator", "swapped_round", 425, "round N is not open here yet"),
         ("aggregator", "unknown_key", 401, "not signed by a key that is enrolled here and has not expired"),
-        ("aggregator", "share_of_another_length", 409, "expected a share of 40 bytes, got one of"),
+        ("aggregator", "share_of_another_length", 409, "expected a share of 40 bytes, got"),
         ("aggregator", "share_of_another_form", 409, "this is not a share of 6 integers modulo 2^"),
         ("aggregator", "share_that_is_too_long", 413, "the body is larger than anything that this path takes"),
         ("aggregator", "upload_that_is_not_sealed", 400, "this upload is not sealed to aggregator 0 for round N"),

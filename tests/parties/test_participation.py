@@ -94,7 +94,7 @@ def test_a_user_whose_key_has_expired_spends_nothing(tmp_path):
     deployment = ONE_SHUFFLER.deployment(tmp_path / "deployment", keys, rounds=2, round_seconds=60.0)
     expired = dataclasses.replace(keys[0], public=msgspec.structs.replace(keys[0].public, expires=1))
     client = Client(tmp_path / "user", policy=lenient_policy(deployment.signed), key=expired)
-    with pytest.raises(Refused, match="this user's key .* has expired: make a new one"):
+    with pytest.raises(Refused, match=r"this user's key .* has expired: make a new one"):
         take_part(client, [Scripted(deployment, [1])], lambda model: ONE_SHUFFLER.update(0, 2), patience=0.3)
     assert not list((tmp_path / "user" / "spending").glob("task-*"))
 

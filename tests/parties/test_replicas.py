@@ -172,7 +172,7 @@ def test_many_replicas_start_at_once(tmp_path, url):
 @pytest.mark.parametrize("away", range(1, 24, 3))
 def test_storage_that_goes_away_while_a_party_starts_is_waited_for(tmp_path, monkeypatch, away):
     """After so many questions it does not answer, twice; what it was asked last may have happened."""
-    monkeypatch.setattr(database, "_AGAIN", 0.0)
+    monkeypatch.setattr(database, "_RETRY", 0.0)
     ask, asked = _Sqlite.rows, []
 
     def rows(self, query, values=()):

@@ -184,8 +184,8 @@ class Client:
         """Refuse a round that comes too soon or that no service would accept, before training and spending budget."""
         if self.key.public.is_expired():
             raise Refused(
-                f"this user's key {self.key.public.key_id.hex()} has expired: make a new one (dovetail client rotate) and "
-                "have it enrolled"
+                f"this user's key {self.key.public.key_id.hex()} has expired: make a new one (dovetail client rotate) "
+                "and have it enrolled"
             )
         self._spending.refuse_set_back(task.task_id)
         if not self._envelope_path(task.task_id, round).exists():

@@ -140,12 +140,12 @@ class Participation:
         if latest is not None and not status.over:  # what is over stays so
             if status.round < latest.round:
                 raise Unreachable(
-                    f"the status says round {status.round} after round {latest.round}: it is an old copy, of a cache or "
-                    "a replica that lags"
+                    f"the status says round {status.round} after round {latest.round}: it is an old copy, of a cache "
+                    "or a replica that lags"
                 )
             if status.round == latest.round and status.head != latest.head:
                 raise Rejected(
-                    f"the analyzer has opened round {latest.round} twice, with different ledgers: its ledger was set back"
+                    f"the analyzer has opened round {latest.round} twice on different ledgers: its ledger was set back"
                 )
         self._latest = status
 
@@ -188,7 +188,7 @@ class Participation:
         self._answered = time.monotonic()  # training may take longer than patience lasts
 
     def _upload(self, envelope: Envelope) -> None:
-        """Send to each service that lacks it; nothing leaves once the user has left, or the signer ended the task."""
+        """Send to each service that lacks it; nothing leaves once the user or the signer has ended the task."""
         while self._delivered < len(self._services):
             try:
                 self._client.refuse_ended(self._services[0].task())
