@@ -145,7 +145,7 @@ class Participation:
                 )
             if status.round == latest.round and status.head != latest.head:
                 raise Rejected(
-                    f"the analyzer has opened round {latest.round} twice on different ledgers: its ledger was set back"
+                    f"the analyzer has opened round {latest.round} twice on other ledgers: its ledger was set back"
                 )
         self._latest = status
 
@@ -160,8 +160,8 @@ class Participation:
         if late > CLOCK_SKEW and self._closed != status.round:
             self._closed = status.round
             _LOG.warning(
-                "round %d closed %.0f seconds ago by this machine's clock, and is not reported to: the status is an old "
-                "copy, a clock is wrong, or the round waits for its services",
+                "round %d closed %.0f seconds ago by this machine's clock, and is not reported to: the status is an "
+                "old copy, a clock is wrong, or the round waits for its services",
                 status.round,
                 late,
             )
