@@ -71,71 +71,72 @@ def fleet_demo(
 
     proofs = ["protocol.noise=aggregators", "protocol.verified=true"] if verified else []
     set_ = [*proofs, *(set_ or [])]
-    unruly = (clients // 20 if verified else 0) if hostile is None else hostile
+    hostile_users = (clients // 20 if verified else 0) if hostile is None else hostile
     if config is None:
-        chosen = demo_config(protocol, clients=clients, overrides=set_ or [])
+        parsed = demo_config(protocol, clients=clients, overrides=set_ or [])
     else:
-        chosen = configs.read(config, [configs.parse_override(text) for text in set_ or []])
-    _refuse_hostile(unruly, clients, chosen.protocol["name"])
+        parsed = configs.read(config, [configs.parse_override(text) for text in set_ or []])
+    _refuse_hostile(hostile_users, clients, parsed.protocol["name"])
     with tempfile.TemporaryDirectory(prefix="dovetail-fleet-") as temporary:
         with progress_console.status("making keys, certificates and the task"):
             home = folder or Path(temporary) / "fleet"
             deployment = set_up(
                 home,
-                chosen,
+                parsed,
                 rounds=rounds,
                 clients=clients,
                 shufflers=shufflers,
                 aggregators=aggregators,
                 measures=measure or (),
                 held_out=held_out,
-                min_clients=clients - unruly,
+                min_clients=clients - hostile_users,
             )
         columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn())
         bar = Progress(*columns, console=progress_console, transient=True)
-        with bar, Fleet(deployment, hostile=unruly) as running:
+        with bar, Fleet(deployment, hostile=hostile_users) as running:
             line = bar.add_task("rounds", total=rounds)
             running.start(processes=processes)
             facts = running.follow(seconds=seconds, observe=lambda done, _: bar.update(line, completed=done))
-            saw, refused = transcript(running, facts), running.refused_users()
+            seen = transcript(running, facts)
+            refused = running.refused_users()
     if as_json:
-        print_json({"privacy": facts, "transcript": saw, "hostile": unruly, "refused": refused})
+        print_json({"privacy": facts, "transcript": seen, "hostile": hostile_users, "refused": refused})
         return
     table = Table(title="who saw what", show_lines=True)
     for heading in ("party", "holds", "saw", "did not see"):
         table.add_column(heading)
-    for row in saw:
+    for row in seen:
         table.add_row(row["party"], row["holds"], row["saw"], row["never"])
     out_console.print(table)
     _print_outcome(facts)
 
 
-def _refuse_hostile(unruly: int, clients: int, protocol: str) -> None:
+def _refuse_hostile(hostile: int, clients: int, protocol: str) -> None:
     """Refuse more hostile users than there are others, and protocols in which there is nothing to leave unclipped."""
     from dovetail.protocols import find
 
-    if unruly >= clients:
-        raise ValueError(f"expected --hostile below the number of users, {clients}, got {unruly}")
-    if unruly and not hasattr(find(protocol), "aggregators"):
+    if hostile >= clients:
+        raise ValueError(f"of {clients} users {hostile} cannot be hostile: give --hostile less than --clients")
+    if hostile and not hasattr(find(protocol), "aggregators"):
         raise ValueError(
-            f"expected a protocol that adds up vectors between aggregators with hostile users, who share unclipped "
-            f"updates, got {protocol}"
+            f"hostile users share unclipped updates, which protocol {protocol} does not add up: use secagg, or "
+            "--hostile 0"
         )
 
 
 def _print_outcome(facts: dict[str, Any]) -> None:
     from dovetail.statements import Statement
 
-    released = [one for one in facts["history"] if one["accuracy"] is not None]
+    released = [entry for entry in facts["history"] if entry["accuracy"] is not None]
     if released:
         out_console.print(
             f"test accuracy {released[-1]['accuracy']:.2%} after {len(facts['history'])} rounds "
             f"({len(released)} released)",
             highlight=False,
         )
-    for name, found in (facts["history"][-1].get("measured") or {}).items():
-        said = ", ".join(f"{key} {value:.4g}" for key, value in found.items() if isinstance(value, float))
-        out_console.print(f"measured on users' own data before the last round: {name}: {said}", highlight=False)
+    for name, statistic in (facts["history"][-1].get("measured") or {}).items():
+        values = ", ".join(f"{key} {value:.4g}" for key, value in statistic.items() if isinstance(value, float))
+        out_console.print(f"measured on users' own data before the last round: {name}: {values}", highlight=False)
     later = facts["seconds"][1:] or facts["seconds"]
     out_console.print(
         f"{facts['bytes_per_upload']:,} bytes per user and round; {sum(later) / len(later):.1f} s per round"
@@ -170,8 +171,8 @@ def fleet_audit(
     from dovetail.parties.canaries import CanaryRounds
     from dovetail.protocols import find
 
-    chosen = dict(parse_override(text) for text in set_ or [])
-    settings = {**find(protocol).example(dim, chosen), **chosen}
+    overrides = dict(parse_override(text) for text in set_ or [])
+    settings = {**find(protocol).example(dim, overrides), **overrides}
     in_memory = _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="dovetail-canaries-", dir=in_memory) as folder, steps(2 * trials) as bar:
         canaries = CanaryRounds(
@@ -185,20 +186,20 @@ def fleet_audit(
             aggregators=aggregators,
         )
         try:
-            scored = canaries.run(trials, observe=lambda done: bar.begin(f"round {done}"))
+            scores = canaries.run(trials, observe=lambda done: bar.begin(f"round {done}"))
             certified = canaries.statement()
         finally:
             canaries.shut()
-    found = from_scores(scored, delta=delta, confidence=confidence)
-    consistent = certified.is_unbounded or found.eps <= certified.eps
+    audit = from_scores(scores, delta=delta, confidence=confidence)
+    consistent = certified.is_unbounded or audit.eps <= certified.eps
     if as_json:
-        audited = {"eps": found.eps, "delta": delta, "attack": found.attack, "confidence": confidence}
+        audited = {"eps": audit.eps, "delta": delta, "attack": audit.attack, "confidence": confidence}
         print_json({"certified": certified.to_json(), "audited": audited, "consistent": consistent})
     else:
         print_statement("certified", certified)
         out_console.print(
-            f"audited: eps >= {at_least(found.eps)} at delta {at_most(delta)} with confidence {confidence:g}, "
-            f"by {found.attack} in {2 * trials} rounds",
+            f"audited: eps >= {at_least(audit.eps)} at delta {at_most(delta)} with confidence {confidence:g}, "
+            f"by {audit.attack} in {2 * trials} rounds",
             highlight=False,
         )
     if not consistent:

@@ -98,7 +98,7 @@ def analyzer(
     from dovetail.parties.common.task import SignedTask, verify
     from dovetail.parties.http.analyzer import AnalyzerService
 
-    ready = _begin("analyzer", json_logs)
+    ready = _prepare_process("analyzer", json_logs)
     _refuse_half_tls(certificate, private_key, plain)
     signed = read_json(task, SignedTask, "a signed task")
     _await_beginning(verify(signed, signer=from_hex(signer), fresh=False).begins)
@@ -208,20 +208,21 @@ def _intermediary(
     from dovetail.parties.http.workers import serve_with_workers
     from dovetail.parties.intermediary.enrolment import Enrolled as Listed
 
-    ready = _begin(kind.kind, json_logs)
+    ready = _prepare_process(kind.kind, json_logs)
     _refuse_half_tls(where["certificate"], where["private_key"], where.pop("plain"))
     signed = read_json(task, SignedTask, "a signed task")
-    named = kind.service_keys(verify(signed, signer=from_hex(signer), fresh=False))
-    if index >= len(named):
-        raise ValueError(f"expected --index below {len(named)}, the number of {kind.kind}s in the task, got {index}")
-    pairs, announced = ServicePairs.find(keys, named[index]), _watch_notices(notices, signer, recovery)
+    services = kind.service_keys(verify(signed, signer=from_hex(signer), fresh=False))
+    if index >= len(services):
+        raise ValueError(f"the task has {len(services)} {kind.kind}s, counted from 0: there is no --index {index}")
+    pairs = ServicePairs.find(keys, services[index])
+    announced = _watch_notices(notices, signer, recovery)
 
     def make(**role: Any) -> tuple[Any, IntermediaryService]:
         alone = role.get("coordinates", True)
         party = kind(folder, signed=signed, signer=from_hex(signer), index=index, keys=pairs, alone=alone, **options)
         return party, IntermediaryService(
             party,
-            enrolled=Listed(clients, most=party.task.max_clients, services=len(named)),
+            enrolled=Listed(clients, most=party.task.max_clients, services=len(services)),
             notices=announced,
             analyzer=AnalyzerClient(analyzer, ca=ca, key=pairs.sign),
             peers=[IntermediaryClient(url, ca=ca, key=pairs.sign) for url in peer or []],
@@ -236,7 +237,7 @@ def _intermediary(
 
 
 def _serve(app: Any, party: Any, **where: Any) -> None:
-    """Until told to stop; then the party lets go of its files."""
+    """Serve until the process is stopped; then close the party's files."""
     from dovetail.parties.http.server import serve
 
     try:
@@ -246,23 +247,27 @@ def _serve(app: Any, party: Any, **where: Any) -> None:
 
 
 def _await_beginning(begins: int | None) -> None:
-    """No round opens before users may come: it would be void, and paid for."""
+    """Wait until users may take part: a round that opened before would be void, and spent."""
     if begins is not None and (wait := begins - time.time()) > 0:
-        err_console.print(f"waits {wait:.0f} seconds, until the task begins", highlight=False)
+        err_console.print(f"waiting {wait:.0f} seconds until the task begins", highlight=False)
         time.sleep(wait)
 
 
 def _watch_notices(path: Path | None, signer: str, recovery: str | None) -> Any:
-    """What the signer has announced in a file, as it is now; None if there is no file to look at."""
+    """A function that gives what the signer has announced in a file, as it is now; None if there is no file."""
     from dovetail.parties.common.files import WatchedFile
     from dovetail.parties.common.notices import read_notices
 
-    key, recovery_key = from_hex(signer), None if recovery is None else from_hex(recovery)
+    key = from_hex(signer)
+    recovery_key = None if recovery is None else from_hex(recovery)
     return None if path is None else WatchedFile(path, lambda file: read_notices(file, key, recovery=recovery_key)).now
 
 
-def _begin(name: str, json_logs: bool) -> Callable[[str], None]:
-    """What is written is for its owner alone; logs are as asked for. Returns what tells where the party listens."""
+def _prepare_process(name: str, json_logs: bool) -> Callable[[str], None]:
+    """Let new files be for their owner alone, and log as asked for.
+
+    Returns: what announces the address that the party listens on.
+    """
     from dovetail.parties.http.monitoring import log_as_json
 
     os.umask(0o077)
@@ -278,16 +283,18 @@ def _learning(config: str | None, model: Path | None, learning_rate: float) -> A
     from dovetail.parties.federation import federation
 
     if (config is None) == (model is None):
-        raise ValueError("expected exactly one of --config and --model, got both or neither")
+        raise ValueError("give either --config or --model, one of the two")
     if config is not None:
         return federation(configs.read(config)).learning()
     try:
         initial = np.load(model, allow_pickle=False)  # type: ignore[arg-type]
     except (OSError, ValueError) as error:
-        raise ValueError(f"expected a .npy file with one vector, got {str(model)!r} ({error})") from error
+        raise ValueError(f"{str(model)!r} is not a .npy file with one vector ({error})") from error
     return Learning(initial=np.asarray(initial, np.float32), server=Server(learning_rate=learning_rate))
 
 
 def _refuse_half_tls(certificate: Path | None, private_key: Path | None, plain: bool) -> None:
     if (certificate is None) != (private_key is None) or (certificate is None) != plain:
-        raise ValueError("expected either --certificate with --private-key or --plain, got neither or both")
+        raise ValueError(
+            "give --certificate and --private-key, or --plain to serve without TLS behind a proxy that terminates it"
+        )

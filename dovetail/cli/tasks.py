@@ -47,7 +47,7 @@ def keys(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a key pair. Older keys in the folder stay valid until their rounds are closed."""
+    """Make a key pair in a folder. Older keys there stay valid until the rounds of tasks that name them are closed."""
     import msgspec
 
     from dovetail import _validate
@@ -57,10 +57,12 @@ def keys(
     from dovetail.parties.common.notices import rotate_key
 
     if tls is not None:
-        there = Certificate(folder / "authority.crt", folder / "authority.key")
-        made = make_certificate(folder, there if there.private_key.exists() else make_authority(folder), host=tls)
+        authority = Certificate(folder / "authority.crt", folder / "authority.key")
+        if not authority.private_key.exists():
+            authority = make_authority(folder)
+        made = make_certificate(folder, authority, host=tls)
         facts: dict[str, Any] = {"certificate": str(made.certificate), "private_key": str(made.private_key)}
-        facts["authority"] = str(there.certificate)
+        facts["authority"] = str(authority.certificate)
     else:
         _validate.one_of(("seal", "sign", "service"), use=use)
         public: PublicKey | ServiceKeys
@@ -68,13 +70,13 @@ def keys(
         old = (ServicePairs.current(folder) if use == "service" else ring.current()) if rotate else None
         if rotate and (left := ring.current().public.expires - time.time()) >= (days + 1) * 86_400:
             raise ValueError(
-                f"the key in {str(folder)!r} lasts for {left / 86_400:.0f} days more, longer than its successor would: "
-                f"give --days {math.ceil(left / 86_400)} or more"
+                f"the key in {str(folder)!r} lasts for another {left / 86_400:.0f} days, longer than its successor "
+                f"would: give --days {math.ceil(left / 86_400)} or more"
             )
         public = ServicePairs.add(folder, days=days).public if use == "service" else ring.add(days=days).public
         path = folder / f"public-{use}-{public.key_id.hex()}.json"
-        for one in (path, *([] if public_file is None else [public_file])):
-            write_atomically(one, msgspec.json.encode(public))
+        for copy in (path, *([] if public_file is None else [public_file])):
+            write_atomically(copy, msgspec.json.encode(public))
         facts = {"id": public.key_id.hex(), "use": use, "public": str(public_file or path), "days": days}
         if old is not None:
             by = old.sign if isinstance(old, ServicePairs) else None if use == "seal" else old
@@ -119,7 +121,7 @@ def task_new(
     ends: Annotated[str | None, typer.Option(help="When the last may take part; default: no end.")] = None,
     set_: Overrides = None,
 ) -> None:
-    """Create and sign a task, another one each time. Noise that is not given is calibrated to the budget."""
+    """Create and sign a task, a new one each time. Noise that is not set is calibrated to the budget."""
     import msgspec
 
     from dovetail.experiment import config as configs
@@ -131,26 +133,27 @@ def task_new(
     from dovetail.parties.common.task import TrainingTask, sign
     from dovetail.parties.federation import federation
 
-    chosen = configs.read(config, [configs.parse_override(text) for text in set_ or []])
-    settings = chosen.protocol_settings
-    learned = federation(chosen) if dim is None or measure else None
-    beside = measures_by_name(measure or (), classes=learned.dataset.num_classes) if learned is not None else ()
+    parsed = configs.read(config, [configs.parse_override(text) for text in set_ or []])
+    learned = federation(parsed) if dim is None or measure else None
+    measures = measures_by_name(measure or (), classes=learned.dataset.num_classes) if learned is not None else ()
     dim = learned.dim if dim is None and learned is not None else dim
     fields = {
-        "protocol": chosen.protocol["name"],
-        "dim": (dim or 0) + size_of_measures(beside),
+        "protocol": parsed.protocol["name"],
+        "dim": (dim or 0) + size_of_measures(measures),
         "rounds": rounds,
         "min_clients": min_clients,
         "max_clients": max_clients,
-        "eps": chosen.privacy.eps,
-        "delta": chosen.privacy.delta,
+        "eps": parsed.privacy.eps,
+        "delta": parsed.privacy.delta,
         "colluders": colluders,
     }
     made = TrainingTask(
-        name=chosen.task.name,
-        settings=calibrate_noise(settings=settings, aggregators=len(aggregator or ()) or None, **fields),
+        name=parsed.task.name,
+        settings=calibrate_noise(
+            settings=parsed.protocol_settings, aggregators=len(aggregator or ()) or None, **fields
+        ),
         round_seconds=round_seconds,
-        measures=beside,
+        measures=measures,
         held_out=held_out,
         begins=_second(begins),
         ends=_second(ends),
@@ -163,8 +166,8 @@ def task_new(
     certified, local = certify_task(made, made.rounds)
     if certified.eps > made.budget:
         raise ValueError(
-            f"expected a task whose {rounds} rounds fit its budget, eps {made.eps}, got {at_most(certified.eps, 6)}: "
-            "every user would refuse it"
+            f"{rounds} rounds cost eps {at_most(certified.eps, 6)}, above the task's budget of eps {made.eps}, so that "
+            "every user would refuse it: use more noise, fewer rounds or a larger privacy.eps"
         )
     signed = sign(made, KeyRing(signer, "sign").current())
     write_atomically(_path_of_copy(signer, made.task_id), msgspec.json.encode(signed))
@@ -195,11 +198,13 @@ def task_show(
         facts = {"certified": certified.to_json(), "without_trust": local.to_json()}
         print_json({"task": json.loads(msgspec.json.encode(made)), **facts})
         return
-    words = f"{made.name} by {made.protocol}, {made.rounds} rounds of {made.min_clients} to {made.max_clients} users"
     out_console.print(f"task {made.task_id.hex()}, signed by {signed.signer.key_id.hex()}", highlight=False)
     kind = "shufflers" if made.shufflers else "aggregators"
-    words = " ".join(f"{words}, {len(made.intermediaries)} {kind}".split())  # a name with lines would add some
-    out_console.print(words, highlight=False)
+    summary = (
+        f"{made.name} by {made.protocol}, {made.rounds} rounds of {made.min_clients} to {made.max_clients} users, "
+        f"{len(made.intermediaries)} {kind}"
+    )
+    out_console.print(" ".join(summary.split()), highlight=False)  # a name with lines would add some
     for word, second in (("begins", made.begins), ("ends", made.ends)):
         if second is not None:
             when = datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat()
@@ -220,11 +225,14 @@ def task_withdraw(
     from dovetail.parties.common.task import SignedTask, task_id_of
 
     withdrawn = read_json(signed, SignedTask, "a signed task")
-    task_id, known = task_id_of(withdrawn.body), _read_notices(notices, withdrawn.signer.key_id)
-    withdrawal = withdraw_task(KeyRing(signer, "sign").find(known.current), task_id)
-    if not known.receive([withdrawal]):
-        reason = known.why_ended(withdrawn) or f"the key {known.current.hex()} was revoked, and has no successor"
-        raise ValueError(f"nobody would heed this withdrawal: {reason}")
+    task_id = task_id_of(withdrawn.body)
+    announced = _read_notices(notices, withdrawn.signer.key_id)
+    withdrawal = withdraw_task(KeyRing(signer, "sign").find(announced.current), task_id)
+    if not announced.receive([withdrawal]):
+        reason = (
+            announced.why_ended(withdrawn) or f"the key {announced.current.hex()} was revoked, and has no successor"
+        )
+        raise ValueError(f"this withdrawal would have no effect: {reason}")
     _add_notice(notices, withdrawal)
     out_console.print(f"task {task_id.hex()} is withdrawn: give {notices} to all services", highlight=False)
 
@@ -248,18 +256,18 @@ def task_announce(
 
     own = {pair.public.key_id: pair for pair in KeyRing(signer, "sign").all()}
     rotations = [read_json(path, Rotation, "a rotation") for path in rotation]
-    for one in sorted(rotations, key=lambda one: one.old not in own):  # others are announced by the latest key
-        words = ""
-        if one.old in own:
-            _refuse_second_successor(notices, one)
-            running = _running_tasks(signer, one.old)
-            standing = (*running, *_read_notices(notices, one.old).standing(one.old))
-            signed = announce_rotation(own[one.old], one, standing=standing)
-            words = f"; {len(running)} running task{'' if len(running) == 1 else 's'} of the old key go on"
+    for item in sorted(rotations, key=lambda item: item.old not in own):  # others are announced by the latest key
+        effect = ""
+        if item.old in own:
+            _refuse_second_successor(notices, item)
+            running = _running_tasks(signer, item.old)
+            standing = (*running, *_read_notices(notices, item.old).standing(item.old))
+            signed = announce_rotation(own[item.old], item, standing=standing)
+            effect = f"; {len(running)} running task{'' if len(running) == 1 else 's'} of the old key go on"
         else:
-            signed = announce_rotation(_latest_pair(notices, signer), one)
+            signed = announce_rotation(_latest_pair(notices, signer), item)
         _add_notice(notices, signed)
-        out_console.print(f"{one.old.hex()} is followed by {one.new.hex()}{words}", highlight=False)
+        out_console.print(f"{item.old.hex()} is followed by {item.new.hex()}{effect}", highlight=False)
 
 
 @task.command("revoke")
@@ -288,7 +296,7 @@ def task_revoke(
     from dovetail.parties.common.notices import Rotation, read_notices, revoke_key
 
     if (key is None) == (rotation is None):
-        raise ValueError("name the stolen key by --key, or with its successor by --rotation: one of the two")
+        raise ValueError("name the stolen key by --key, or by --rotation if it has a successor: one of the two")
     if (rotation is None) != (signer is None):
         raise ValueError("--rotation and --signer belong together: the stolen key must sign its successor, too")
     by = KeyRing(recovery, "sign").current()
@@ -299,17 +307,17 @@ def task_revoke(
         kept = (*tasks, *_read_notices(notices, revoked).standing(revoked))
         stolen = KeyRing(signer, "sign").find(revoked)
         notice = revoke_key(by, rotation=replaced, stolen=stolen, standing=kept)
-        words = f"{revoked.hex()} is revoked and followed by {replaced.new.hex()}"
+        effect = f"{revoked.hex()} is revoked and followed by {replaced.new.hex()}"
     else:
         revoked = from_hex(key or "")
         tasks = _standing_tasks(notices, revoked, standing or ())
         kept = (*tasks, *_read_notices(notices, revoked).standing(revoked))
         notice = revoke_key(by, key=revoked, standing=kept)
-        words = f"{revoked.hex()} is revoked"
+        effect = f"{revoked.hex()} is revoked"
     if not read_notices(notices, revoked, recovery=by.public.key_id).receive([notice]):
-        raise ValueError(f"nobody would heed this revocation: {str(notices)!r} has one of the same key, and it counts")
+        raise ValueError(f"this revocation would have no effect: {str(notices)!r} already holds one of the same key")
     _add_notice(notices, notice)
-    out_console.print(f"{words}; {len(tasks)} of its tasks go on: give {notices} to all services", highlight=False)
+    out_console.print(f"{effect}; {len(tasks)} of its tasks go on: give {notices} to all services", highlight=False)
 
 
 def _path_of_copy(signer: Path, task_id: bytes) -> Path:
@@ -322,9 +330,9 @@ def _running_tasks(signer: Path, key_id: bytes) -> list[bytes]:
     from dovetail.parties.common.files import read_json
     from dovetail.parties.common.task import SignedTask, verify
 
-    kept = [read_json(path, SignedTask, "a signed task") for path in sorted(signer.glob("task-*.json"))]
-    tasks = [verify(one, signer=key_id, fresh=False) for one in kept if one.signer.key_id == key_id]
-    return [one.task_id for one in tasks if not one.is_over()]
+    copies = [read_json(path, SignedTask, "a signed task") for path in sorted(signer.glob("task-*.json"))]
+    tasks = [verify(copy, signer=key_id, fresh=False) for copy in copies if copy.signer.key_id == key_id]
+    return [running.task_id for running in tasks if not running.is_over()]
 
 
 def _standing_tasks(notices: Path, revoked: bytes, paths: Sequence[Path]) -> list[bytes]:
@@ -332,7 +340,8 @@ def _standing_tasks(notices: Path, revoked: bytes, paths: Sequence[Path]) -> lis
     from dovetail.parties.common.files import read_json
     from dovetail.parties.common.task import SignedTask, task_id_of
 
-    ended, tasks = _read_notices(notices, revoked).successors(revoked), []
+    ended = _read_notices(notices, revoked).successors(revoked)
+    tasks = []
     for path in paths:
         signed = read_json(path, SignedTask, "a signed task")
         if signed.signer.key_id not in ended:
@@ -351,7 +360,7 @@ def _read_notices(path: Path, signer: bytes) -> Any:
 
 
 def _latest_pair(path: Path, signer: Path) -> Any:
-    """The signer's latest key pair; refuses one that users have not been told of, for they would ignore its word."""
+    """The signer's latest key pair; refuses one that is not announced, for users would ignore what it signs."""
     from dovetail.parties.common.files import read_json
     from dovetail.parties.common.keys import KeyRing
     from dovetail.parties.common.notices import Rotation
@@ -366,31 +375,29 @@ def _latest_pair(path: Path, signer: Path) -> Any:
 
 def _refuse_second_successor(path: Path, rotation: Any) -> None:
     """Users who see two successors of one key take one of them for a thief's, and stop."""
-    known = _read_notices(path, rotation.old).successors(rotation.old) - {rotation.old, rotation.new}
-    if known:
+    others = _read_notices(path, rotation.old).successors(rotation.old) - {rotation.old, rotation.new}
+    if others:
         raise ValueError(
-            f"the key {rotation.old.hex()} already has the successor {known.pop().hex()} in {str(path)!r}: "
+            f"the key {rotation.old.hex()} already has the successor {others.pop().hex()} in {str(path)!r}: "
             "rotate that one instead"
         )
 
 
 def _add_notice(path: Path, notice: Any) -> None:
-    """Behind those that are there."""
+    """Append a notice to a file."""
     from dovetail.parties.common.files import read_json
     from dovetail.parties.common.notices import SignedNotice, write_notices
 
-    known = read_json(path, list[SignedNotice], "notices") if path.exists() else []
-    write_notices(path, [*known, notice])
+    earlier = read_json(path, list[SignedNotice], "notices") if path.exists() else []
+    write_notices(path, [*earlier, notice])
 
 
 def _analyzer_keys(path: Path) -> dict[str, Any]:
     """What a task says of the analyzer with the public keys in a file; one without a key to sign with signs nothing."""
     from dovetail.parties.common.keys import PublicKey
 
-    named = public_key(path)
-    return (
-        {"analyzer": named} if isinstance(named, PublicKey) else {"analyzer": named.seal, "analyzer_sign": named.sign}
-    )
+    keys = public_key(path)
+    return {"analyzer": keys} if isinstance(keys, PublicKey) else {"analyzer": keys.seal, "analyzer_sign": keys.sign}
 
 
 def _second(text: str | None) -> int | None:
@@ -398,9 +405,9 @@ def _second(text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        found = datetime.datetime.fromisoformat(text)
+        moment = datetime.datetime.fromisoformat(text)
     except ValueError as error:
-        raise ValueError(f"expected a date and time such as 2027-01-31T12:00+00:00, got {text!r}") from error
-    if found.tzinfo is None:
-        raise ValueError(f"expected a time zone, such as +00:00, behind the time, got {text!r}")
-    return int(found.timestamp())
+        raise ValueError(f"{text!r} is no date and time: write it as 2027-01-31T12:00+00:00") from error
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone: add one, such as {text}+00:00")
+    return int(moment.timestamp())

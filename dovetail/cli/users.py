@@ -22,18 +22,20 @@ ConfigFile = Annotated[
 ]
 Pinned = Annotated[
     list[str] | None,
-    typer.Option(help="Id of one that this user trusts; repeat for each.", metavar="HEX|FILE"),
+    typer.Option(help="Id of a service of this kind that the user trusts; repeat for each.", metavar="HEX|FILE"),
 ]
-Witnesses = Annotated[
+WitnessFolder = Annotated[
     Path | None,
     typer.Option(
         envvar="DOVETAIL_WITNESS",
-        help="Folder that remembers what was spent, on another disk or another backup than the users'.",
+        help="Folder of rollback guards, which remember what was spent: on another disk or another backup than the "
+        "users' folders.",
     ),
 ]
+UserFolder = Annotated[Path, typer.Argument(help="The user's folder, with key.json.")]
 
 
-def _ceiling(of: str, default: str = "default: no limit of its own") -> Any:
+def _ceiling_option(of: str, default: str = "default: no limit of its own") -> Any:
     return typer.Option(help=f"Largest eps {of}; {default}.")
 
 
@@ -46,10 +48,10 @@ def client_new(
     signer: Annotated[str, typer.Option(help="Id of the key that signs tasks.", metavar="HEX|FILE")],
     analyzer: Annotated[str, typer.Option(help="Id of the analyzer's key.", metavar="HEX|FILE")],
     min_clients: Annotated[int, typer.Option(min=1, help="Minimum number of honest users per round.")],
-    eps_round: Annotated[float | None, _ceiling("of one round")] = None,
-    eps_task: Annotated[float | None, _ceiling("of all rounds of a task")] = None,
-    eps_lifetime: Annotated[float, _ceiling("of all tasks together", "inf: no limit")] = 10.0,
-    eps_local: Annotated[float | None, _ceiling("of all rounds of a task if nobody is trusted")] = None,
+    eps_round: Annotated[float | None, _ceiling_option("of one round")] = None,
+    eps_task: Annotated[float | None, _ceiling_option("of all rounds of a task")] = None,
+    eps_lifetime: Annotated[float, _ceiling_option("of all tasks together", "inf: no limit")] = 10.0,
+    eps_local: Annotated[float | None, _ceiling_option("of all rounds of a task if nobody is trusted")] = None,
     delta_lifetime: Annotated[float, typer.Option(help="Total delta over all tasks.")] = 1e-4,
     epoch_seconds: Annotated[float, typer.Option(help="Minimum number of seconds between two reports.")] = 0.0,
     shuffler: Pinned = None,
@@ -76,11 +78,11 @@ def client_new(
     from dovetail.parties.user.policy import Policy
 
     os.umask(0o077)
-    named = shuffler is not None or aggregator is not None
-    if named == any_service:
+    names_services = shuffler is not None or aggregator is not None
+    if names_services == any_service:
         raise ValueError(
-            "name the services that this user trusts, each by --aggregator FILE or --shuffler FILE; or give "
-            "--any-service instead, and it trusts whichever the signer names"
+            "name the services that this user trusts, each by --aggregator FILE or --shuffler FILE, or give "
+            "--any-service to trust whichever the signer names: one of the two"
         )
     policy = Policy(
         signer=from_hex(signer),
@@ -92,26 +94,29 @@ def client_new(
         eps_local=eps_local,
         delta_lifetime=delta_lifetime,
         epoch_seconds=epoch_seconds,
-        shufflers=tuple(from_hex(text) for text in shuffler or ()) if named else None,
-        aggregators=tuple(from_hex(text) for text in aggregator or ()) if named else None,
+        shufflers=tuple(from_hex(text) for text in shuffler or ()) if names_services else None,
+        aggregators=tuple(from_hex(text) for text in aggregator or ()) if names_services else None,
         recovery=None if recovery is None else from_hex(recovery),
         verified=verified,
         follow_rotations=follow_rotations,
     )
-    for one in folder:
-        if (one / "key.json").exists():
-            raise ValueError(f"expected a folder without a user, got {str(one)!r}, which already holds one")
-    for one in folder:
-        out_console.print(f"user {_new_user(one, policy)}", highlight=False)
+    for home in folder:
+        if (home / "key.json").exists():
+            raise ValueError(f"{str(home)!r} already holds a user (key.json): name a new folder")
+    for home in folder:
+        out_console.print(f"user {_make_user(home, policy)}", highlight=False)
     most = "any eps" if policy.eps_lifetime is None else f"at most eps {policy.eps_lifetime:g}"
     words = f"spends {most} over all tasks, at a total delta of at most {policy.delta_lifetime:g}"
     err_console.print(f"{words} (--eps-lifetime, --delta-lifetime)", highlight=False)
     if policy.recovery is None:
-        err_console.print("pins no recovery key: if the signer's key is stolen, make the policy again", highlight=False)
+        err_console.print(
+            "pins no recovery key: if the signer's key is stolen, users need a new policy (--recovery pins one)",
+            highlight=False,
+        )
 
 
-def _new_user(folder: Path, policy: Policy) -> str:
-    """Its files, with a fresh key; the key's id."""
+def _make_user(folder: Path, policy: Policy) -> str:
+    """Write a user's files with a fresh key; the key's id."""
     import msgspec
 
     from dovetail.parties.common.keys import KeyPair
@@ -131,7 +136,7 @@ def client_enrol(
         list[Path], typer.Argument(help="Users' public.json files, or rotation-....json files of new keys.")
     ],
 ) -> None:
-    """Add users to the list that a service accepts uploads from; a running service sees it within a second or two."""
+    """Add users to the list that a service accepts uploads from; a running service notices within two seconds."""
     from dovetail.parties.intermediary.enrolment import enrol
 
     out_console.print(f"{enrol(clients, public)} users in {clients}", highlight=False)
@@ -142,16 +147,16 @@ def client_revoke(
     clients: Annotated[Path, typer.Argument(help="The list of users of a shuffler or aggregator (a JSON file).")],
     user: Annotated[list[str], typer.Argument(help="Ids of users' keys, or their public.json.", metavar="HEX|FILE")],
 ) -> None:
-    """Take users off the list that a service accepts uploads from; a running service sees it within a second or two."""
+    """Take users off the list that a service accepts uploads from; a running service notices within two seconds."""
     from dovetail.parties.intermediary.enrolment import revoke
 
-    left = revoke(clients, [from_hex(text) for text in user])
-    out_console.print(f"{left} users in {clients}", highlight=False)
+    count = revoke(clients, [from_hex(text) for text in user])
+    out_console.print(f"{count} users in {clients}", highlight=False)
 
 
 @client.command("rotate")
 def client_rotate(
-    folder: Annotated[Path, typer.Argument(help="The user's folder, with key.json.")],
+    folder: UserFolder,
     days: Annotated[int, typer.Option(min=1, help="Days until the new key expires.")] = 365,
 ) -> None:
     """Replace a user's key by a new one; its ledgers stay. Give rotation-....json to those who enrolled the user."""
@@ -163,50 +168,48 @@ def client_rotate(
 
 @client.command("mend")
 def client_mend(
-    folder: Annotated[Path, typer.Argument(help="The user's folder, with key.json.")],
-    witness: Witnesses = None,
+    folder: UserFolder,
+    witness: WitnessFolder = None,
 ) -> None:
-    """Give up the tasks whose ledgers were set back, so that others can go on; what was spent on them stays spent."""
+    """Give up the tasks whose ledgers were set back, so that others can go on. What was spent on them stays spent."""
     from dovetail.parties.common.keys import KeyPair
     from dovetail.parties.user.client import rollback_guard_of
     from dovetail.parties.user.spending import default_guard_folder
 
-    party = rollback_guard_of(folder, KeyPair.load(folder / "key.json"), witness or default_guard_folder())
-    for task in party.give_up(folder / "spending"):
+    key = KeyPair.load(_require_user(folder) / "key.json")
+    for task in rollback_guard_of(folder, key, witness or default_guard_folder()).give_up(folder / "spending"):
         out_console.print(f"gave up task {task}", highlight=False)
-
-
-Home = Annotated[Path, typer.Argument(help="The user's folder, with key.json.")]
 
 
 @client.command("leave")
 def client_leave(
-    folder: Home,
+    folder: UserFolder,
     task: Annotated[list[str], typer.Argument(help="Ids of tasks, or their task.json.", metavar="HEX|FILE")],
 ) -> None:
     """Leave tasks: this user reports to them no more. What was spent on them stays spent."""
     from dovetail.parties.user.consent import leave_tasks, task_id_from
 
-    consent = leave_tasks(_home(folder), list(map(task_id_from, task)))
+    consent = leave_tasks(_require_user(folder), list(map(task_id_from, task)))
     out_console.print(f"left {len(consent.left)} tasks", highlight=False)
 
 
 @client.command("refuse")
 def client_refuse(
-    folder: Home, kind: Annotated[list[str], typer.Argument(help="Names of tasks or of protocols.", metavar="NAME...")]
+    folder: UserFolder,
+    kind: Annotated[list[str], typer.Argument(help="Names of tasks or of protocols.", metavar="NAME...")],
 ) -> None:
     """Refuse kinds of task for ever: every task with this name, or with this protocol."""
     from dovetail.parties.user.consent import Consent
 
-    consent = Consent.read(_home(folder))
-    consent.refused += [one for one in kind if one not in consent.refused]
+    consent = Consent.read(_require_user(folder))
+    consent.refused += [name for name in kind if name not in consent.refused]
     consent.write(folder)
     out_console.print(f"refuses {', '.join(consent.refused)}", highlight=False)
 
 
 @client.command("spent")
 def client_spent(
-    folder: Home, witness: Witnesses = None, as_json: Annotated[bool, flag("--json", "Print JSON.")] = False
+    folder: UserFolder, witness: WitnessFolder = None, as_json: Annotated[bool, flag("--json", "Print JSON.")] = False
 ) -> None:
     """Print what this user has spent, task by task, and on whom."""
     import json
@@ -217,22 +220,22 @@ def client_spent(
     from dovetail.parties.user.consent import spent_on
     from dovetail.parties.user.spending import default_guard_folder
 
-    key = KeyPair.load(_home(folder) / "key.json")
-    found = spent_on(folder, rollback_guard_of(folder, key, witness or default_guard_folder()))
+    key = KeyPair.load(_require_user(folder) / "key.json")
+    rows = spent_on(folder, rollback_guard_of(folder, key, witness or default_guard_folder()))
     if as_json:
-        out_console.print_json(json.dumps(found))
+        out_console.print_json(json.dumps(rows))
         return
-    for one in found:
-        pair = None if one["eps"] is None else f"({at_most(one['eps'])}, {at_most(one['delta'])})-DP {one['means']}"
-        words = [f"task {one['task'][:16]}", one["name"] or "unknown", f"analyzer {one['analyzer'] or 'unknown'}"]
-        words += [_rounds(one["rounds"]), pair or "without a guarantee"]
-        words += [word for word, told in (("left", one["left"]), ("set back", one["set_back"])) if told]
+    for row in rows:
+        pair = None if row["eps"] is None else f"({at_most(row['eps'])}, {at_most(row['delta'])})-DP {row['means']}"
+        words = [f"task {row['task'][:16]}", row["name"] or "unknown", f"analyzer {row['analyzer'] or 'unknown'}"]
+        words += [_rounds(row["rounds"]), pair or "without a guarantee"]
+        words += [word for word, key in (("left", "left"), ("set back", "set_back")) if row[key]]
         out_console.print("; ".join(words), highlight=False, markup=False, soft_wrap=True)
 
 
-def _home(folder: Path) -> Path:
+def _require_user(folder: Path) -> Path:
     if not (folder / "key.json").is_file():
-        raise FileNotFoundError(f"expected a user's folder with key.json, got {str(folder)!r}")
+        raise FileNotFoundError(f"{str(folder)!r} holds no user (key.json): make one with dovetail client new")
     return folder
 
 
@@ -248,7 +251,7 @@ def client_run(
     users: Annotated[str, typer.Option(help="The users that this process runs, such as 0 or 0,2,4.")] = "0",
     ca: Authority = None,
     patience: Annotated[float, typer.Option(help="Seconds without an answer before giving up.")] = 60.0,
-    witness: Witnesses = None,
+    witness: WitnessFolder = None,
     hostile: Annotated[str, typer.Option(help="Users that do not clip, for demonstrations.", hidden=True)] = "",
 ) -> None:
     """Take part until the training ends: train, randomize, seal and upload."""
@@ -262,28 +265,33 @@ def client_run(
     from dovetail.parties.user.policy import Policy
 
     os.umask(0o077)
-    numbers, tls, unruly = _numbers(users), tls_context(ca), _numbers(hostile) if hostile else []
+    numbers = _numbers(users)
+    hostile_numbers = _numbers(hostile) if hostile else []
+    tls = tls_context(ca)
     learned = federation(configs.read(config))
 
     def participation(user: int) -> Participation:
         home = folder / f"user-{user}"
-        kind = HostileClient if user in unruly else Client
-        policy, key = Policy.read(home / "policy.json"), KeyPair.load(home / "key.json")
+        kind = HostileClient if user in hostile_numbers else Client
+        policy = Policy.read(home / "policy.json")
+        key = KeyPair.load(home / "key.json")
         party = kind(home, policy=policy, key=key, witness=True if witness is None else witness)
-        links = [IntermediaryClient(url, index=i, ca=tls) for i, url in enumerate(service)]
-        return Participation(party, links, learned.train(user), measure=learned.measure(user), patience=patience)
+        services = [IntermediaryClient(url, index=index, ca=tls) for index, url in enumerate(service)]
+        return Participation(party, services, learned.train(user), measure=learned.measure(user), patience=patience)
 
-    taking_part = {user: participation(user) for user in numbers}
-    user_of = {one: user for user, one in taking_part.items()}
+    participations = {user: participation(user) for user in numbers}
+    user_of = {each: user for user, each in participations.items()}
 
     try:
-        take_part_together(taking_part.values(), failed=lambda one, why: print_error(f"user {user_of[one]}: {why}"))
-    except (ValueError, OSError) as error:  # it was told
+        take_part_together(
+            participations.values(), failed=lambda failed, why: print_error(f"user {user_of[failed]}: {why}")
+        )
+    except (ValueError, OSError) as error:  # printed by then
         raise typer.Exit(2) from error
     finally:
-        for user, one in taking_part.items():
-            ended = "; the task was withdrawn" if one.is_withdrawn else ""
-            err_console.print(f"user {user} reported in {_rounds(one.reported)}{ended}", highlight=False)
+        for user, each in participations.items():
+            ended = "; the task was withdrawn" if each.is_withdrawn else ""
+            err_console.print(f"user {user} reported in {_rounds(each.reported)}{ended}", highlight=False)
 
 
 @client.command("agent")
@@ -291,16 +299,17 @@ def client_agent(
     folder: Annotated[Path, typer.Option(help="The user's folder, with key.json and policy.json.")],
     socket: Annotated[Path, typer.Option(help="The Unix socket to serve on.")],
     group: Annotated[bool, flag("--group", "Let the socket's group use it too.")] = False,
-    witness: Witnesses = None,
+    witness: WitnessFolder = None,
 ) -> None:
-    """Serve a Unix socket that takes an update and returns it randomized and sealed, for apps that run on this node."""
+    """Serve a Unix socket that takes an update and returns it randomized and sealed, for apps on this node."""
     from dovetail.parties.common.keys import KeyPair
     from dovetail.parties.user.agent import serve_agent
     from dovetail.parties.user.client import Client
     from dovetail.parties.user.policy import Policy
 
     os.umask(0o077)
-    policy, key = Policy.read(folder / "policy.json"), KeyPair.load(folder / "key.json")
+    policy = Policy.read(folder / "policy.json")
+    key = KeyPair.load(folder / "key.json")
     party = Client(folder, policy=policy, key=key, witness=True if witness is None else witness)
     listens("agent")(str(socket))
     serve_agent(party, socket, group=group)
@@ -314,4 +323,4 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise ValueError(f"expected user numbers such as 0 or 0,2,4, got {text!r}") from error
+        raise ValueError(f"{text!r} are no numbers of users: write 0 or 0,2,4") from error

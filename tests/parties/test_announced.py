@@ -230,7 +230,7 @@ def test_anybody_can_fetch_the_model_and_see_whose_it_is(world, tmp_path, comman
     np.testing.assert_array_equal(np.load(out), world.line.model(0))
     for words, sentence in (
         (["--signer", "00" * 16, "--out", str(out)], "expected a task signed by 0000"),
-        (["--signer", signer, "--out", str(out), "--config", "digits"], "expected --out to end with .npz"),
+        (["--signer", signer, "--out", str(out), "--config", "digits"], "--out must end with .npz with --config"),
         (
             ["--signer", signer, "--out", str(out.with_suffix(".npz")), "--config", "digits"],
             "this model has 3 parameters, and that of the config 650",
