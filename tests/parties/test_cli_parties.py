@@ -74,9 +74,9 @@ def test_a_task_has_a_window(tmp_path, command, made):
     assert new_task(command, tmp_path, made, *window)[0] == 0
     status, out, _ = command("task", "show", str(tmp_path / "task.json"))
     assert status == 0 and "begins 2026-01-31T12:00:00+00:00" in out and "ends 2099-01-31T11:00:00+00:00" in out
-    for wrong in ("tomorrow", "2099-01-31T12:00"):
+    for wrong, sentence in (("tomorrow", "is no date and time"), ("2099-01-31T12:00", "has no time zone")):
         status, _, err = new_task(command, tmp_path, made, "--ends", wrong)
-        assert status == 2 and "expected a" in err
+        assert status == 2 and sentence in " ".join(err.split())
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,10 @@ def test_a_task_has_a_window(tmp_path, command, made):
         (["keys", "{tmp}/x", "--use", "lock"], "expected use to be one of seal, sign, service"),
         (["task", "show", "{tmp}/none.json"], "expected a signed task in"),
         (["task", "show", "{tmp}/owner"], "expected a signed task in"),
-        (["analyzer", "{tmp}/a", "--task", "t", "--signer", "00", "--keys", "k"], "give --certificate and --private-key, or --plain"),
+        (
+            ["analyzer", "{tmp}/a", "--task", "t", "--signer", "00", "--keys", "k"],
+            "give --certificate and --private-key, or --plain",
+        ),
         (
             ["analyzer", "{tmp}/a", "--task", "t", "--signer", "zz", "--keys", "k", "--plain", "--config", "digits"],
             "expected a signed task in 't', which is no file",
@@ -99,7 +102,7 @@ def test_a_task_has_a_window(tmp_path, command, made):
         (["fleet", "demo", "--hostile", "20"], "of 20 users 20 cannot be hostile"),
         (
             ["fleet", "demo", "--hostile", "2", "--protocol", "privunit"],
-            "which protocol ss_simple does not add up",
+            "which protocol privunit does not add up",
         ),
         (
             ["fleet", "demo", "--verified", "--set", "protocol.noise=users"],
