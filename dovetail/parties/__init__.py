@@ -1,8 +1,11 @@
-"""Deployment: users, shufflers or aggregators, and analyzer as parties, with the protocol objects of the simulation.
+"""Deployment: users, shufflers or aggregators, and an analyzer as processes, with the protocol objects of the simulation.
 
-`common` is what all share: a signed task, keys, messages and how they are sealed, policies, ledgers. `user` is a client
-with a policy and a ledger of its own, perhaps behind an agent. `shuffler` keeps uploads in a store, pads and permutes
-them; `aggregator` adds up shares; `intermediary` is what the two have in common. `analyzer` keeps sums and models in a
-book, and computes with `learning`. `http` puts all of them behind HTTPS, `flower` carries reports over a Flower fleet,
-`fleet` starts everybody on one machine, with the data and model of a config (`federation`).
+- `common`: what several parties need: the signed task and what it guarantees, keys, notices, sealed messages, shares,
+  ledgers, databases, and the clients that speak to services.
+- `user`: a client with its policy, its spending and its consent, the loop of its participation, perhaps an agent.
+- `intermediary`: what shufflers and aggregators have in common; `shuffler` keeps uploads in a store, pads and permutes
+  them, `aggregator` adds up shares.
+- `analyzer`: keeps sums and models in a store, and computes with `learning`.
+- `http`: puts services behind HTTPS. `flower`: carries reports over a Flower fleet.
+- `fleet`: lays out and starts everybody on one machine, with the data and model of a config (`federation`).
 """

@@ -214,7 +214,8 @@ class _ServiceClient:
         except httpx.HTTPError as error:
             raise Unreachable(f"{self.url} does not answer ({type(error).__name__})") from error
         self.retry_after = _seconds(answer.headers.get(RETRY_AFTER))
-        status, sentence = answer.status_code, content[:_LARGEST_SENTENCE].decode(errors="replace")
+        status = answer.status_code
+        sentence = content[:_LARGEST_SENTENCE].decode(errors="replace")
         if status >= 500 or status in (425, 429):
             raise Unreachable(f"{self.url} cannot answer now (status {status})")
         if status in (409, 410):

@@ -399,7 +399,8 @@ class _Stream:
 
 def _bytes_of(place: int, bits: int) -> Sequence[tuple[int, int]]:
     """The bytes of a group of eight that hold the integer at a place, and at which bit of each it begins."""
-    first, last = place * bits // 8, ((place + 1) * bits - 1) // 8
+    first = place * bits // 8
+    last = ((place + 1) * bits - 1) // 8
     return [(byte, place * bits - 8 * byte) for byte in range(first, last + 1)]
 
 

@@ -216,7 +216,8 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def sum_purpose(self, round: int, index: int, *, batch: bytes) -> Purpose:
         """What an aggregator's sum over a batch of users is sealed for."""
-        sender, key_id = self.aggregators[index].sign.key_id, self.analyzer.key_id
+        sender = self.aggregators[index].sign.key_id
+        key_id = self.analyzer.key_id
         return Purpose(task_id=self.task_id, round=round, role="sum", key_id=key_id, sender=sender, report=batch)
 
     @property

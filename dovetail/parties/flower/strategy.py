@@ -268,8 +268,8 @@ class LocalShuffler:
         """Put the node's upload into the store."""
         if len(envelope.uploads) != 1:
             raise ValueError(f"expected an envelope with one upload, for one shuffler, got {len(envelope.uploads)}")
-        upload, sender = envelope.uploads[0], envelope.sender
-        self._shuffler.accept(envelope.round, client=_client_id(node), upload=upload, sender=sender)
+        (upload,) = envelope.uploads
+        self._shuffler.accept(envelope.round, client=_client_id(node), upload=upload, sender=envelope.sender)
 
     def finish(self, round: int) -> None:
         """Shuffle and forward, or forget what is below the minimum."""

@@ -200,7 +200,8 @@ class Client:
             facts: what the task's measures ask for, by name.
         """
         self.receive_notices(call.notices)
-        task, status = self.admit(call.signed), call.status
+        task = self.admit(call.signed)
+        status = call.status
         if task.analyzer_sign is None:
             raise Refused("the task names no key that its analyzer signs with, so nobody can tell which round is open")
         try:
@@ -253,7 +254,8 @@ class Client:
     def _randomize_to_messages(self, task: TrainingTask, round: int, report: bytes, update: np.ndarray) -> list[bytes]:
         """What every shuffler gets: messages for the analyzer, and their slots."""
         sent = task.messages().randomize(update, sampler=self._sampler)
-        key, purpose = task.analyzer.sealing_key(), task.purpose(round)
+        key = task.analyzer.sealing_key()
+        purpose = task.purpose(round)
         sealed = [seal(body.tobytes(), key, purpose) for body in sent.body]
         assignment = task.assign_slots()
         contents = []
@@ -304,7 +306,8 @@ def rotate_user(folder: Path, *, days: int = 365) -> bytes:
 
     Returns: the id of the new key.
     """
-    old, new = KeyPair.load(folder / "key.json"), KeyPair.generate("sign", days=days)
+    old = KeyPair.load(folder / "key.json")
+    new = KeyPair.generate("sign", days=days)
     name = old.public.key_id.hex()
     if not (folder / USER).exists():
         write_atomically(folder / USER, f"{name}\n".encode(), mode=0o600)

@@ -196,7 +196,8 @@ class Spending:
                         f"above the policy's eps_task={self._policy.eps_task}"
                     )
                 others = before - spent if spent < math.inf else 0.0
-                eps_after, delta_after = others + eps, before_delta - spent_delta + task.delta
+                eps_after = others + eps
+                delta_after = before_delta - spent_delta + task.delta
                 ceiling = _or_infinite(self._policy.eps_lifetime)
                 if eps_after > ceiling or delta_after > self._policy.delta_lifetime:
                     raise Refused(
