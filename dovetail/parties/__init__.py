@@ -1,4 +1,4 @@
-"""Deployment: users, shufflers or aggregators, and an analyzer as processes, with the protocol objects of the simulation.
+"""Deployment: users, shufflers or aggregators, and an analyzer as parties, with the protocols of the simulation.
 
 - `common`: what several parties need: the signed task and what it guarantees, keys, notices, sealed messages, shares,
   ledgers, databases, and the clients that speak to services.
