@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dovetail import events
     from dovetail.data import Dataset, Model, Task
     from dovetail.experiment import Callback, Result, load, train
+    from dovetail.guarantee.quotes import Terms, quote
     from dovetail.protocols import Protocol
     from dovetail.statements import Statement
 
@@ -23,9 +24,11 @@ __all__ = [
     "Result",
     "Statement",
     "Task",
+    "Terms",
     "__version__",
     "events",
     "load",
+    "quote",
     "train",
 ]
 # [end]
@@ -38,7 +41,9 @@ _HOMES = {
     "Result": "dovetail.experiment",
     "Statement": "dovetail.statements",
     "Task": "dovetail.data",
+    "Terms": "dovetail.guarantee.quotes",
     "load": "dovetail.experiment",
+    "quote": "dovetail.guarantee.quotes",
     "train": "dovetail.experiment",
 }
 

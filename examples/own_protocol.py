@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -19,20 +20,19 @@ import jax.numpy as jnp
 from rich.console import Console
 
 import dovetail
-from dovetail import audit
+from dovetail.audit import audit
 from dovetail.events import DataIndependent, Report, Round, Shuffled, View
-from dovetail.guarantee import quotes
 from dovetail.mechanisms import BinaryRandomizedResponse
-from dovetail.numbers import at_least, at_most
-from dovetail.protocols import PROTOCOLS, Cohort, Protocol, shuffle_scope
-from dovetail.shufflers import Layout, Reports
-from dovetail.shufflers import ShuffledReports as Received
+from dovetail.protocols import Cohort, register, shuffle_scope
+from dovetail.shufflers import Layout, Reports, ShuffledReports
 from dovetail.statements import Neighbors
+from dovetail.testing import check_protocol
 
 
 # [protocol]
+@register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OneBit(Protocol):
+class OneBit(dovetail.Protocol):
     """One bit per user.
 
     Guarantees:
@@ -50,6 +50,11 @@ class OneBit(Protocol):
         for name, value in (("clip_value", self.clip_value), ("eps_local", self.eps_local)):
             if value is not None and not value > 0:
                 raise ValueError(f"expected {name} > 0, got {name}={value!r}")
+
+    @classmethod
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that make sense: tests, audits and comparisons start from them."""
+        return {"clip_value": 0.1, "eps_local": 1.0}
 
     @property
     def noise_field(self) -> str:
@@ -73,8 +78,12 @@ class OneBit(Protocol):
         position = (jnp.clip(x[slot], -self.clip_value, self.clip_value) / self.clip_value + 1) / 2
         return Reports(slot=slot, value=self.local(position, key=key_bit), valid=jnp.ones(1, bool))
 
+    def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
+        """What an update counts as: the estimate is unbiased for the mean of these."""
+        return jnp.clip(x, -self.clip_value, self.clip_value)
+
     # [analyzer]
-    def tally(self, reports: Received, dim: int) -> jax.Array:
+    def tally(self, reports: ShuffledReports, dim: int) -> jax.Array:
         """Analyzer: per coordinate the sum of the bits, de-biased and centred; it adds up over any split."""
         centred = jnp.where(reports.valid, 2 * self.local.debias(reports.value) - 1, 0.0)
         if reports.slot is None:  # the shuffler hands slots over as columns
@@ -107,10 +116,6 @@ class OneBit(Protocol):
         return self.clip_value * math.sqrt(dim / size) / slope
 
 
-# [register]
-PROTOCOLS[OneBit.name] = OneBit
-
-
 # [use]
 def train() -> dovetail.Result:
     """The digits, everybody in each of 10 rounds; without `eps_local` it would be calibrated to `eps`."""
@@ -126,18 +131,18 @@ def train() -> dovetail.Result:
 
 def quote_and_audit(console: Console) -> None:
     """What it promises for 1000 users, and what attacks on the running code find among ten."""
-    large = quotes.Terms(num_users=1000, dim=650, delta=1e-6, settings={"clip_value": 1.0, "eps_local": 3.0})
-    console.print(str(quotes.quote("one_bit", large).certified))
-    small = quotes.Terms(num_users=10, dim=2, delta=0.01, settings={"clip_value": 1.0, "eps_local": 1.5})
-    found = audit.audit("one_bit", small, trials=1000)
-    console.print(
-        f"{at_least(found.bound.eps)} <= eps <= {at_most(found.certified.eps)} for ten users, by: {found.bound.attack}",
-    )
+    large = dovetail.Terms(num_users=1000, dim=650, delta=1e-6, settings={"clip_value": 1.0, "eps_local": 3.0})
+    console.print(str(dovetail.quote("one_bit", large).certified))
+    small = dovetail.Terms(num_users=10, dim=2, delta=0.01, settings={"clip_value": 1.0, "eps_local": 1.5})
+    finding = audit("one_bit", small, trials=1000)
+    console.print(f"for ten users: {finding.certified.headline()}")
+    console.print(f"an attack shows eps >= {finding.bound.eps:.3g}, by: {finding.bound.attack}")
 
 
 def main() -> None:
-    """Train, quote, audit."""
+    """Check, train, quote, audit."""
     console = Console(soft_wrap=True, highlight=False, markup=False)
+    console.print(str(check_protocol(OneBit)))
     result = train()
     console.print(f"test accuracy {result.accuracy:.1%} after {result.rounds} rounds")
     console.print(result.statement.headline())

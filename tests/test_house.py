@@ -11,6 +11,9 @@ import dovetail
 
 SOURCE = Path(dovetail.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
+PAGE = (SOURCE.parent / "docs" / "stable.md").read_text()
+SCOPES = ("curator_scope", "local_scope", "shuffle_scope", "shares_scope")
+RANDOMIZERS = ("BinaryRandomizedResponse", "RandomizedResponse", "LaplaceRandomizer", "ClipLaplace")
 
 
 def test_one_class_name_has_one_meaning():
@@ -25,8 +28,7 @@ def test_one_class_name_has_one_meaning():
 @pytest.mark.parametrize("name", dovetail.__all__)
 def test_public_names_are_there_and_on_their_page(name):
     assert getattr(dovetail, name) is not None
-    page = (SOURCE.parent / "docs" / "stable.md").read_text()
-    assert name == "__version__" or f"dovetail.{name}" in page
+    assert name == "__version__" or f"dovetail.{name}" in PAGE
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,14 @@ def test_public_names_are_there_and_on_their_page(name):
         ("dovetail.statements", ("Proof", "Theorem", "Scope", "Trust", "Neighbors", "Unit", "Verdict")),
         ("dovetail.experiment", ("Callback", "RunStart", "Progress", "Diagnosis")),
         ("dovetail.watching", ("EarlyStopping", "LivePage", "TensorBoard", "MLflow", "WandB")),
-        ("dovetail.protocols", ("Cohort", "Fast", "Claimed", "Messages")),
+        (
+            "dovetail.protocols",
+            ("register", "Cohort", "Fast", "Claimed", "Messages", "Contribution", *SCOPES),
+        ),
+        ("dovetail.shufflers", ("Layout", "Padding", "Reports", "ShuffledReports", "SlotSums", "slot_sums")),
+        ("dovetail.mechanisms", ("LocalRandomizer", "Blanket", *RANDOMIZERS, "ExactSampler", "clip_l2")),
+        ("dovetail.audit", ("audit", "plan_for", "ExactAttack")),
+        ("dovetail.testing", ("check_protocol", "ContractError", "ContractReport")),
         ("dovetail.accounting.releases", ("Release", "releases", "release_of")),
         ("dovetail.audit.exact.registry", ("on_event",)),
         ("dovetail.audit.attacks.registry", ("stronger", "on_own_reports", "shows_less")),
@@ -43,3 +52,16 @@ def test_public_names_are_there_and_on_their_page(name):
 )
 def test_what_the_page_names_in_modules_is_there(module, names):
     assert set(names) <= set(importlib.import_module(module).__all__)
+    assert all(f"`{name}`" in PAGE or f"{module}`" in PAGE for name in names)
+
+
+def test_the_example_of_a_protocol_needs_stable_names_alone():
+    """Whatever it imports from Dovetail is on the page, or in the `__all__` of a module that the page names whole."""
+    for node in ast.walk(ast.parse((SOURCE.parent / "examples" / "own_protocol.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dovetail"):
+            for name in (alias.name for alias in node.names):
+                whole = node.module == "dovetail.events" and name in importlib.import_module(node.module).__all__
+                rows = [row for row in PAGE.splitlines() if f"`{node.module}`" in row and f"`{name}`" in row]
+                assert whole or rows, f"{node.module}.{name}"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dovetail":
+            assert node.attr in dovetail.__all__

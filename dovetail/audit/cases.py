@@ -8,13 +8,13 @@ are the protocol's own example, for any number of users and coordinates.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail.audit.runs.scores import View
 from dovetail.events import Everyone, FixedSize
 from dovetail.guarantee import quotes
-from dovetail.protocols import fill_settings
+from dovetail.protocols import PROTOCOLS, fill_settings
 from dovetail.statements import Neighbors
 
 __all__ = ["CASES", "INDICES", "Case", "plan_for"]
@@ -130,17 +130,12 @@ _PAPERS = (
     _flame("ss_topk", "FLAME's size, all decoys"),
     _flame("ss_topk", "as printed, but for the shuffle of coordinates", pad_to=333, decoys=0),
     _flame("ss_topk", "as printed: a surplus is kept", published=True, linkage="coordinate", pad_to=333, decoys=0),
-    _flame("privunit", "FLAME's size"),
-    _flame("split_and_mix", "FLAME's size"),
     _flame("secagg", "FLAME's size"),
     _flame("secagg", "FLAME's size, aggregators' noise", noise="aggregators"),
     _flame("dp_fl", "FLAME's size"),
     _flame("dp_fl", "Geyer's median", clip="median"),
-    _flame("ldp_fl", "FLAME's size"),
-    _flame("fedavg", "FLAME's size"),
     _flame("central_sub", "FLAME's size"),
     _flame("central_sub", "as printed: adaptive Z", adaptive_z=True),
-    _flame("local_sub", "FLAME's size"),
     _apes("apes", "APES's size"),
     _apes("apes", "one user at 8 among .05", dim=1, delta=1e-8, budgets=_ODD_ONE_OUT),
     _apes("s_apes", "APES's size"),
@@ -172,20 +167,25 @@ _CODE = (
     _small("unis", budgets=[0.5, 1.0]),
     _small("pldp", budgets=[0.5, 1.0]),
     _small("ldp_min", budgets=[0.5, 1.0]),
-    _small("binary_sum", dim=1),
     _small("real_sum", dim=1, method="single", levels=4, eps_local=2.0),
     _small("real_sum", dim=1, method="unary", levels=4, quick=False),
     _small("real_sum", dim=1, num_users=60, method="split", noise_multiplier=1.0, quick=False),
-    _small("dp_fl"),
     _small("dp_fl", num_users=11, dim=200, clip="median", quick=False),
-    _small("ldp_fl"),
     _small("ldp_fl", randomizer="laplace", clip_value=1.0, eps_local=1.0, quick=False),
-    _small("fedavg"),
-    _small("central_sub"),
     _small("local_sub", steps=2),
 )
 
-CASES: tuple[Case, ...] = _PAPERS + _CODE
+
+def _examples() -> Iterator[Case]:
+    """The example settings of every protocol that has no case above, at FLAME's size and at one that can be run."""
+    for name, protocol in PROTOCOLS.items():
+        if all(case.protocol != name for case in _PAPERS):
+            yield dataclasses.replace(_flame(name, "FLAME's size"), dim=protocol.only_dim or _FLAME_DIM)
+        if not any(case.protocol == name and case.quick for case in _CODE):
+            yield _small(name, dim=protocol.only_dim or 2)
+
+
+CASES: tuple[Case, ...] = (*_PAPERS, *_CODE, *_examples())
 
 INDICES = plan_for(  # l = 16: FLAME's nu is 3.125
     "ss_topk", _FLAME_USERS, _FLAME_DIM, _FLAME_DELTA, chosen={"k": _K, "decoys": 15 * _K, "pad_to": 333}

@@ -37,7 +37,7 @@ def bits(keys: jax.Array, count: int, *, stored: bool = False) -> jax.Array:
     """
     impl = _impl(keys)
     if stored:
-        drawn = jax.vmap(lambda key: _stored(key, count))(keys.reshape(-1))
+        drawn = jax.vmap(lambda key: _draw_pages(key, count))(keys.reshape(-1))
     elif impl not in _STREAMS:
         drawn = jax.vmap(lambda key: jax.random.bits(key, (count,)))(keys.reshape(-1))
     else:
@@ -60,7 +60,7 @@ def page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Array:
     return written(lambda _: _STREAMS[impl](data, jax.lax.iota(jnp.uint32, count) + begin), (count,), jnp.uint32)
 
 
-def _stored(key: jax.Array, count: int) -> jax.Array:
+def _draw_pages(key: jax.Array, count: int) -> jax.Array:
     if _impl(key) not in _STREAMS:
         return jax.random.bits(key, (count,))
     number = pages_of(key, count)

@@ -196,10 +196,10 @@ class SignedTable(NamedTuple):
             block = slice(begin, min(size, begin + _BLOCK))
             words = sampler.uint32s(block.stop - begin)
             signs[block] = words.view(np.int32) >> 31
-            magnitudes[block] = self._inverted(words & np.uint32((1 << _UPPER) - 1), sampler)
+            magnitudes[block] = self._invert(words & np.uint32((1 << _UPPER) - 1), sampler)
         return magnitudes, signs
 
-    def _inverted(self, words: np.ndarray, sampler: ExactSampler) -> np.ndarray:
+    def _invert(self, words: np.ndarray, sampler: ExactSampler) -> np.ndarray:
         """The number of entries that do not exceed a uniform with these upper bits."""
         index = np.searchsorted(self.upper, words)
         for tie in np.flatnonzero(self.upper[index] == words):  # the last entry is above all words

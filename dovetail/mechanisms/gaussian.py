@@ -169,7 +169,7 @@ def normal(key: jax.Array, shape: tuple[int, ...] = (), dtype: jax.typing.DTypeL
         Normal up to the rounding of float32 and to NORMAL_CUT, beyond which a true pair lies with probability 2^-65.
         Finite, and never exactly 0.
     """
-    return _drawn(key, shape, 3, lambda _, *words: pairs_from_words(*words)).astype(dtype)
+    return _draw_pairs(key, shape, 3, lambda _, *words: pairs_from_words(*words)).astype(dtype)
 
 
 def brief_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -188,10 +188,10 @@ def brief_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         low = jax.lax.cond(jnp.any(small), lambda: jnp.where(small, page(tails, i, len(high)), low), lambda: low)
         return pairs_from_words(high, low, (mixed & ~np.uint32(255)) | np.uint32(128))
 
-    return _drawn(key, shape, 2, pairs_of)
+    return _draw_pairs(key, shape, 2, pairs_of)
 
 
-def _drawn(
+def _draw_pairs(
     key: jax.Array, shape: tuple[int, ...], words: int, pairs_of: Callable[..., tuple[jax.Array, jax.Array]]
 ) -> jax.Array:
     """Numbers that come in pairs, each from so many words, page by page."""

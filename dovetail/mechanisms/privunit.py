@@ -99,7 +99,7 @@ class PrivUnitRandomizer(LocalRandomizer):
         """A float32 unit vector for every vector on the last axis of x."""
         vectors = jnp.asarray(x, jnp.float32)
         self._check(x=vectors)
-        return self._added(0.0, vectors, 1.0, key)
+        return self._add_reports(0.0, vectors, 1.0, key)
 
     def total(self, xs: jax.Array, present: jax.Array, *, keys: jax.Array, onto: jax.Array | float = 0.0) -> jax.Array:
         """The sum of `onto` and the reports on those rows of xs, (vectors, dim), that are `present`, each with its key.
@@ -117,11 +117,13 @@ class PrivUnitRandomizer(LocalRandomizer):
         times, total = present.astype(jnp.float32), jnp.broadcast_to(jnp.float32(onto), (self.dim,))
 
         def add(i: jax.Array | int, total: jax.Array) -> jax.Array:
-            return self._added(total, xs[i], times[i], keys[i])
+            return self._add_reports(total, xs[i], times[i], keys[i])
 
         return add(0, total) if len(xs) == 1 else jax.lax.fori_loop(0, len(xs), add, total)
 
-    def _added(self, total: jax.Array | float, x: jax.Array, times: jax.Array | float, key: jax.Array) -> jax.Array:
+    def _add_reports(
+        self, total: jax.Array | float, x: jax.Array, times: jax.Array | float, key: jax.Array
+    ) -> jax.Array:
         """What so many times the report on each vector on the last axis of x adds up to with `total`."""
         radius, unit = polar(x, self.clip_norm)
         key_words, key_rest = jax.random.split(key)

@@ -25,7 +25,7 @@ from dovetail.mechanisms._base import as_floating
 from dovetail.mechanisms._words import PAGE, bits, coin
 from dovetail.mechanisms.gaussian import clipping, normal, scaled_by
 
-__all__ = ["ATTEMPTS", "Encoding", "Resolution", "centred", "resolve", "shares_for", "skellam", "split", "words"]
+__all__ = ["ATTEMPTS", "Encoding", "Resolution", "center", "resolve", "shares_for", "skellam", "split", "words"]
 
 _WORD = 2**32
 _LARGEST = 65_000  # norm of integers whose squares add up in a word, with room for float32 clipping
@@ -91,7 +91,7 @@ class Encoding:
         vector = as_floating(x)
         factor, limit = clipping(vector, self.clip_norm), jnp.uint32(math.floor(self.norm**2))
 
-        def encoded(integers: Callable[..., jax.Array], *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def encode(integers: Callable[..., jax.Array], *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
             """What `integers` makes of the scaled vector, and whether it is short enough."""
 
             def part(_: jax.Array, vector: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -102,23 +102,23 @@ class Encoding:
             return found, square <= limit
 
         def attempt(count: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-            return encoded(_rounded, bits(jax.random.fold_in(key, count), self.dim, stored=self.dim > PAGE))
+            return encode(_round_randomly, bits(jax.random.fold_in(key, count), self.dim, stored=self.dim > PAGE))
 
         def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             count, _, kept = state
             found, done = attempt(count)
             return count + 1, done, jnp.where(done, found, kept)
 
-        def refused() -> jax.Array:
-            inward, short = encoded(lambda value: jnp.trunc(value).astype(jnp.int32))
+        def retry() -> jax.Array:
+            inward, short = encode(lambda value: jnp.trunc(value).astype(jnp.int32))
             start = jnp.int32(1), done, jnp.where(short, inward, 0)
             return jax.lax.while_loop(lambda state: ~state[1] & (state[0] < ATTEMPTS), again, start)[2]
 
         first, done = attempt(0)
-        return jax.lax.cond(done, lambda: first, refused)
+        return jax.lax.cond(done, lambda: first, retry)
 
 
-def _rounded(value: jax.Array, random: jax.Array) -> jax.Array:
+def _round_randomly(value: jax.Array, random: jax.Array) -> jax.Array:
     low = jnp.floor(value)
     return low.astype(jnp.int32) + coin(value - low, random)
 
@@ -140,15 +140,15 @@ def skellam(variance: float, shape: tuple[int, ...], *, key: jax.Array, times: i
     if variance > _GAUSSIAN_FROM:
         return jnp.where(total > 0, _rounded_gaussian(total, shape, key), 0)
     if isinstance(times, int) and variance * times <= _GAUSSIAN_FROM:
-        return _inverted(total, shape, key)
+        return _invert_tail(total, shape, key)
     return jax.lax.cond(
         total > _GAUSSIAN_FROM,
         lambda: _rounded_gaussian(total, shape, key),
-        lambda: _inverted(total, shape, key),
+        lambda: _invert_tail(total, shape, key),
     )
 
 
-def _inverted(variance: jax.Array, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+def _invert_tail(variance: jax.Array, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
     """A fair sign, and the magnitude by inverting its tail: small tail probabilities take 64 random bits."""
     tail = _tail(jnp.minimum(variance, _GAUSSIAN_FROM))  # where it is larger, this draw is not used
     size = math.prod(shape)
@@ -201,7 +201,7 @@ def split(values: jax.Array, shares: int, modulus: int, *, key: jax.Array) -> ja
     return jnp.concatenate([free, last[..., None]], axis=-1)
 
 
-def centred(residues: jax.Array, modulus: int) -> jax.Array:
+def center(residues: jax.Array, modulus: int) -> jax.Array:
     """The integers of smallest magnitude with these residues: int32 in [-modulus / 2, modulus / 2)."""
     unused = 32 - (modulus.bit_length() - 1)
     return jax.lax.bitcast_convert_type(residues << unused, jnp.int32) >> unused
@@ -236,13 +236,13 @@ def resolve(
         if not 2 <= modulus <= _WORD or modulus & (modulus - 1):
             raise ValueError(f"expected modulus to be a power of two up to 2^32, got modulus={modulus}")
 
-    def needed(at: float) -> int:
+    def modulus_at(at: float) -> int:
         norm = Encoding(clip_norm=clip_norm, scale=at, dim=dim).norm
         std = noise_std * at  # its square may be infinite, which is refused, where a power would be an OverflowError
         return split_and_mix.modulus_for(num_users=num_users, norm=norm, noise_variance=std * std)
 
     chosen = _coarsest_scale(clip_norm, dim) if scale is None else scale
-    least = needed(chosen)
+    least = modulus_at(chosen)
     if least > (modulus or _WORD):
         raise ValueError(
             f"expected modulus >= {least} for the sum of {num_users} users at scale={chosen:.6g}, "
@@ -250,7 +250,7 @@ def resolve(
         )
     if modulus is None:
         modulus = 1 << (least - 1).bit_length()
-    while scale is None and _squares_fit(clip_norm, 1.01 * chosen, dim) and needed(1.01 * chosen) <= modulus:
+    while scale is None and _squares_fit(clip_norm, 1.01 * chosen, dim) and modulus_at(1.01 * chosen) <= modulus:
         chosen *= 1.01
     return Resolution(float(chosen), int(modulus))
 

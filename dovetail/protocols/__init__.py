@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from dovetail import _imports, _validate
 from dovetail._fields import meanings, with_fields_in_help
@@ -56,6 +56,7 @@ __all__ = [
     "fill_settings",
     "find",
     "local_scope",
+    "register",
     "shares_scope",
     "shuffle_scope",
 ]
@@ -72,6 +73,7 @@ PROTOCOLS: dict[str, type[Protocol]] = {
 for _kind in PROTOCOLS.values():
     with_fields_in_help(_kind)
 _ENTRY_POINTS = "dovetail.protocols"
+P = TypeVar("P", bound=Protocol)
 BUNDLED = frozenset(PROTOCOLS.values())  # those that we vouch for, whatever is registered later
 
 
@@ -82,18 +84,37 @@ def find(name: str) -> type[Protocol]:
     if ":" not in name:
         declared = {entry.name: entry.value for entry in importlib.metadata.entry_points(group=_ENTRY_POINTS)}
         _validate.known_name("protocol", name, {*PROTOCOLS, *declared})
-        PROTOCOLS[name] = _imported(declared[name], installed=True)
+        PROTOCOLS[name] = _import_protocol(declared[name], installed=True)
         return PROTOCOLS[name]
-    return _imported(name)
+    return _import_protocol(name)
 
 
-def _imported(name: str, *, installed: bool = False) -> type[Protocol]:
+def register(protocol: type[P]) -> type[P]:
+    """Make a protocol known by its `name`, for this process: to configs, commands, audits and `quote`.
+
+    Arguments:
+        protocol: a class with a `name` that no bundled protocol has; one that was registered before is replaced.
+
+    Returns: the class itself, so that this is a decorator.
+    """
+    if not _is_protocol(protocol):
+        raise ValueError(f"expected a subclass of dovetail.Protocol, got {protocol!r}")
+    name = getattr(protocol, "name", None)
+    if not isinstance(name, str) or not name or ":" in name:
+        raise ValueError(f"expected a name without ':' for {protocol.__name__}, got name={name!r}")
+    if PROTOCOLS.get(name) in BUNDLED and PROTOCOLS[name] is not protocol:
+        raise ValueError(f"expected a name of its own for {protocol.__name__}, but {name!r} is bundled with Dovetail")
+    PROTOCOLS[name] = protocol
+    return protocol
+
+
+def _import_protocol(name: str, *, installed: bool = False) -> type[Protocol]:
     kind = "dovetail.protocols.Protocol"
     return _imports.load(name, what="protocol", kind=kind, accept=_is_protocol, installed=installed)
 
 
-def _is_protocol(found: object) -> TypeGuard[type[Protocol]]:
-    return isinstance(found, type) and issubclass(found, Protocol)
+def _is_protocol(candidate: object) -> TypeGuard[type[Protocol]]:
+    return isinstance(candidate, type) and issubclass(candidate, Protocol)
 
 
 def fields(name: str) -> dict[str, dataclasses.Field[Any]]:
@@ -108,10 +129,10 @@ def fill_settings(name: str, dim: int, settings: Mapping[str, Any]) -> dict[str,
 
 def build(name: str, parameters: Mapping[str, Any]) -> Protocol:
     """The protocol of this name with these parameters."""
-    known = fields(name)
+    settings = fields(name)
     for key in parameters:
-        _validate.known_name(f"key of protocol {name!r}", key, known, meanings=lambda: meanings(find(name)))
-    for key, field in known.items():
+        _validate.known_name(f"key of protocol {name!r}", key, settings, meanings=lambda: meanings(find(name)))
+    for key, field in settings.items():
         if key not in parameters and field.default is dataclasses.MISSING:
             raise ValueError(f"expected protocol.{key} for {name!r}, got none")
     return find(name)(**parameters)

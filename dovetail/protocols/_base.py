@@ -132,7 +132,23 @@ class Cohort:
 
 
 class Protocol(abc.ABC):
-    """A way to estimate the mean of the clients' updates, and what that reveals."""
+    """A way to estimate the mean of the clients' updates, and what that reveals.
+
+    A protocol of your own defines `name`, `layout`, `randomize`, `tally` (unless the default fits), `estimate`, `view`
+    and `noise_std`; everything else has a default that claims nothing. It is a frozen dataclass, and its fields are
+    config keys. `dovetail.testing.check_protocol` runs code against what it owes:
+
+    Guarantees:
+        `randomize` sends what `layout` declares, and nothing but `valid` says whether a client's reports count.
+        Tallies of parts of the reports add up to that of all, in any order; reports that are not valid add nothing.
+        `estimate` averages to the mean of `expected_update`, up to `bias`; on zero updates it spreads by `noise_std`.
+        An update with NaN or infinite entries adds no more than any other, and one that is NaN counts as zero.
+        `view` says no less than what a round reveals, `own_reports` no less than what one client's reports do.
+        `with_noise` at more noise is more private; without noise the estimate is the mean of `expected_update`, where
+        its randomness is noise alone.
+        Where defined: `log_density` is the density of what `randomize` sends; the sums of `Fast` have the law of the
+        messages; `messages` and `contribution` give the estimates of the simulation, from exact randomness.
+    """
 
     name: ClassVar[str]
     references: ClassVar[tuple[str, ...]] = ()  # its papers, by their keys in `dovetail.references`
@@ -152,6 +168,18 @@ class Protocol(abc.ABC):
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings that make sense at this dimension beside `settings`, as its papers set them where they do."""
         return {}
+
+    @classmethod
+    def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
+        """Settings that tests and audits go through, each completed by `example`.
+
+        Arguments:
+            dim: coordinates of an update.
+            num_users: users of a round.
+
+        Returns: one dictionary for every way in which the code can run; the first is the usual one.
+        """
+        return [{}]
 
     @property
     def protects(self) -> Unit:
@@ -209,6 +237,14 @@ class Protocol(abc.ABC):
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
         """Updates on the last axis (records' gradients, if those are what is clipped) as far as they can count."""
         return x
+
+    def expected_update(self, x: jax.Array, state: Any) -> jax.Array:
+        """What updates on the last axis add to the mean that is estimated: clipped, unless a protocol does more."""
+        return self.clip_update(x, state)
+
+    def bias(self, dim: int) -> float:
+        """How far the average estimate of a coordinate may be from the mean of `expected_update`."""
+        return 0.0
 
     def inclusion_rate(self, dim: int) -> float:
         """The share of its coordinates that a client reports, on average and whatever they are."""

@@ -27,6 +27,11 @@ class Fast:
         """Whether sums serve with these parameters; if not, every report must be held."""
         return True
 
+    @property
+    def same_keys(self) -> bool:
+        """Whether `collect` and `finish` give the tally of the messages from the same keys, and not only its law."""
+        return type(self).collect is Fast.collect and type(self).finish is Fast.finish
+
     def collect(
         self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
     ) -> Any:
@@ -75,6 +80,11 @@ class _Messages(Fast):
     def summable(self) -> bool:
         """Unless slots are padded."""
         return self.protocol.layout(self.dim).padding is None
+
+    @property
+    def same_keys(self) -> bool:
+        """They are the messages."""
+        return True
 
     def collect(
         self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None

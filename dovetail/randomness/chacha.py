@@ -51,7 +51,7 @@ def first_word(key: jax.Array, counter: Word, number: Word, use: np.uint32, *, r
     Guarantees:
         With 20 rounds that of ChaCha20 (RFC 8439), whose nonce is (number, use, 0).
     """
-    return _mixed(*jnp.broadcast_arrays(*_start(key, counter, number, use)), rounds=rounds)[0] + _CONSTANTS[0]
+    return _mix_rounds(*jnp.broadcast_arrays(*_start(key, counter, number, use)), rounds=rounds)[0] + _CONSTANTS[0]
 
 
 def _start(key: jax.Array, counter: Word, number: Word, use: np.uint32) -> tuple[Word, ...]:
@@ -59,7 +59,7 @@ def _start(key: jax.Array, counter: Word, number: Word, use: np.uint32) -> tuple
 
 
 @traced_once
-def _mixed(*state: jax.Array, rounds: int) -> tuple[jax.Array, ...]:
+def _mix_rounds(*state: jax.Array, rounds: int) -> tuple[jax.Array, ...]:
     """All rounds, written out."""
     for _ in range(rounds // 2):
         state = _double_round(state)
@@ -79,18 +79,18 @@ def _quarter_round(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> tu
     """In `lax`: operators of arrays take five times as long to trace, and there are hundreds of them here."""
     for turn, back in ((16, 12), (8, 7)):
         a = lax.add(a, b)
-        d = _rotated(lax.bitwise_xor(d, a), turn)
+        d = _rotate(lax.bitwise_xor(d, a), turn)
         c = lax.add(c, d)
-        b = _rotated(lax.bitwise_xor(b, c), back)
+        b = _rotate(lax.bitwise_xor(b, c), back)
     return a, b, c, d
 
 
-def _rotated(x: jax.Array, by: int) -> jax.Array:
+def _rotate(x: jax.Array, by: int) -> jax.Array:
     left, right = lax.shift_left(x, np.uint32(by)), lax.shift_right_logical(x, np.uint32(32 - by))
     return lax.bitwise_or(left, right)
 
 
-def _seeded(seed: jax.Array) -> jax.Array:
+def _seed_key(seed: jax.Array) -> jax.Array:
     """A key with the entropy of a seed, for `jax.random.key`; runs take theirs from the operating system."""
     return jnp.zeros(KEY_WORDS, jnp.uint32).at[0].set(seed.astype(jnp.uint32))
 
@@ -128,18 +128,18 @@ def _blocks(*words: jax.Array, rounds: int) -> jax.Array:
     return jnp.concatenate([after + before for after, before in zip(rows, start, strict=True)])
 
 
-def _derived(key: jax.Array, number: jax.Array, use: np.uint32) -> jax.Array:
+def _derive_key(key: jax.Array, number: jax.Array, use: np.uint32) -> jax.Array:
     """Half a block as a key, along a new last axis."""
     return jnp.moveaxis(_block(key, jnp.uint32(0), number, use)[:KEY_WORDS], 0, -1)
 
 
 def _fold_in(key: jax.Array, data: int) -> jax.Array:
-    return _derived(key, jnp.asarray(data).astype(jnp.uint32), _FOLD)
+    return _derive_key(key, jnp.asarray(data).astype(jnp.uint32), _FOLD)
 
 
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     numbers = jnp.arange(int(np.prod(shape, dtype=np.int64)), dtype=jnp.uint32).reshape(shape)
-    return _derived(key, numbers, _SPLIT)
+    return _derive_key(key, numbers, _SPLIT)
 
 
 @functools.cache
@@ -147,7 +147,7 @@ def impl() -> Any:
     """How `jax.random` draws with these keys."""
     return jax.extend.random.define_prng_impl(
         key_shape=(KEY_WORDS,),
-        seed=_seeded,
+        seed=_seed_key,
         split=_split,
         random_bits=_random_bits,
         fold_in=_fold_in,

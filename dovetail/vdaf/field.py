@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["FIELD32", "FIELD64", "FIELD128", "Field", "Malencoded", "padded"]
+__all__ = ["FIELD32", "FIELD64", "FIELD128", "Field", "Malencoded", "pad_zeros"]
 
 _LOW = np.uint64(2**32 - 1)
 _HALF = np.uint64(32)
@@ -24,7 +24,7 @@ class Malencoded(ValueError):  # noqa: N818 - it says what is wrong with bytes
     """Bytes that do not encode what they should."""
 
 
-def padded(x: np.ndarray, after: int, *, before: int = 0, axis: int = -1) -> np.ndarray:
+def pad_zeros(x: np.ndarray, after: int, *, before: int = 0, axis: int = -1) -> np.ndarray:
     """The array with so many zeros before and after it along an axis."""
     if not before and not after:
         return x
@@ -68,7 +68,7 @@ class Field:
             return lifted.view(np.uint64) + (lifted < 0) * np.uint64(self.modulus)  # 2^63 is below a modulus of 64 bits
         return np.mod(values.astype(object), self.modulus).astype(self.dtype)
 
-    def centred(self, x: np.ndarray) -> np.ndarray:
+    def center(self, x: np.ndarray) -> np.ndarray:
         """Elements as the integers of least magnitude that they stand for: int64, or Python's."""
         small = x <= (self.modulus - 1) // 2
         if self.dtype is object:
@@ -169,11 +169,11 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     other <<= _HALF
     low &= _LOW
     low |= other
-    return _reduced(low, high)
+    return _reduce_modulo(low, high)
 
 
 @_WRAPPING
-def _reduced(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+def _reduce_modulo(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """low + 2^64 high, for 2^64 is 2^32 - 1 and 2^96 is -1: the upper half of high counts -1, the lower 2^32 - 1."""
     top = high >> _HALF
     total = np.asarray(low - top)
@@ -215,7 +215,7 @@ class _Goldilocks(Field):
     def sum(self, x: np.ndarray, axis: int = -1) -> np.ndarray:
         low, high = np.sum(x & _LOW, axis=axis), np.sum(x >> _HALF, axis=axis)
         carried = np.asarray(high + (low >> _HALF))  # below 2^63 for up to 2^31 terms
-        return _reduced(np.asarray(carried << _HALF) | np.asarray(low & _LOW), np.asarray(carried >> _HALF))
+        return _reduce_modulo(np.asarray(carried << _HALF) | np.asarray(low & _LOW), np.asarray(carried >> _HALF))
 
 
 FIELD32 = Field("Field32", 4293918721, 4, 3925978153, 20)

@@ -24,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from dovetail.vdaf.field import Field, padded
+from dovetail.vdaf.field import Field, pad_zeros
 
 __all__ = [
     "Circuit",
@@ -82,7 +82,7 @@ class Circuit(abc.ABC):
 
 def rows_of(inputs: np.ndarray, arity: int) -> np.ndarray:
     """Inputs along the last axis in rows of so many, the last one filled with zeros."""
-    return padded(inputs, -inputs.shape[-1] % arity).reshape(*inputs.shape[:-1], -1, arity)
+    return pad_zeros(inputs, -inputs.shape[-1] % arity).reshape(*inputs.shape[:-1], -1, arity)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ class FullyLinearProof:
         seeds, polynomial = proof[..., : circuit.gadget.arity], proof[..., circuit.gadget.arity :]
         table = self._table(seeds, circuit.rows(vector, joint, shares))
         point = query[..., -1]
-        at_roots, at_point = self._evaluated(polynomial, point)
+        at_roots, at_point = self._evaluate(polynomial, point)
         called = at_roots[..., 2 : 2 * (circuit.calls + 1) : 2]
         outputs = circuit.output(vector, joint, shares, called)
         reduced = outputs[..., 0] if circuit.outputs == 1 else field.dot(query[..., :-1], outputs)
@@ -160,11 +160,11 @@ class FullyLinearProof:
 
     def _table(self, seeds: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The seeds, the rows, and zeros."""
-        table = padded(rows, self.order - 1 - rows.shape[-2], before=1, axis=-2)
+        table = pad_zeros(rows, self.order - 1 - rows.shape[-2], before=1, axis=-2)
         table[..., 0, :] = seeds
         return table
 
-    def _evaluated(self, polynomial: np.ndarray, point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _evaluate(self, polynomial: np.ndarray, point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The gadget's polynomial at the roots of unity of twice the order, and at the point."""
         field, order = self.circuit.field, 2 * self.order
         if self.basis == "coefficients":
@@ -184,13 +184,13 @@ def next_power_of_two(n: int) -> int:
 
 def values(field: Field, columns: np.ndarray, order: int) -> np.ndarray:
     """The values of polynomials at the roots of unity of this order, from their coefficients, lowest first."""
-    return _transformed(field, padded(columns, order - columns.shape[-2], axis=-2), inverse=False)
+    return _transform(field, pad_zeros(columns, order - columns.shape[-2], axis=-2), inverse=False)
 
 
 def coefficients(field: Field, columns: np.ndarray) -> np.ndarray:
     """The coefficients of the polynomials that have these values at the roots of unity."""
     order = columns.shape[-2]
-    return field.mul(_transformed(field, columns, inverse=True), field.scalar(field.inverse(order)))
+    return field.mul(_transform(field, columns, inverse=True), field.scalar(field.inverse(order)))
 
 
 def between(field: Field, columns: np.ndarray) -> np.ndarray:
@@ -198,8 +198,8 @@ def between(field: Field, columns: np.ndarray) -> np.ndarray:
     order = columns.shape[-2]
     powers = field.powers(field.scalar(field.root_of(2 * order)), order)
     twist = field.mul(powers, field.scalar(field.inverse(order)))
-    turned = field.mul(_transformed(field, columns, inverse=True), twist[:, None])
-    return _transformed(field, turned, inverse=False)
+    turned = field.mul(_transform(field, columns, inverse=True), twist[:, None])
+    return _transform(field, turned, inverse=False)
 
 
 def lagrange(field: Field, point: np.ndarray, order: int) -> np.ndarray:
@@ -211,11 +211,11 @@ def lagrange(field: Field, point: np.ndarray, order: int) -> np.ndarray:
     return coefficients(field, field.powers(point, order)[..., None])[..., 0]
 
 
-def _transformed(field: Field, columns: np.ndarray, *, inverse: bool) -> np.ndarray:
+def _transform(field: Field, columns: np.ndarray, *, inverse: bool) -> np.ndarray:
     """Cooley and Tukey's way, decimating in time."""
     order, width = columns.shape[-2:]
     lead, half = columns.shape[:-2], 1
-    found = columns[..., _reversed(order), :]
+    found = columns[..., _reverse_bits(order), :]
     while half < order:
         pairs = found.reshape(*lead, order // (2 * half), 2, half, width)
         even = pairs[..., 0, :, :]
@@ -234,7 +234,7 @@ def _twiddles(field: Field, half: int, inverse: bool) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=32)
-def _reversed(order: int) -> np.ndarray:
+def _reverse_bits(order: int) -> np.ndarray:
     """Numbers with their bits in reverse."""
     found = np.zeros(1, np.int64)
     while len(found) < order:

@@ -71,7 +71,7 @@ class NormLayout:
         return 4 * self.dim * self.reach**2 < self.field.modulus
 
     @property
-    def unlucky(self) -> float:
+    def prob_unlucky(self) -> float:
         """At most this is the probability that too few random products of an honest vector are small.
 
         A product exceeds t with probability at most 2 exp(-t^2 / squared norm), by Hoeffding.
@@ -101,14 +101,14 @@ class NormLayout:
         return 2 * self.norm_bits + (self.product_bits + 1) * self.checks
 
     @property
-    def shared(self) -> int:
+    def num_shared(self) -> int:
         """Elements that are shared."""
         return self.dim + self.bits
 
     @property
     def length(self) -> int:
         """Elements of the vector, with the products."""
-        return self.shared + self.checks
+        return self.num_shared + self.checks
 
     def number(self, bits: np.ndarray) -> np.ndarray:
         """The number with these bits along the last axis, lowest first."""
@@ -121,7 +121,7 @@ class NormLayout:
 
     def claims(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For every product, what is claimed of it (plus reach - 1), and whether it is claimed to be small."""
-        rows = vector[..., self.first : self.shared].reshape(*vector.shape[:-1], self.checks, -1)
+        rows = vector[..., self.first : self.num_shared].reshape(*vector.shape[:-1], self.checks, -1)
         return self.number(rows[..., :-1]), rows[..., -1]
 
     def norm_part(self, integers: np.ndarray) -> np.ndarray:
@@ -196,12 +196,14 @@ class NormBits(Circuit):
         """r^j b_j with b_j - 1, and s^i (product - claim) with whether it is claimed to be small."""
         field, layout = self.field, self.layout
         one = field.scalar(field.inverse(shares))
-        bits = vector[..., layout.dim : layout.shared]
+        bits = vector[..., layout.dim : layout.num_shared]
         weighted = field.mul(field.powers(joint[..., 0], layout.bits), bits)
         bit_pairs = np.stack([weighted, field.sub(bits, one)], axis=-1)
         claimed, small = layout.claims(vector)
         claimed = field.sub(claimed, field.mul(field.scalar(layout.reach - 1), one))
-        off = field.mul(field.powers(joint[..., 1], layout.checks), field.sub(vector[..., layout.shared :], claimed))
+        off = field.mul(
+            field.powers(joint[..., 1], layout.checks), field.sub(vector[..., layout.num_shared :], claimed)
+        )
         pairs = [bit_pairs, np.stack([off, small], axis=-1)]
         arity = self.gadget.arity
         flat = [rows_of(one.reshape(*one.shape[:-2], -1), arity) for one in pairs]

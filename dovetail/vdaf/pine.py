@@ -7,36 +7,143 @@ hash of the shares of the integers, what the proofs need from a hash of all shar
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from dovetail.vdaf._variant import (
-    BASIS,
-    JOINT_PART,
-    JOINT_SEED,
-    PINE64,
-    PROVE,
-    WRAP_PART,
-    WRAP_SEED,
-    PineVariant,
-)
-from dovetail.vdaf.field import FIELD64, Malencoded
+from dovetail import _validate
+from dovetail.vdaf.field import FIELD64, Field, Malencoded
 from dovetail.vdaf.flp import Circuit, FullyLinearProof
-from dovetail.vdaf.norms import NormBits, NormEquality, NormLayout
+from dovetail.vdaf.norms import NormBits, NormEquality, NormLayout, random_products
 from dovetail.vdaf.systems import Queried, SharedReport, Unlucky
-from dovetail.vdaf.xof import SEED
+from dovetail.vdaf.xof import SEED, HmacSha256Aes128, Xof
 
-__all__ = ["PINE64", "Pine", "Queried", "SharedReport", "Unlucky", "chosen_chunks"]
+__all__ = ["PINE64", "Pine", "Queried", "SharedReport", "Unlucky", "best_chunks"]
 
 
+PINE64 = 0xFFFF1004
+_BASIS: Literal["coefficients"] = "coefficients"
+_VERSION = 1
+_SHARE, _PROOF, _JOINT, _PROVE, _QUERY, _JOINT_SEED, _JOINT_PART, _WRAP, _WRAP_SEED, _WRAP_PART = range(1, 11)
 _WIDER = 16.0  # norms that count as small products: more than the draft's, so that e^eps times an error stays nothing
 
 
-class _Begun(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PineVariant:
+    """One variant, by its id, for so many aggregators."""
+
+    layout: NormLayout
+    chunk: int
+    norm_chunk: int
+    shares: int = 2
+    proofs: int = 2
+    norm_proofs: int = 1
+    number: int = PINE64
+    xof: type[Xof] = HmacSha256Aes128
+
+    def __post_init__(self) -> None:
+        _validate.in_interval(2, 255, shares=self.shares)
+        _validate.in_interval(1, 255, proofs=self.proofs, norm_proofs=self.norm_proofs)
+
+    @property
+    def field(self) -> Field:
+        """That of the layout."""
+        return self.layout.field
+
+    @functools.cached_property
+    def flps(self) -> tuple[tuple[FullyLinearProof, int], tuple[FullyLinearProof, int]]:
+        """The kinds of proofs, and how many of each."""
+        norm, bits = NormEquality(self.layout, chunk=self.norm_chunk), NormBits(self.layout, chunk=self.chunk)
+        return (FullyLinearProof(norm, _BASIS), self.norm_proofs), (FullyLinearProof(bits, _BASIS), self.proofs)
+
+    def total_length(self, what: str) -> int:
+        """Elements in all proofs, verifiers, and so on."""
+        return sum(count * getattr(flp, what) for flp, count in self.flps)
+
+    @property
+    def counts(self) -> bytes:
+        return bytes([self.norm_proofs, self.proofs])
+
+    @property
+    def verifier_size(self) -> int:
+        """Bytes of a verifier share."""
+        return self.field.size * self.total_length("verifier_length") + 2 * SEED
+
+    @property
+    def public_size(self) -> int:
+        """Bytes of the public share."""
+        return 2 * SEED * self.shares
+
+    @property
+    def rand_size(self) -> int:
+        """Random bytes that a user draws."""
+        return SEED * (4 * self.shares - 1)
+
+    def share_size(self, index: int) -> int:
+        """Bytes of an aggregator's share; the leader's, with index 0, is the long one."""
+        return (
+            4 * SEED
+            if index
+            else self.field.size * (self.layout.num_shared + self.total_length("proof_length")) + 2 * SEED
+        )
+
+    def cut(self, rows: np.ndarray, what: str) -> list[np.ndarray]:
+        """Both kinds' part of every row, of shape (rows, proofs of that kind, length)."""
+        lengths = [count * getattr(flp, what) for flp, count in self.flps]
+        parts = np.split(rows, [lengths[0]], axis=-1)
+        return [
+            part.reshape(len(rows), count, part.shape[-1] // count)
+            for part, (_, count) in zip(parts, self.flps, strict=True)
+        ]
+
+    def products(self, vector: np.ndarray, seed: bytes) -> np.ndarray:
+        checks = self.layout.checks
+        stream = self.xof(seed, self.tag(_WRAP)).next(checks * -(-len(vector) // 4))
+        return random_products(self.field, vector, stream, checks)
+
+    def parts_of(
+        self, usage: int, vector: np.ndarray, shares: list[np.ndarray], blinds: list[bytes], nonce: bytes
+    ) -> list[bytes]:
+        """Every aggregator's hash of its share, the leader's first."""
+        left = vector
+        for share in shares:
+            left = self.field.sub(left, share[: len(vector)])
+        return [
+            self.part(usage, index, blind, share[: len(vector)], nonce)
+            for index, (blind, share) in enumerate(zip(blinds, [left, *shares], strict=True))
+        ]
+
+    def part(self, usage: int, index: int, blind: bytes, share: np.ndarray, nonce: bytes) -> bytes:
+        return self.xof.seed(blind, self.tag(usage), bytes([index]), nonce, self.field.encode(share))
+
+    def joint_seed(self, usage: int, parts: Sequence[bytes]) -> bytes:
+        return self.xof.seed(bytes(SEED), self.tag(usage), *parts)
+
+    def vector_share(self, index: int, seed: bytes, length: int | None = None) -> np.ndarray:
+        size = self.layout.num_shared if length is None else length
+        return self.xof.expand(self.field, seed, self.tag(_SHARE), bytes([index]), size)
+
+    def proof_share(self, index: int, seed: bytes) -> np.ndarray:
+        binder = self.counts + bytes([index])
+        return self.xof.expand(self.field, seed, self.tag(_PROOF), binder, self.total_length("proof_length"))
+
+    def query_randomness(self, key: bytes, nonce: bytes) -> np.ndarray:
+        length = self.total_length("query_length")
+        return self.xof.expand(self.field, key, self.tag(_QUERY), self.counts + nonce, length)
+
+    def joint_randomness(self, seed: bytes) -> np.ndarray:
+        length = self.proofs * NormBits.joint
+        return self.xof.expand(self.field, seed, self.tag(_JOINT), bytes([self.proofs]), length)
+
+    def tag(self, usage: int) -> bytes:
+        return bytes([_VERSION]) + self.number.to_bytes(4, "big") + usage.to_bytes(2, "big")
+
+
+class _Sharding(NamedTuple):
     """A report before its proofs.
 
     The vector and its products, the helpers' shares of it and their seeds, the leader's blinds with the seed of the
@@ -51,12 +158,12 @@ class _Begun(NamedTuple):
     parts: list[bytes]
 
 
-def chosen_chunks(layout: NormLayout) -> tuple[int, int]:
+def best_chunks(layout: NormLayout) -> tuple[int, int]:
     """The chunks with the shortest proofs: of bits, and of squares."""
 
     def best(length: int, circuit: Callable[[int], Circuit]) -> int:
         chunks = sorted({-(-length // rows) for rows in range(1, 1 + min(length, 4096))})
-        return min(chunks, key=lambda chunk: FullyLinearProof(circuit(chunk), BASIS).proof_length)
+        return min(chunks, key=lambda chunk: FullyLinearProof(circuit(chunk), _BASIS).proof_length)
 
     return (
         best(layout.bits, lambda chunk: NormBits(layout, chunk=chunk)),
@@ -82,7 +189,7 @@ class Pine(PineVariant):
             raise ValueError(
                 f"expected dim and norm for which every wraparound shows, got dim={dim}, norm={layout.norm}"
             )
-        chunk, norm_chunk = chosen_chunks(layout)
+        chunk, norm_chunk = best_chunks(layout)
         return cls(layout=layout, chunk=chunk, norm_chunk=norm_chunk, shares=shares)
 
     @property
@@ -93,7 +200,7 @@ class Pine(PineVariant):
     @property
     def knowledge_error(self) -> float:
         """That honest randomness is drawn again, which makes it other than uniform."""
-        return self.layout.unlucky
+        return self.layout.prob_unlucky
 
     def soundness_error(self, hashes: float) -> float:
         """At most this is the probability that a report is accepted whose integers have a larger norm.
@@ -119,18 +226,18 @@ class Pine(PineVariant):
 
         Raises `Unlucky` where a wraparound check failed: an honest user draws other random bytes.
         """
-        (found,) = self.shard_all(integers[None], [nonce], [rand])
-        return found
+        (report,) = self.shard_all(integers[None], [nonce], [rand])
+        return report
 
     def shard_all(
         self, integers: np.ndarray, nonces: Sequence[bytes], rands: Sequence[bytes]
     ) -> list[tuple[bytes, list[bytes]]]:
         """`shard` for several vectors, one per row."""
-        begun = [self._begun(*one) for one in zip(integers, nonces, rands, strict=True)]
-        proved = self._proved(begun)
-        return [self._ended(one, proofs) for one, proofs in zip(begun, proved, strict=True)]
+        shardings = [self._begin(*arguments) for arguments in zip(integers, nonces, rands, strict=True)]
+        proofs = self._prove(shardings)
+        return [self._finish(sharding, proof) for sharding, proof in zip(shardings, proofs, strict=True)]
 
-    def _begun(self, integers: np.ndarray, nonce: bytes, rand: bytes) -> _Begun:
+    def _begin(self, integers: np.ndarray, nonce: bytes, rand: bytes) -> _Sharding:
         if len(rand) != self.rand_size:
             raise ValueError(f"expected {self.rand_size} random bytes, got {len(rand)}")
         seeds = [rand[i : i + SEED] for i in range(0, len(rand), SEED)]
@@ -140,14 +247,14 @@ class Pine(PineVariant):
         vectors = [self.vector_share(index, seed[0]) for index, seed in enumerate(helpers, 1)]
         vector = self._norm_part(integers)
         wrap_blinds = [wrap_blind, *(seed[2] for seed in helpers)]
-        wrap_parts = self.parts_of(WRAP_PART, vector, vectors, wrap_blinds, nonce)
-        products = self.products(vector[: layout.dim], self.joint_seed(WRAP_SEED, wrap_parts))
+        wrap_parts = self.parts_of(_WRAP_PART, vector, vectors, wrap_blinds, nonce)
+        products = self.products(vector[: layout.dim], self.joint_seed(_WRAP_SEED, wrap_parts))
         bits = self._product_part(products)
         if bits is None:
             raise Unlucky("expected small products of an honest vector, got a large one")
         vector = np.concatenate([vector, bits])
-        parts = self.parts_of(JOINT_PART, vector, vectors, [blind, *(seed[3] for seed in helpers)], nonce)
-        return _Begun(vector, products, vectors, helpers, (wrap_blind, blind, prove), wrap_parts + parts)
+        parts = self.parts_of(_JOINT_PART, vector, vectors, [blind, *(seed[3] for seed in helpers)], nonce)
+        return _Sharding(vector, products, vectors, helpers, (wrap_blind, blind, prove), wrap_parts + parts)
 
     def _norm_part(self, integers: np.ndarray) -> np.ndarray:
         return self.layout.norm_part(integers)
@@ -155,28 +262,28 @@ class Pine(PineVariant):
     def _product_part(self, products: np.ndarray) -> np.ndarray | None:
         return self.layout.product_part(products)
 
-    def _proved(self, begun: Sequence[_Begun]) -> np.ndarray:
+    def _prove(self, shardings: Sequence[_Sharding]) -> np.ndarray:
         """All proofs, one row per vector."""
         length = self.total_length("prove_length")
         random = np.stack(
-            [self.xof.expand(self.field, one.own[2], self.tag(PROVE), self.counts, length) for one in begun]
+            [self.xof.expand(self.field, one.own[2], self.tag(_PROVE), self.counts, length) for one in shardings]
         )
-        seeds = [self.joint_seed(JOINT_SEED, one.parts[self.shares :]) for one in begun]
+        seeds = [self.joint_seed(_JOINT_SEED, one.parts[self.shares :]) for one in shardings]
         joint = np.stack([self.joint_randomness(seed).reshape(self.proofs, -1) for seed in seeds])
-        vectors = np.stack([np.concatenate([one.vector, one.products]) for one in begun])
+        vectors = np.stack([np.concatenate([one.vector, one.products]) for one in shardings])
         found = []
         for (flp, count), drawn in zip(self.flps, self.cut(random, "prove_length"), strict=True):
-            copies = np.broadcast_to(vectors[:, None], (len(begun), count, vectors.shape[-1]))
+            copies = np.broadcast_to(vectors[:, None], (len(shardings), count, vectors.shape[-1]))
             own = joint if flp.circuit.joint else joint[:, :count, :0]
-            found.append(flp.prove(copies, drawn, own).reshape(len(begun), -1))
+            found.append(flp.prove(copies, drawn, own).reshape(len(shardings), -1))
         return np.concatenate(found, axis=-1)
 
-    def _ended(self, begun: _Begun, proofs: np.ndarray) -> tuple[bytes, list[bytes]]:
-        field, vector = self.field, begun.vector
-        for index, (share, seed) in enumerate(zip(begun.shares, begun.helpers, strict=True), 1):
+    def _finish(self, sharding: _Sharding, proofs: np.ndarray) -> tuple[bytes, list[bytes]]:
+        field, vector = self.field, sharding.vector
+        for index, (share, seed) in enumerate(zip(sharding.shares, sharding.helpers, strict=True), 1):
             vector, proofs = field.sub(vector, share), field.sub(proofs, self.proof_share(index, seed[1]))
-        leader = field.encode(vector) + field.encode(proofs) + begun.own[0] + begun.own[1]
-        return b"".join(begun.parts), [leader, *(b"".join(seed) for seed in begun.helpers)]
+        leader = field.encode(vector) + field.encode(proofs) + sharding.own[0] + sharding.own[1]
+        return b"".join(sharding.parts), [leader, *(b"".join(seed) for seed in sharding.helpers)]
 
     def check(self, index: int, report: SharedReport) -> None:
         """Refuse a report that has not the form of one."""
@@ -190,7 +297,7 @@ class Pine(PineVariant):
         """What an aggregator finds about its shares of some reports, all at once."""
         if not reports:
             return []
-        found = [self._opened(index, report) for report in reports]
+        found = [self._open_report(index, report) for report in reports]
         vectors, proofs, joints = (np.stack([one[i] for one in found]) for i in range(3))
         queries = np.stack([self.query_randomness(key, report.nonce) for report in reports])
         verifiers = []
@@ -243,21 +350,21 @@ class Pine(PineVariant):
 
     def _agreed_seeds(self, verifiers: Sequence[bytes]) -> bytes:
         wrap, parts = [one[-2 * SEED : -SEED] for one in verifiers], [one[-SEED:] for one in verifiers]
-        return self.joint_seed(WRAP_SEED, wrap) + self.joint_seed(JOINT_SEED, parts)
+        return self.joint_seed(_WRAP_SEED, wrap) + self.joint_seed(_JOINT_SEED, parts)
 
-    def _opened(self, index: int, report: SharedReport) -> tuple[np.ndarray, np.ndarray, np.ndarray, bytes, bytes]:
+    def _open_report(self, index: int, report: SharedReport) -> tuple[np.ndarray, np.ndarray, np.ndarray, bytes, bytes]:
         """Vector with products, proofs, joint randomness, the seeds, and this aggregator's parts of them."""
         field, layout, share = self.field, self.layout, report.share
         if index:
             vector, proofs = self.vector_share(index, share[:SEED]), self.proof_share(index, share[SEED : 2 * SEED])
         else:
             elements = field.decode(share[: -2 * SEED])
-            vector, proofs = elements[: layout.shared], elements[layout.shared :]
+            vector, proofs = elements[: layout.num_shared], elements[layout.num_shared :]
         public = [report.public[i : i + SEED] for i in range(0, len(report.public), SEED)]
         wrap_parts, parts = public[: self.shares], public[self.shares :]
-        wrap_parts[index] = self.part(WRAP_PART, index, share[-2 * SEED : -SEED], vector[: layout.first], report.nonce)
-        parts[index] = self.part(JOINT_PART, index, share[-SEED:], vector, report.nonce)
-        wrap_seed, seed = self.joint_seed(WRAP_SEED, wrap_parts), self.joint_seed(JOINT_SEED, parts)
+        wrap_parts[index] = self.part(_WRAP_PART, index, share[-2 * SEED : -SEED], vector[: layout.first], report.nonce)
+        parts[index] = self.part(_JOINT_PART, index, share[-SEED:], vector, report.nonce)
+        wrap_seed, seed = self.joint_seed(_WRAP_SEED, wrap_parts), self.joint_seed(_JOINT_SEED, parts)
         products = self.products(vector[: layout.dim], wrap_seed)
         told = wrap_parts[index] + parts[index]
         return np.concatenate([vector, products]), proofs, self.joint_randomness(seed), wrap_seed + seed, told

@@ -48,7 +48,7 @@ class Prio3:
     """One variant, by its id, for so many aggregators and an application's context."""
 
     proof: FullyLinearProof
-    measured: Encoded
+    valid_type: Encoded
     number: int
     xof: type[Xof]
     shares: int = 2
@@ -76,7 +76,7 @@ class Prio3:
         seeds = [rand[i : i + SEED] for i in range(0, len(rand), SEED)]
         step = 2 if self._joint else 1
         helpers, blinds = seeds[: step * (self.shares - 1) : step], seeds[1 : step * (self.shares - 1) : step]
-        vector = self.measured.encode(measurement)
+        vector = self.valid_type.encode(measurement)
         left, parts = vector, []
         for index, seed in enumerate(helpers, 1):
             share = self._vector(index, seed)
@@ -86,7 +86,7 @@ class Prio3:
         leader_blind = seeds[-2] if self._joint else b""
         if self._joint:
             parts.insert(0, self._part(0, leader_blind, left, nonce))
-        proofs = self._proved(vector, seeds[-1], self._joint_randomness(parts))
+        proofs = self._prove(vector, seeds[-1], self._joint_randomness(parts))
         for index, seed in enumerate(helpers, 1):
             proofs = self.field.sub(proofs, self._proofs(index, seed))
         leader = self.field.encode(left) + self.field.encode(proofs) + leader_blind
@@ -95,7 +95,7 @@ class Prio3:
 
     def verify_init(self, key: bytes, index: int, nonce: bytes, public: bytes, share: bytes) -> tuple[Verifying, bytes]:
         """What an aggregator keeps, and the verifier share that it tells the others."""
-        vector, proofs, blind = self._expanded(index, share)
+        vector, proofs, blind = self._expand_share(index, share)
         parts, part = self._parts(public), b""
         if self._joint:
             part = self._part(index, blind, vector, nonce)
@@ -106,7 +106,7 @@ class Prio3:
         ).reshape(self.proofs, -1)
         copies = np.broadcast_to(vector, (self.proofs, len(vector)))
         found = self.proof.query(copies, proofs.reshape(self.proofs, -1), query, joint, self.shares)
-        return Verifying(self.measured.truncate(vector), self._seed(parts)), self.field.encode(found) + part
+        return Verifying(self.valid_type.truncate(vector), self._seed(parts)), self.field.encode(found) + part
 
     def message(self, verifiers: list[bytes]) -> bytes | None:
         """What all aggregators' verifier shares amount to; None if the report is refused."""
@@ -126,34 +126,34 @@ class Prio3:
     def check(self, index: int, public: bytes, share: bytes) -> None:
         """Refuse shares of another form."""
         self._parts(public)
-        self._sized(index, share)
+        self._elements_size(index, share)
         if index == 0:
             self.field.decode(share[: len(share) - (SEED if self._joint else 0)])
 
     def output(self, index: int, share: bytes) -> np.ndarray:
         """The aggregator's share of what is added up."""
         if index:
-            return self.measured.truncate(self._vector(index, share[:SEED]))
-        return self.measured.truncate(self.field.decode(share[: self.field.size * self.proof.circuit.length]))
+            return self.valid_type.truncate(self._vector(index, share[:SEED]))
+        return self.valid_type.truncate(self.field.decode(share[: self.field.size * self.proof.circuit.length]))
 
     @property
     def _joint(self) -> bool:
         return self.proof.circuit.joint > 0
 
-    def _proved(self, vector: np.ndarray, seed: bytes, joint: np.ndarray) -> np.ndarray:
+    def _prove(self, vector: np.ndarray, seed: bytes, joint: np.ndarray) -> np.ndarray:
         length = self.proof.prove_length * self.proofs
         random = self.xof.expand(self.field, seed, self._tag(_PROVE), bytes([self.proofs]), length)
         copies = np.broadcast_to(vector, (self.proofs, len(vector)))
         return self.proof.prove(copies, random.reshape(self.proofs, -1), joint).reshape(-1)
 
-    def _expanded(self, index: int, share: bytes) -> tuple[np.ndarray, np.ndarray, bytes]:
-        length, whole = self.proof.circuit.length, self._sized(index, share)
+    def _expand_share(self, index: int, share: bytes) -> tuple[np.ndarray, np.ndarray, bytes]:
+        length, whole = self.proof.circuit.length, self._elements_size(index, share)
         if index:
             return self._vector(index, share[:SEED]), self._proofs(index, share[:SEED]), share[SEED:]
         found = self.field.decode(share[:whole])
         return found[:length], found[length:], share[whole:]
 
-    def _sized(self, index: int, share: bytes) -> int:
+    def _elements_size(self, index: int, share: bytes) -> int:
         """Bytes of a share without its blind; refuses one of another length."""
         elements = self.proof.circuit.length + self.proof.proof_length * self.proofs
         whole, blind = (SEED if index else self.field.size * elements), (SEED if self._joint else 0)

@@ -119,8 +119,10 @@ def test_own_protocol_trains_is_quoted_and_audited(tmp_path):
     said = output_of("own_protocol.py", cwd=tmp_path)
     assert re.search(r"test accuracy [\d.]+% after 10 rounds", said)  # 24 +- 7.5 with fresh noise; guessing gives 10
     assert "[shuffle; against the analyzer; replace-one; one user, 10 rounds]   as declared" in said
-    lower, upper = map(float, re.search(r"([\d.]+) <= eps <= ([\d.]+)", said).groups())
+    lower = float(re.search(r"an attack shows eps >= ([\d.]+)", said)[1])
+    upper = float(re.search(r"for ten users: \(([\d.]+), 0.01\)-DP", said)[1])
     assert 0.5 < lower <= upper <= 1.5
+    assert "one_bit keeps its contract" in said
 
 
 def test_own_protocol_is_unbiased_and_has_the_noise_it_states(monkeypatch):

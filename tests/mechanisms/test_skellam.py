@@ -208,10 +208,10 @@ def test_all_shares_but_one_are_uniform_whatever_the_value(value):
 
 def test_residues_are_centred():
     every = np.arange(-8, 8)
-    np.testing.assert_array_equal(skellam.centred(skellam.words(jnp.asarray(every, jnp.int32)) & 15, 16), every)
-    np.testing.assert_array_equal(skellam.centred(jnp.arange(16, 32, dtype=jnp.uint32), 16), [*range(8), *range(-8, 0)])
+    np.testing.assert_array_equal(skellam.center(skellam.words(jnp.asarray(every, jnp.int32)) & 15, 16), every)
+    np.testing.assert_array_equal(skellam.center(jnp.arange(16, 32, dtype=jnp.uint32), 16), [*range(8), *range(-8, 0)])
     ends = jnp.asarray([2**31 - 1, -(2**31), 0, -1], jnp.int32)
-    np.testing.assert_array_equal(skellam.centred(skellam.words(ends), 2**32), ends)
+    np.testing.assert_array_equal(skellam.center(skellam.words(ends), 2**32), ends)
 
 
 # ---------------------------------------------------------------- resolution

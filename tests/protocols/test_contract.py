@@ -1,9 +1,9 @@
 """What every registered protocol owes, without a list to forget one in."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from products import products
 
-from dovetail import accounting, protocols
+from dovetail import accounting, protocols, testing
 from dovetail.accounting.releases import crowds
 from dovetail.accounting.releases.split_and_mix import rounded_norm
 from dovetail.events import (
@@ -30,112 +30,47 @@ from dovetail.events import (
 from dovetail.learners.client import private_update
 from dovetail.mechanisms import ClipLaplace
 from dovetail.mechanisms import LaplaceRandomizer as RealLaplace
-from dovetail.shufflers import Reports, ShuffledReports, deliver, mask_absent, shuffle
+from dovetail.protocols import Fast, fast_path
+from dovetail.shufflers import Reports, ShuffledReports, deliver, shuffle
 from dovetail.statements import Neighbors, NotApplicable
 
-DIM, CLIENTS, RUNS = 40, 150, 150
-HALF = CLIENTS // 2  # both halves run the same programs
-TOP = 8
-
-
-def by_norm(clip_norm: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Updates scaled to a norm of at most clip_norm."""
-    return lambda x: x * np.minimum(1, clip_norm / np.linalg.norm(x, axis=1, keepdims=True))
-
-
-def by_value(clip_value: float) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda x: np.clip(x, -clip_value, clip_value)
-
-
-def largest(clip_value: float) -> Callable[[np.ndarray], np.ndarray]:
-    def sparsified(x: np.ndarray) -> np.ndarray:
-        order = np.argsort(-np.abs(x), axis=1, kind="stable")[:, :TOP]
-        kept = np.zeros_like(x)
-        np.put_along_axis(kept, order, np.take_along_axis(x, order, axis=1), axis=1)
-        return np.clip(kept, -clip_value, clip_value)
-
-    return sparsified
+DIM, CLIENTS = 40, 150
+RR2 = {"clip_value": 0.1, "eps_local": 1.0}
+COHORT = protocols.Cohort(participation=Everyone(), size=CLIENTS, min_size=CLIENTS)
+SHORT = {"ss_simple": 3}  # variants that are in `make test`; two unless given
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A protocol, the updates that its estimate is the mean of, and how far that may be off."""
+    """A protocol under one of its `variants`."""
 
     name: str
-    parameters: dict[str, Any]
-    target: Callable[[np.ndarray], np.ndarray]
-    bias: float = 0.0
-    exact: bool = False  # whether fast and faithful path give the same tally from the same keys
-    quiet: float | None = None  # a noise so small that it does not show, where one exists
-    thinned: bool = False  # whether only a random part of the coordinates is reported
-    noiseless: bool = False  # whether neither `randomize` nor `estimate` adds noise
-    soak: bool = False  # whether it combines what other cases have one by one
+    settings: dict[str, Any]
+    soak: bool
+
+    @functools.cached_property
+    def bench(self) -> testing.Bench:
+        return testing.Bench.build(protocols.find(self.name), self.settings, clients=CLIENTS)
 
     @property
     def adaptive(self) -> bool:
-        return self.parameters.get("clip") == "adaptive"
-
-    def build(self) -> protocols.Protocol:
-        return settled(protocols.build(self.name, self.parameters))
+        return self.settings.get("clip") == "adaptive"
 
 
-COHORT = protocols.Cohort(participation=Everyone(), size=CLIENTS, min_size=CLIENTS)
-
-
-def settled(protocol: protocols.Protocol) -> protocols.Protocol:
-    return protocol.settle(COHORT, DIM)
-
-
-RR2 = {"clip_value": 0.1, "eps_local": 1.0}
-RR5 = {**RR2, "randomizer": "rr", "levels": 5}
-LAPLACE = {**RR2, "randomizer": "laplace"}
-PERSONAL = {"budgets": [2.0, 8.0], "clip_value": 0.1}
-CENTRAL = {"clip_norm": 0.5, "noise_multiplier": 2.0}
-SUBJECTS = {**CENTRAL, "items_per_subject": 3, "sampling_rate": 0.1}
 CASES = [
-    Case("fedavg", {}, lambda x: x, quiet=1.0, noiseless=True),
-    Case("dp_fl", CENTRAL, by_norm(0.5), quiet=1e-9),
-    Case("dp_fl", {**CENTRAL, "clip": "adaptive"}, by_norm(0.5), quiet=1e-9),
-    Case("dp_fl", {**CENTRAL, "clip": "median"}, by_norm(0.5), quiet=1e-9, soak=True),  # test_dp_fl.py has it
-    Case("central_sub", SUBJECTS, by_norm(0.5), quiet=1e-9),
-    # the noise is in the steps that made the update: what follows only adds up
-    Case("local_sub", {**SUBJECTS, "steps": 2}, lambda x: x, exact=True, quiet=1e-9, noiseless=True),
-    Case("ldp_fl", {"clip_norm": 0.5, "noise_multiplier": 2.0}, by_norm(0.5), quiet=1e-9),
-    Case("ldp_fl", {"randomizer": "laplace", "clip_value": 0.05, "eps_local": 1.0}, by_value(0.05)),
-    Case("ss_simple", RR2, by_value(0.1), exact=True, quiet=0.02),
-    Case("ss_simple", {**RR5, "published": True}, by_value(0.1), exact=True),
-    Case("ss_simple", LAPLACE, by_value(0.1), quiet=1e-9),
-    Case("ss_double", {**RR2, "beta": 0.3}, by_value(0.1), thinned=True),
-    Case(
-        "ss_double", {**LAPLACE, "beta": 0.3, "pad_to": 75, "published": True}, by_value(0.1), thinned=True, soak=True
-    ),
-    Case("ss_topk", {**RR2, "k": TOP}, largest(0.1), quiet=0.02),
-    Case("ss_topk", {**RR2, "k": TOP, "decoys": 9, "pad_to": 140}, largest(0.1)),
-    Case("ss_topk", {**RR5, "k": TOP, "decoys": 0, "pad_to": 120}, largest(0.1), soak=True),  # each apart is above
-    Case("ss_topk", {**LAPLACE, "k": TOP, "decoys": 9, "pad_to": 60, "published": True}, largest(0.1), soak=True),
-    Case("privunit", {"clip_norm": 0.5, "eps_local": 6.0}, by_norm(0.5), exact=True),
-    Case("split_and_mix", {"clip_norm": 0.5, "noise_multiplier": 2.0, "shares": 5}, by_norm(0.5), bias=1e-3),
-    Case("secagg", {"clip_norm": 0.5, "noise_multiplier": 2.0}, by_norm(0.5), bias=1e-3),
-    Case("secagg", {**CENTRAL, "noise": "aggregators", "aggregators": 3}, by_norm(0.5), bias=1e-3),
-    Case("apes", PERSONAL, by_value(0.1), bias=0.02, exact=True),
-    Case("s_apes", {**PERSONAL, "keep": 0.5}, by_value(0.1), bias=0.04, exact=True),
-    Case("unis", PERSONAL, by_value(0.1), exact=True, quiet=1e-9),
-    Case("pldp", PERSONAL, by_value(0.1), exact=True),
-    Case("ldp_min", PERSONAL, by_value(0.1), exact=True),
+    Case(name, settings, soak=number >= SHORT.get(name, 2))
+    for name, cls in protocols.PROTOCOLS.items()
+    for number, settings in enumerate(cls.variants(cls.only_dim or DIM, CLIENTS))
 ]
-SCALARS = {name for name, cls in protocols.PROTOCOLS.items() if cls.only_dim == 1}  # their contract is in test_sums
-
-
-def test_every_registered_protocol_is_under_contract():
-    assert {case.name for case in CASES} | SCALARS == set(protocols.PROTOCOLS)
+VECTORS = [case for case in CASES if protocols.PROTOCOLS[case.name].only_dim is None]  # test_sums has the others
 
 
 def label(case):
-    return f"{case.name}-{'-'.join(str(value) for value in case.parameters.values())}"
+    return "-".join([case.name, *(str(value) for value in case.settings.values())])
 
 
-def listed(chosen):
-    return [pytest.param(case, marks=[pytest.mark.soak] if case.soak else [], id=label(case)) for case in chosen]
+def listed(cases):
+    return [pytest.param(case, marks=[pytest.mark.soak] if case.soak else [], id=label(case)) for case in cases]
 
 
 @pytest.fixture(scope="module", params=listed(CASES))  # all tests of a case one after the other, in one process
@@ -143,110 +78,89 @@ def case(request):
     return request.param
 
 
-def only(wanted):
+def only(is_wanted):
     """Cases that a test applies to."""
-    chosen = [case for case in CASES if wanted(case)]
-    return pytest.mark.parametrize("case", listed(chosen), indirect=True)
+    return pytest.mark.parametrize("case", listed(filter(is_wanted, CASES)), indirect=True)
+
+
+of_vectors = pytest.mark.parametrize("case", listed(VECTORS), indirect=True)
 
 
 @pytest.fixture
 def protocol(case):
-    return case.build()
+    return case.bench.protocol
 
 
 @pytest.fixture
-def updates():
-    scale = np.linspace(0.1, 3.0, CLIENTS)[:, None]
-    return jnp.asarray(np.random.default_rng(0).normal(size=(CLIENTS, DIM)) * scale / np.sqrt(DIM), jnp.float32)
+def updates(case):
+    return jnp.asarray(case.bench.updates)
+
+
+@pytest.mark.parametrize("obligation", testing.OBLIGATIONS)
+def test_it_keeps_its_contract(case, obligation):
+    with contextlib.suppress(testing.NotOwed):
+        testing.OBLIGATIONS[obligation](case.bench)
+
+
+def test_what_is_owed_is_checked(case, protocol):
+    """An obligation that a protocol has is not skipped."""
+
+    def is_owed(obligation):
+        try:
+            testing.OBLIGATIONS[obligation](case.bench)
+        except testing.NotOwed:
+            return False
+        return True
+
+    scaled = ("fedavg", "dp_fl", "central_sub", "split_and_mix", "secagg")
+    assert is_owed("sum path") or case.name not in scaled or case.adaptive
+    assert is_owed("fast path") or not isinstance(protocol, Fast) or not protocol.summable
+    assert (
+        is_owed("NaN and infinity count as zero") or case.name in ("fedavg", "local_sub") or promises_nothing(protocol)
+    )
+    with_noise_alone = case.name in ("fedavg", "dp_fl", "ldp_fl", "central_sub", "local_sub", "unis", "pldp", "secagg")
+    assert is_owed("without noise it is the plain mean") or not with_noise_alone
+
+
+def promises_nothing(protocol):
+    return isinstance(mechanism_of(protocol), NonPrivate)
+
+
+@only(lambda case: case.name in ("apes", "s_apes"))
+def test_the_bias_of_apes_is_small_at_large_budgets(case, protocol):
+    """Of what it states, the whole box, a part: a fifth of an end of it, two fifths if reports are sparsified."""
+    drawn = case.bench.estimates(case.bench.updates, testing.from_messages)
+    error = np.abs(drawn.mean(axis=0) - case.bench.expected(case.bench.updates))
+    spread = drawn.std(axis=0, ddof=1) / np.sqrt(len(drawn)) + 1e-6
+    assert (error <= 5 * spread + {"apes": 0.2, "s_apes": 0.4}[case.name] * protocol.clip_value).all()
 
 
 def client_keys(seed):
     return jax.random.split(jax.random.key(seed), CLIENTS)
 
 
-def budgets_of(protocol, count):
-    return None if protocol.budgets is None else jnp.asarray(protocol.budgets[:count], jnp.float32)
-
-
-@functools.partial(jax.jit, static_argnums=0)
 def reports_of(protocol, updates, seed=0):
-    state = protocol.init(DIM)
-    return jax.vmap(lambda x, k, b: protocol.randomize(x, state, key=k, budget=b))(
-        updates, client_keys(seed)[: len(updates)], budgets_of(protocol, len(updates))
-    )
+    return testing.Bench(unsettled=protocol, dim=updates.shape[1], clients=CLIENTS).reports(updates, seed)
 
 
 def tally_of(protocol, reports):
     return protocol.tally(deliver(reports), DIM)
 
 
-def estimate_of(protocol, tally, seed=0, size=CLIENTS):
-    return protocol.estimate(tally, size, protocol.init(DIM), key=jax.random.key(seed))[0]
+def settled(protocol):
+    return protocol.settle(COHORT, DIM)
 
 
 shuffled = jax.jit(shuffle, static_argnums=1)
 
 
-def faithful(protocol, updates, seed):
-    messages = shuffled(reports_of(protocol, updates, seed), protocol.layout(DIM), key=jax.random.key(seed + 10**6))
-    return protocol.tally(messages, DIM)
-
-
-def fast(protocol, updates, seed):
-    path = protocols.fast_path(protocol, DIM)
-    collected = path.collect(
-        updates,
-        jnp.ones(len(updates), bool),
-        protocol.init(DIM),
-        keys=client_keys(seed),
-        budgets=budgets_of(protocol, len(updates)),
-    )
-    return path.finish(collected, key=jax.random.key(seed + 2 * 10**6))
-
-
-def summable(protocol):
-    return protocols.fast_path(protocol, DIM).summable
-
-
-@functools.cache
-def compiled(protocol, path):
-    def one(updates, seed):
-        return estimate_of(protocol, path(protocol, updates, seed), seed + 3 * 10**6)
-
-    return jax.jit(lambda updates, seeds: jax.lax.map(lambda seed: one(updates, seed), seeds))
-
-
-@functools.cache
-def drawn(protocol, path, updates):
-    values = np.frombuffer(updates, np.float32).reshape(CLIENTS, DIM)
-    return np.asarray(compiled(protocol, path)(values, jnp.arange(RUNS)))
-
-
-def estimates(protocol, updates, path):
-    """Estimates from `RUNS` seeds; one program a protocol and path, which runs once on the same updates."""
-    return drawn(protocol, path, np.asarray(updates, np.float32).tobytes())
-
-
-def close(a, b):
-    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-4)
-
-
-def test_tally_is_additive_and_symmetric(protocol, updates):
-    reports = reports_of(protocol, updates)
-    whole = tally_of(protocol, reports)
-    first, second = (jax.tree.map(lambda leaf, s=s: leaf[s], reports) for s in (slice(HALF), slice(HALF, None)))
-    close(whole, jax.tree.map(jnp.add, tally_of(protocol, first), tally_of(protocol, second)))
-    order = np.random.default_rng(1).permutation(CLIENTS)
-    close(whole, tally_of(protocol, jax.tree.map(lambda leaf: leaf[order], reports)))
-
-
-def test_sums_over_clients_are_in_full_precision(protocol, updates):
+@of_vectors
+def test_sums_over_clients_are_in_full_precision(case, protocol, updates):
     """No product may be coarser (TF32 on a GPU): it would make a sum of clipped vectors longer than the clip norm."""
     found = products(lambda x: tally_of(protocol, reports_of(protocol, x)), updates)
-    way = protocols.fast_path(protocol, DIM)
+    way = fast_path(protocol, DIM)
     if way.summable:
-        found += products(lambda x: fast(protocol, x, 0), updates)
+        found += products(lambda x: testing.without_messages(case.bench, x, 0), updates)
     if way.clip_norm_at(protocol.init(DIM)) is not None:
         found += products(
             lambda x: way.tally_of_sum(x, jnp.float32(CLIENTS), key=jax.random.key(0)), updates.sum(axis=0)
@@ -256,91 +170,25 @@ def test_sums_over_clients_are_in_full_precision(protocol, updates):
         assert (CLIENTS, True) in found, "this test sees the product of the tally"
 
 
-def test_absent_clients_do_not_count(protocol, updates):
-    reports = reports_of(protocol, updates)
-    present = jax.tree.map(lambda leaf: leaf[:HALF], reports)
-    close(tally_of(protocol, mask_absent(reports, jnp.arange(CLIENTS) < HALF)), tally_of(protocol, present))
-
-
-def test_estimate_is_unbiased_for_the_mean_of_what_is_sent(case, protocol, updates):
-    truth = case.target(np.asarray(updates)).mean(axis=0)
-    drawn = estimates(protocol, updates, faithful)
-    spread = drawn.std(axis=0, ddof=1) / np.sqrt(len(drawn)) + 1e-6
-    error = np.abs(drawn.mean(axis=0) - truth)
-    assert (error <= 5 * spread + case.bias).all(), "each coordinate within 5 standard errors (alpha below 1e-4)"
-    assert (spread.min() > 1.001e-6) != case.noiseless, "there is noise where the protocol adds it"
-
-
-@only(lambda case: case.quiet is not None)
-def test_without_noise_it_is_fedavg_of_what_is_sent(case, protocol, updates):
-    quiet = protocol if case.name == "fedavg" else settled(protocol.with_noise(case.quiet))
-    if getattr(protocol, "randomizer", None) == "rr2":  # bits round: corners of the box are reported as they are
-        updates = jnp.sign(updates) * protocol.clip_value * (1 + jnp.abs(updates))
-    drawn = estimates(quiet, updates, faithful).mean(axis=0)
-    dummies = protocol.layout(DIM).padding is not None
-    atol = 6 * quiet.noise_std(CLIENTS, DIM) / np.sqrt(RUNS) if dummies else 2e-6
-    np.testing.assert_allclose(drawn, case.target(np.asarray(updates)).mean(axis=0), atol=atol)
-
-
-@only(lambda case: case.thinned)
+@only(lambda case: case.name == "ss_double")
 def test_thinning_alone_is_an_unbiased_sparsifier(case, protocol, updates):
-    chosen = np.asarray(jax.vmap(lambda x, k: protocol.select_coordinates(x, key=k)[1])(updates, client_keys(0)))
-    assert chosen.mean() == pytest.approx(protocol.beta, abs=0.02)
+    reported = np.asarray(jax.vmap(lambda x, k: protocol.select_coordinates(x, key=k)[1])(updates, client_keys(0)))
+    assert reported.mean() == pytest.approx(protocol.beta, abs=0.02)
     other = np.asarray(jax.vmap(lambda x, k: protocol.select_coordinates(-3 * x, key=k)[1])(updates, client_keys(0)))
-    np.testing.assert_array_equal(chosen, other)
-
-
-@only(lambda case: summable(case.build()))
-def test_fast_and_faithful_path_agree_as_the_protocol_says(case, protocol, updates):
-    """Given the same keys, or in mean and variance (z-test, and a ratio of variances, 40 coordinates x 150 runs)."""
-    if case.exact:
-        np.testing.assert_allclose(*(estimates(protocol, updates, path) for path in (fast, faithful)), atol=1e-5)
-        return
-    quick, slow = (estimates(protocol, updates, path) for path in (fast, faithful))
-    error = quick.mean(axis=0) - slow.mean(axis=0)
-    spread = np.sqrt((quick.var(axis=0, ddof=1) + slow.var(axis=0, ddof=1)) / RUNS) + 1e-7
-    assert np.abs(error / spread).max() < 5
-    ratio = (quick.var(axis=0).mean() + 1e-14) / (slow.var(axis=0).mean() + 1e-14)
-    assert 0.93 < ratio < 1.075, "a twentieth of the variance would show (6000 degrees of freedom)"
-
-
-def test_declared_noise_is_the_measured_noise(case, protocol, updates):
-    still = jnp.zeros_like(updates)
-    path = fast if summable(protocol) else faithful
-    drawn = estimates(protocol, still, path)
-    declared = protocol.noise_std(CLIENTS, DIM)
-    assert drawn[:, TOP:].std() == pytest.approx(declared, rel=0.04, abs=1e-12)
-
-
-def test_the_sum_path_has_the_law_of_the_message_path(case, protocol, updates):
-    """Mean and variance of the estimate agree (z-test and F-test far in the tail at fixed seeds)."""
-    way = protocols.fast_path(protocol, DIM)
-    scale = way.scaling(jnp.linalg.norm(updates, axis=1), protocol.init(DIM))
-    if scale is None:
-        assert case.name not in ("fedavg", "dp_fl", "central_sub", "split_and_mix", "secagg") or case.adaptive
-        return
-    total = (updates * scale[:, None]).sum(axis=0)
-
-    def of_sum(protocol, updates, seed):
-        return protocols.fast_path(protocol, DIM).tally_of_sum(total, jnp.float32(CLIENTS), key=jax.random.key(seed))
-
-    quick, slow = (estimates(protocol, updates, path) for path in (of_sum, faithful))
-    spread = np.sqrt((quick.var(axis=0, ddof=1) + slow.var(axis=0, ddof=1)) / RUNS) + 1e-6
-    assert np.abs((quick.mean(axis=0) - slow.mean(axis=0)) / spread).max() < 5
-    ratio = (quick.var(axis=0).mean() + 1e-12) / (slow.var(axis=0).mean() + 1e-12)
-    assert 0.93 < ratio < 1.075
+    np.testing.assert_array_equal(reported, other)
 
 
 def mechanism_of(protocol, cohort=COHORT):
     return protocol.view(cohort, DIM, neighbors=protocol.relation).round.mechanism
 
 
+@of_vectors
 def test_events_match_what_ran(case, protocol, updates):
     """The noise in the event is the noise in the estimate, and the sensitivity covers the farthest replacement."""
     mechanism = mechanism_of(protocol)
     match mechanism:
         case NonPrivate():
-            assert case.name == "fedavg" or "published" in case.parameters or protocol.needs_norms
+            assert case.name == "fedavg" or "published" in case.settings or protocol.needs_norms
         case Gaussian() if case.adaptive:
             sum_and_count_match(protocol, mechanism)
         case SampledSubject():
@@ -362,7 +210,8 @@ def test_events_match_what_ran(case, protocol, updates):
             assert mechanism.coordinates == DIM
             largest_ratio(protocol, ClipLaplace if mechanism.kind == "clip_laplace" else RealLaplace)
         case SkellamNoise():
-            noise = estimates(protocol, jnp.zeros_like(updates), faithful) * CLIENTS * mechanism.scale
+            still = np.zeros_like(case.bench.updates)
+            noise = case.bench.estimates(still, testing.from_messages) * CLIENTS * mechanism.scale
             whole = getattr(protocol, "noise", "users") == "aggregators"
             times = protocol.aggregators if whole else 1  # all users are honest; of the aggregators one is counted
             assert noise.var() == pytest.approx(times * mechanism.noise_variance, rel=0.06)
@@ -395,7 +244,7 @@ def sum_and_count_match(protocol, mechanism):
 
 def sampled_sum_matches(case, protocol, mechanism):
     """The noise of the sum, wherever it is added, and how far one record reaches."""
-    assert (mechanism.items, mechanism.prob_item) == (3, 0.1)
+    assert (mechanism.items, mechanism.prob_item) == (3, 0.5)
     assert mechanism.users_spanned == 3, "without a cap on users, each of its records may be at another"
     if case.name == "central_sub":
         assert (mechanism.noise, mechanism.steps) == ("sum", 1)
@@ -430,8 +279,8 @@ def shuffled_event_matches(case, protocol, mechanism, updates):
     if case.name == "ss_topk":
         sent = np.asarray(reports_of(protocol, updates).valid).sum(axis=1)
         assert (sent == mechanism.top + mechanism.decoys).all()
-        told = np.asarray(jax.vmap(lambda x, key: protocol.select_coordinates(x, key=key)[0])(updates, client_keys(0)))
-        assert (told.sum(axis=1) == mechanism.top).all()
+        depends = protocol.depends_on_data(updates)
+        assert (depends.sum(axis=1) == mechanism.top).all()
     if case.name == "ss_double":
         assert mechanism.inclusion == protocol.beta
 
@@ -449,25 +298,12 @@ def largest_ratio(protocol, randomizer):
             np.testing.assert_allclose(drawn, one(jnp.zeros(1000), key=key), rtol=1e-5)
 
 
-def test_poisoned_updates_change_the_estimate_no_more_than_any_others(case, protocol, updates):
-    if case.name == "local_sub":  # records are clipped in the user's own steps, whose outcome is taken as it is
-        return
-    if isinstance(mechanism_of(protocol), NonPrivate) and not protocol.needs_norms:
-        return
-    poisoned = updates.at[:3, 3].set(jnp.array([np.nan, np.inf, -np.inf]))
-    path = fast if summable(protocol) else faithful
-    estimate, others, farthest = (estimates(protocol, x, path) for x in (poisoned, updates, updates.at[:3].set(1e6)))
-    assert np.isfinite(estimate).all()
-    change, most = (np.abs(x - others).max() for x in (estimate, farthest))
-    assert change <= 1.5 * most + 1e-6
-
-
 PARTICIPATIONS = [Everyone(), Disjoint(epoch=0), FixedSize(size=CLIENTS, population=3000), Poisson(prob=0.1)]
 
 
 def sampled_cases():
     """Every case has one kind of participation in `make test`, by turns."""
-    for number, (case, one) in enumerate(itertools.product(CASES, PARTICIPATIONS)):
+    for number, (case, one) in enumerate(itertools.product(VECTORS, PARTICIPATIONS)):
         row, column = divmod(number, len(PARTICIPATIONS))
         soak = case.soak or row % len(PARTICIPATIONS) != column
         yield pytest.param(case, one, marks=[pytest.mark.soak] * soak, id=f"{label(case)}-{type(one).__name__}")
@@ -584,15 +420,15 @@ def test_ss_topk_relies_on_dummies_only_where_slots_may_lack_reports():
     cohort = dataclasses.replace(COHORT, colluders=3)
 
     def relied_on(cohort: protocols.Cohort, **more: Any) -> str:
-        protocol = protocols.build("ss_topk", {**RR2, "k": TOP, **more}).settle(cohort, DIM)
+        protocol = protocols.build("ss_topk", {**RR2, "k": 8, **more}).settle(cohort, DIM)
         return " | ".join(protocol.view(cohort, DIM, neighbors=Neighbors.REPLACE_ONE).scope.assumptions)
 
     assert "dummies" not in relied_on(cohort)
     assert "the shuffler admits no more users than planned" in relied_on(cohort)
-    for lacking in ({"pad_to": CLIENTS + 1}, {"decoys": DIM - TOP - 1}):
+    for lacking in ({"pad_to": CLIENTS + 1}, {"decoys": DIM - 9}):
         assert "the shuffler adds and hides the dummies, and admits no more" in relied_on(cohort, **lacking)
     assert "adds and hides the dummies" in relied_on(dataclasses.replace(cohort, min_size=CLIENTS - 1))
-    event = protocols.build("ss_topk", {**RR2, "k": TOP}).settle(cohort, DIM).mechanism(cohort, DIM)
+    event = protocols.build("ss_topk", {**RR2, "k": 8}).settle(cohort, DIM).mechanism(cohort, DIM)
     assert crowds.pair(event).others == CLIENTS - 3 - 1  # as if dummies were none: the other honest users
 
 

@@ -18,7 +18,7 @@ from scipy import stats
 from dovetail.events import Everyone, Personalized, Poisson
 from dovetail.mechanisms import ClipLaplace, ExactSampler, laplace
 from dovetail.protocols import Cohort, Protocol
-from dovetail.protocols._grid_reports import GridReports
+from dovetail.protocols._shared_sums import GridReports
 from dovetail.protocols.local.ldp_fl import LdpFl
 from dovetail.protocols.personal.apes import Apes
 from dovetail.protocols.personal.pldp import LdpMin, Pldp, Unis

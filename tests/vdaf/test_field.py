@@ -50,7 +50,7 @@ def test_sums_of_many_large_ones_do_not_overflow(field):
 
 def test_signed_integers_go_in_and_out(field):
     numbers = np.array([0, 1, -1, 2**30 - 1, -(2**30), 12345, -54321])
-    assert np.array_equal(field.centred(field.elements(numbers)).astype(np.int64), numbers)
+    assert np.array_equal(field.center(field.elements(numbers)).astype(np.int64), numbers)
     assert integers(field.elements([-1, field.modulus, 3])) == [field.modulus - 1, 0, 3]
 
 

@@ -32,8 +32,8 @@ class AnyBits(SumVec):
 
 
 def hostile(proofs, rng, bits):
-    circuit = AnyBits(FIELD64, size=proofs.prio3.measured.size, largest=1, chunk=proofs.chunk)
-    object.__setattr__(lying := type(proofs.prio3)(**vars(proofs.prio3)), "measured", circuit)
+    circuit = AnyBits(FIELD64, size=proofs.prio3.valid_type.size, largest=1, chunk=proofs.chunk)
+    object.__setattr__(lying := type(proofs.prio3)(**vars(proofs.prio3)), "valid_type", circuit)
     nonce = rng.bytes(16)
     public, shares = lying.shard(bits, nonce, rng.bytes(proofs.rand_size))
     return [SharedReport(nonce, public, share) for share in shares]
@@ -51,7 +51,7 @@ def test_levels_in_range_are_accepted_and_add_up(rng, largest, shares):
             proofs.check(index, one)
             assert len(one.share) == proofs.share_size(index)
             total = FIELD64.add(total, proofs.output(index, one.share))
-    assert np.array_equal(FIELD64.centred(total), sum(vectors))
+    assert np.array_equal(FIELD64.center(total), sum(vectors))
 
 
 @pytest.mark.parametrize("wrong", [2, -1, 1000, 2**62])

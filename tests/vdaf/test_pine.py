@@ -31,7 +31,7 @@ def test_honest_reports_are_accepted_and_add_up(rng, shares, dim):
         for index, one in enumerate(report):
             pine.check(index, one)
             total = pine.field.add(total, pine.output(index, one.share))
-    assert np.array_equal(pine.field.centred(total), sum(vectors))
+    assert np.array_equal(pine.field.center(total), sum(vectors))
 
 
 def test_the_norm_is_exact(rng):
@@ -90,7 +90,7 @@ def test_one_changed_element_anywhere_is_refused(rng):
     size = len(leader.share) // 8 - 2 * SEED // 8
     places = rng.choice(size, 120, replace=False)
     changed = []
-    for place in [*places, 0, SMALL.layout.dim - 1, SMALL.layout.dim, SMALL.layout.shared, size - 1]:
+    for place in [*places, 0, SMALL.layout.dim - 1, SMALL.layout.dim, SMALL.layout.num_shared, size - 1]:
         elements = FIELD64.decode(leader.share[: -2 * SEED])
         elements[place] = FIELD64.add(elements[place : place + 1], FIELD64.scalar(int(rng.integers(1, 2**60))))[0]
         share = FIELD64.encode(elements) + leader.share[-2 * SEED :]
@@ -189,8 +189,8 @@ def test_random_products_are_products(rng):
 
 def test_errors_are_what_the_page_says():
     pine = Pine.of(dim=6010, squared=60_000**2)
-    assert pine.layout.unlucky <= 2.0**-361
-    assert NormLayout(field=FIELD64, dim=6010, squared=60_000**2).unlucky <= 2.0**-100
+    assert pine.layout.prob_unlucky <= 2.0**-361
+    assert NormLayout(field=FIELD64, dim=6010, squared=60_000**2).prob_unlucky <= 2.0**-100
     assert 2.0**-58 < pine.soundness_error(2.0**40) <= 2.0**-54
     assert pine.soundness_error(2.0**100) == 1.0
     assert small_checks(2, squared=100, checks=10).soundness_error(1) >= 2.0**-10
@@ -204,9 +204,9 @@ def test_an_honest_vector_fails_as_often_as_a_union_over_its_failures_allows():
         assert 1e-3 < large < 1, "or the choice of numbers shows nothing"
         failures = checks - successes + 1
         expected = math.exp(math.log(math.comb(checks, failures)) + failures * math.log(large))
-        assert layout.unlucky == pytest.approx(min(1.0, expected), rel=1e-6)
+        assert layout.prob_unlucky == pytest.approx(min(1.0, expected), rel=1e-6)
         exact = stats.binom.sf(failures - 1, checks, large)
-        assert exact <= layout.unlucky
+        assert exact <= layout.prob_unlucky
 
 
 def test_fields_that_are_too_small_are_refused():

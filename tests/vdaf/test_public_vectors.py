@@ -64,7 +64,7 @@ def test_pine(vector):
         assert [[field.encode(x[None]).hex() for x in one] for one in outputs] == report["out_shares"]
         totals = [field.add(total, one) for total, one in zip(totals, outputs, strict=True)]
     assert [field.encode(total).hex() for total in totals] == vector["agg_shares"]
-    result = field.centred(field.add(*totals)) / 2 ** vector["num_frac_bits"]
+    result = field.center(field.add(*totals)) / 2 ** vector["num_frac_bits"]
     assert result.tolist() == vector["agg_result"]
 
 

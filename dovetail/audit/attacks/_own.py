@@ -7,8 +7,12 @@ update itself, the supports differ and no finite eps holds.
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dovetail.audit import exact
@@ -16,13 +20,17 @@ from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.cells import log_binomial
 from dovetail.audit.exact.sums import attack_repeated
-from dovetail.events import Report
+from dovetail.events import Report, Shuffled
 from dovetail.protocols import Cohort, Protocol
+from dovetail.statements import NotApplicable
 
-__all__ = ["SERVER", "by_event", "independent", "reports", "seen_by_the_server"]
+__all__ = ["SERVER", "as_declared", "by_event", "independent", "on_own_event", "reports", "seen_by_the_server"]
 
 _OWN = "the victim's own reports"
 SERVER = "the victim's update, which the server gets as it is"
+_FAR = 1e4  # an update that every protocol clips
+_SAMPLES, _MOST_VALUES = 2000, 64  # reports that are drawn to see which values occur, and values of a law
+_COMPLETE = 1e-9  # that probabilities may be off
 
 
 def reports(report: Report, count: int) -> list[ExactAttack]:
@@ -42,6 +50,57 @@ def independent(first: np.ndarray, second: np.ndarray, count: int, *, pure: floa
 def by_event(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Those on the event, where what the server sees of a client is all that there is."""
     return exact.exact_attacks(protocol.view(cohort, dim, neighbors=protocol.relation).round.mechanism)
+
+
+def as_declared(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """What a settled protocol declares of a client's reports: their density on finitely many values, else their event.
+
+    The victim is the user with the largest budget, and holds updates far beyond clipping, in opposite directions.
+    """
+    laws = _finite_laws(protocol, dim)
+    if laws is not None:
+        return independent(*laws, protocol.layout(dim).slots)
+    return on_own_event(protocol.own_reports(cohort, dim))
+
+
+@functools.singledispatch
+def on_own_event(event: Any) -> list[ExactAttack]:
+    """Attacks on the event of one client's reports: those of `audit.exact`, where nobody else is in it."""
+    return exact.exact_attacks(event)
+
+
+@on_own_event.register(Shuffled)
+def _without_a_crowd(event: Shuffled) -> list[ExactAttack]:
+    if event.report.kind in ("generic", "cap"):
+        raise NotApplicable(f"the randomizer is not known from an event of kind {event.report.kind!r}: no exact attack")
+    return reports(event.report, event.coordinates)
+
+
+def _finite_laws(protocol: Protocol, dim: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The law of one report at either end; None unless every slot has the same one, on few values that all occur."""
+    budget = None if protocol.budgets is None else float(max(protocol.budgets))
+    traced = None if budget is None else jnp.float32(budget)
+    state, keys, ends = protocol.init(dim), jax.random.split(jax.random.key(0), _SAMPLES), (_FAR, -_FAR)
+    seen = []
+    for end in ends:
+        x = jnp.full(dim, end, jnp.float32)
+        sent = jax.vmap(lambda key, x=x: protocol.randomize(x, state, key=key, budget=traced))(keys)
+        if sent.slot is not None or not bool(jnp.all(sent.valid)):
+            return None
+        seen.append(np.asarray(sent.value, np.float64))
+    values, slots = np.unique(seen), protocol.layout(dim).slots
+    if len(values) > _MOST_VALUES:
+        return None
+    table = np.broadcast_to(values[:, None], (len(values), slots))
+    laws = []
+    for end in ends:
+        logs = protocol.log_density(table, np.full(dim, end), budget=budget)
+        if logs is None or logs.shape != table.shape:
+            return None
+        laws.append(np.exp(logs))
+    if any(np.abs(law.sum(axis=0) - 1).max() > _COMPLETE or np.ptp(law, axis=1).max() > _COMPLETE for law in laws):
+        return None
+    return laws[0][:, 0], laws[1][:, 0]
 
 
 def seen_by_the_server(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 
+from dovetail.audit.attacks import _own
 from dovetail.audit.bounds import ExactAttack
 from dovetail.protocols import Cohort, Protocol
-from dovetail.statements import NotApplicable
 
 __all__ = ["on_own_reports", "shows_less", "stronger"]
 
@@ -36,7 +36,9 @@ def shows_less(protocol: Protocol) -> bool:
 def on_own_reports(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on one round of a settled protocol by all who receive anything of it, who know who sent what.
 
+    Unless a protocol registers its own they follow from what it declares: `log_density`, else `own_reports`.
+
     Guarantees:
         At delta = 0 exactly the local eps, to 1e-6, where reports are independent and the randomizer has a finite one.
     """
-    raise NotApplicable(f"no attack is known on a client's own reports under {protocol.name!r}")
+    return _own.as_declared(protocol, cohort, dim)

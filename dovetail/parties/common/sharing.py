@@ -261,7 +261,7 @@ class VerifiedSharing(Sharing):
     def unshard(self, added: Sequence[np.ndarray]) -> np.ndarray:
         """The sums as signed integers, from the added lower and upper halves."""
         high = FIELD64.mul(added[1], FIELD64.scalar(2**32))
-        return FIELD64.centred(FIELD64.add(added[0], high))
+        return FIELD64.center(FIELD64.add(added[0], high))
 
     def _head(self, index: int) -> bytes:
         return field_head(self._length, packed=index == 0)

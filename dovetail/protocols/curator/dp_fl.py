@@ -115,6 +115,11 @@ class DpFl(Protocol, Fast, Claimed):
         """Noise of the clip norm."""
         return {"noise_multiplier": 1.0}
 
+    @classmethod
+    def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
+        """Every way to clip."""
+        return [{}, {"clip": "adaptive"}, {"clip": "median"}]
+
     @property
     def noise_field(self) -> str:
         """The noise multiplier."""

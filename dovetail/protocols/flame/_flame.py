@@ -34,9 +34,9 @@ from dovetail.mechanisms import (
 from dovetail.protocols._base import CLIP_VALUE, Cohort, Protocol
 from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._fast import Fast
-from dovetail.protocols._level_sums import level_sums
 from dovetail.protocols._messages import Levels, Messages, Positions
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
+from dovetail.protocols._shared_sums import level_sums
 from dovetail.shufflers import (
     LINKAGES,
     OVERFLOWS,
@@ -213,6 +213,11 @@ class Flame(Protocol, Fast):
     def summable(self) -> bool:
         """A surplus can be dropped from sums of bits only."""
         return self.padding is None or self.padding.overflow == "keep" or self.padding.blanket.binary
+
+    @property
+    def same_keys(self) -> bool:
+        """Unless noise is added to sums, or dummies are."""
+        return self.padding is None and not self._noise_is_added
 
     @property
     def _noise_is_added(self) -> bool:

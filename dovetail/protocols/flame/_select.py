@@ -207,7 +207,7 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
     """
     aim = math.log2((k + most) / 2)
 
-    def unfinished(bracket: _Bracket) -> jax.Array:
+    def is_unfinished(bracket: _Bracket) -> jax.Array:
         return (count(bracket.at_low) > most) & (bracket.high - bracket.low > 1)
 
     def probe(bracket: _Bracket) -> jax.Array:
@@ -226,7 +226,7 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
         # Without the barrier XLA takes the magnitudes out of the loop and stores them plane by plane.
         words = reaching(*lax.optimization_barrier((xs, threshold)))
         enough = count(words) >= k
-        raised, lowered = unfinished(bracket) & enough, unfinished(bracket) & ~enough
+        raised, lowered = is_unfinished(bracket) & enough, is_unfinished(bracket) & ~enough
         return _Bracket(
             low=jnp.where(raised, threshold, bracket.low),
             high=jnp.where(lowered, threshold, bracket.high),
@@ -238,7 +238,7 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
     zero, dim = jnp.zeros_like(top), xs.shape[1]
     every = before(zero + dim, num_lanes(dim))
     start = _Bracket(zero, top, every, jnp.zeros_like(every), jnp.int32(0))
-    done = lax.while_loop(lambda bracket: jnp.any(unfinished(bracket)), narrow, start)
+    done = lax.while_loop(lambda bracket: jnp.any(is_unfinished(bracket)), narrow, start)
     return done.low, done.at_low, done.at_high
 
 

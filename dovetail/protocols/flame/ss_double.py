@@ -67,6 +67,12 @@ class SsDouble(Padded, Claimed):
         """FLAME's: one in fifty coordinates, half of few."""
         return {"eps_local": 0.5, "beta": 0.02 if dim >= 50 else 0.5}
 
+    @classmethod
+    def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
+        """Both ways to include coordinates, with bits and with Laplace noise."""
+        half = {"beta": 0.3 if dim >= 10 else 0.5, "eps_local": 1.0}
+        return [half, {**half, "randomizer": "laplace", "pad_to": max(2, num_users // 2), "published": True}]
+
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Pads to the cohort's size unless told otherwise."""
         if cohort.aggregators is not None:

@@ -39,6 +39,12 @@ class SsSimple(SharedLevels, Claimed):
         """FLAME's budget of a client, 78.5, over its coordinates."""
         return {"eps_local": min(1.0, 78.5 / dim)}
 
+    @classmethod
+    def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
+        """Every randomizer, and whole messages."""
+        levels = {"eps_local": 1.0, "randomizer": "rr", "levels": 5, "published": True}
+        return [{}, levels, {"eps_local": 1.0, "randomizer": "laplace"}]
+
     def select_coordinates(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Every coordinate."""
         everything = jnp.ones(x.shape, bool)

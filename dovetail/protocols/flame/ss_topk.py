@@ -70,6 +70,17 @@ class SsTopk(SharedLevels, Padded, Claimed):
         """FLAME's: one in fifty coordinates."""
         return {"eps_local": 0.5, "k": max(1, dim // _SHARE)}
 
+    @classmethod
+    def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
+        """All decoys, some and none, every randomizer, slots that overflow or lack reports."""
+        k = max(1, dim // 5)
+        some = min(k + 1, dim - k)
+        few = max(2, num_users * 14 // 15) if some < dim - k else num_users
+        bits = {"eps_local": 1.0, "k": k}
+        levels = {"randomizer": "rr", "levels": 5, "decoys": 0, "pad_to": max(2, num_users * 4 // 5)}
+        laplace = {"randomizer": "laplace", "decoys": some, "pad_to": max(2, num_users * 2 // 5), "published": True}
+        return [bits, {**bits, "decoys": some, "pad_to": few}, {**bits, **levels}, {**bits, **laplace}]
+
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """All other coordinates are decoys (none as published), slots are padded to the cohort's size, unless told."""
         if self.k == 0:
@@ -125,6 +136,15 @@ class SsTopk(SharedLevels, Padded, Claimed):
             return largest, jnp.ones(x.shape, bool)
         tags = jnp.where(largest, 0.0, 0.5 + jax.random.uniform(key, x.shape))
         return largest, largest | top_mask(tags, reported - self.k) if reported > self.k else largest
+
+    def expected_update(self, x: jax.Array, state: Any) -> jax.Array:
+        """The k largest, clipped."""
+        return jnp.where(top_mask(x, self.k), self.clip_update(x, state), 0.0)
+
+    @property
+    def same_keys(self) -> bool:
+        """Decoys are drawn with the dummies."""
+        return False
 
     def messages(self, dim: int) -> Messages:
         """One for every coordinate: fewer would show the shuffler which are largest."""

@@ -26,8 +26,8 @@ from dovetail.mechanisms.laplace import LaplaceRandomizer
 from dovetail.protocols._base import CLIP_NORM, CLIP_VALUE, Cohort, Protocol
 from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._fast import Fast
-from dovetail.protocols._grid_reports import GridReports
 from dovetail.protocols._scopes import local_scope
+from dovetail.protocols._shared_sums import GridReports
 from dovetail.shufflers import Layout, Reports
 from dovetail.statements import Neighbors, NotApplicable
 
@@ -78,6 +78,11 @@ class LdpFl(Protocol, Fast):
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Gaussian noise of the clip norm; nothing for Laplace noise."""
         return {} if settings.get("randomizer") == "laplace" else {"noise_multiplier": 1.0, "clip_norm": 1.0}
+
+    @classmethod
+    def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
+        """Gaussian and Laplace noise."""
+        return [{}, {"randomizer": "laplace", "eps_local": 1.0}]
 
     @property
     def noise_field(self) -> str:

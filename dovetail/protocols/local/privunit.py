@@ -80,6 +80,11 @@ class PrivUnit(Protocol, Fast):
         """A unit vector."""
         return Reports(slot=None, value=self.local(len(x))(x, key=key), valid=jnp.ones(()))
 
+    @property
+    def same_keys(self) -> bool:
+        """The same messages, added up in another order."""
+        return True
+
     def collect(
         self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
     ) -> jax.Array:

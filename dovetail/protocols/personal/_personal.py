@@ -35,8 +35,8 @@ from dovetail.events import DataIndependent, Everyone, Mechanism, Personalized, 
 from dovetail.mechanisms import LaplaceRandomizer, LocalRandomizer, add_laplace
 from dovetail.mechanisms._base import clamp
 from dovetail.protocols._base import CLIP_VALUE, Cohort, Protocol
-from dovetail.protocols._grid_reports import GridReports
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
+from dovetail.protocols._shared_sums import GridReports
 from dovetail.shufflers import Layout, Reports, ShuffledReports, SlotSums, slot_sums
 from dovetail.statements import Neighbors
 
@@ -94,6 +94,11 @@ class Personal(Protocol):
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Budgets up to 1, evenly spread."""
         return {"budgets": "uniform2"}
+
+    @classmethod
+    def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
+        """Budgets that leave a signal."""
+        return [{"budgets": [2.0, 8.0]}]
 
     @property
     def noise_field(self) -> str:

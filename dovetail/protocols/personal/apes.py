@@ -20,7 +20,7 @@ from dovetail.events import Mechanism, NonPrivate
 from dovetail.mechanisms import ClipLaplace, LocalRandomizer, laplace
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._claimed import Claimed, Formula
-from dovetail.protocols._grid_reports import GridReports
+from dovetail.protocols._shared_sums import GridReports
 from dovetail.protocols.personal._personal import Personal, laplace_reports
 from dovetail.shufflers import SlotSums
 from dovetail.statements import NotApplicable
@@ -90,6 +90,15 @@ class Apes(Personal, Claimed):
         if self.randomizer == "laplace":
             return average, state
         return laplace.calibrate(average, self.eps_locals, self.clip_value, self.output_bound), state
+
+    @classmethod
+    def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
+        """Both randomizers."""
+        return [*super().variants(dim, num_users), {"budgets": [2.0, 8.0], "randomizer": "laplace"}]
+
+    def bias(self, dim: int) -> float:
+        """Nothing is proven of Clip-Laplace reports but that the estimate stays in the box."""
+        return 0.0 if self.randomizer == "laplace" else 2 * self.clip_value
 
     def contribution(self, cohort: Cohort, dim: int) -> GridReports:
         """Reports on a grid; refuses reports beyond the box of the inputs, about which nothing is certified."""

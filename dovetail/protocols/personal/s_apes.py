@@ -28,7 +28,7 @@ from dovetail.events import Mechanism, NonPrivate
 from dovetail.mechanisms import ExactSampler
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._claimed import Formula
-from dovetail.protocols._grid_reports import GridReports
+from dovetail.protocols._shared_sums import GridReports
 from dovetail.protocols.flame._select import top_mask
 from dovetail.protocols.personal.apes import Apes, midpoints
 from dovetail.statements import NotApplicable
@@ -83,6 +83,12 @@ class SApes(Apes):
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """A fifth of the coordinates is kept, all of few."""
         return {**super().example(dim, settings), "keep": 0.2 if dim >= 5 else 1.0}
+
+    @classmethod
+    def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
+        """Both ways to keep reports that depend on them, and a random choice."""
+        ways: list[dict[str, Any]] = [{}, {"published": True}, {"sparsify": "random"}]
+        return [{"budgets": [2.0, 8.0], "keep": 0.5, **way} for way in ways]
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Refuses to keep less than one coordinate."""

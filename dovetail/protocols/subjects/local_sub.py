@@ -47,6 +47,11 @@ class LocalSub(ItemLevel):
         _validate.integer(steps=self.steps)
         _validate.at_least(1, steps=self.steps)
 
+    @classmethod
+    def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
+        """More than one step."""
+        return [{"steps": 2}]
+
     @property
     def private_steps(self) -> int:
         """Steps of DP-SGD at a user in a round."""
@@ -63,6 +68,10 @@ class LocalSub(ItemLevel):
     def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The average over the planned size."""
         return tally / size, state
+
+    def expected_update(self, x: jax.Array, state: Any) -> jax.Array:
+        """As it comes: records were clipped in the steps that made it."""
+        return x
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The noisy sums of all users in one round, as a server that knows who sent them sees them."""

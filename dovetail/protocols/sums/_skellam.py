@@ -136,9 +136,13 @@ class NoisySum(Protocol, Fast):
         rounded = jnp.round(total * self.require("scale") + errors).astype(jnp.int32)
         return self.finish(Collected(skellam.words(rounded), count), key=key_noise)
 
+    def bias(self, dim: int) -> float:
+        """What bounding the norm of the integers costs."""
+        return self.encoding(dim).bias
+
     def estimate(self, tally: Any, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The sum, centred around zero modulo `modulus`, over the planned size."""
-        integers = skellam.centred(tally, self.require("modulus"))
+        integers = skellam.center(tally, self.require("modulus"))
         return integers.astype(jnp.float32) / (self.require("scale") * size), state
 
 

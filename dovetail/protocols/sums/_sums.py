@@ -26,12 +26,13 @@ from dovetail import _validate, events
 from dovetail._jax import jax, jnp
 from dovetail.events import DataIndependent, Mechanism, Report, Round, View
 from dovetail.mechanisms import ExactRandomizedResponse, ExactSampler, ExactSkellam, RandomizedResponse, exact_skellam
+from dovetail.mechanisms._base import clamp
 from dovetail.mechanisms.skellam import Encoding
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._contributions import Contribution
-from dovetail.protocols._level_sums import level_sums
 from dovetail.protocols._messages import Levels, Messages, Positions, Sent, from_bytes, to_bytes
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
+from dovetail.protocols._shared_sums import level_sums
 from dovetail.shufflers import Layout, Reports, ShuffledReports, SlotSums, slot_sums
 from dovetail.statements import Neighbors
 
@@ -101,6 +102,10 @@ class ReportedSum(Protocol):
         key_position, key_report = jax.random.split(key)
         reports = self.local(self.positions(x, key=key_position), key=key_report)
         return Reports(slot=None, value=reports, valid=jnp.ones((), bool))
+
+    def expected_update(self, x: jax.Array, state: Any) -> jax.Array:
+        """The number in [0, 1], and 1/2 for NaN."""
+        return jnp.asarray(clamp(x, 0.0, 1.0))
 
     def messages(self, dim: int) -> Messages:
         """One level per message."""

@@ -92,6 +92,13 @@ class RealSum(ReportedSum, Fast):
         """A budget for a report; nothing for shares, whose noise is their own."""
         return {} if settings.get("method") == "split" else super().example(dim, settings)
 
+    @classmethod
+    def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
+        """Every method."""
+        split: dict[str, Any] = {"method": "split", "noise_multiplier": 1.0}
+        mix = SplitAndMixProtocol.variants(dim, num_users)[0]
+        return [{"method": "single"}, {"method": "unary"}, {**split, "mix": mix} if mix else split]
+
     @property
     def sharing(self) -> SplitAndMixProtocol | None:
         """The split-and-mix of ``method = "split"``, with its noise."""
@@ -180,6 +187,11 @@ class RealSum(ReportedSum, Fast):
             valid &= reports.slot[:, 0] == 0  # a user has one message there
         return SlotSums(self.sharing.tally(reports, dim), jnp.sum(valid, keepdims=True, dtype=jnp.int32))
 
+    @property
+    def same_keys(self) -> bool:
+        """Unless the noise of shares is one draw."""
+        return self.sharing is None
+
     def collect(
         self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
     ) -> SlotSums | Collected:
@@ -201,6 +213,10 @@ class RealSum(ReportedSum, Fast):
             return super().estimate(tally, size, state, key=key)
         around, _ = self.sharing.estimate(tally.total, size, state, key=key)
         return around + _HALF * tally.messages / size, state
+
+    def bias(self, dim: int) -> float:
+        """That of encoded numbers, with shares."""
+        return 0.0 if self.sharing is None else self.sharing.bias(dim)
 
     def variance(self, x: npt.ArrayLike) -> float:
         """The exact variance of the estimated sum of these users' numbers: rounding, and noise."""

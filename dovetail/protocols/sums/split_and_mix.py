@@ -25,6 +25,7 @@ from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
 __all__ = ["SplitAndMixProtocol"]
 
+_HIDING_USERS = 60  # among so many the default shares hide a value at dimensions up to some thousands
 _ALL_SHARES = "all shufflers together see every share, and the noise of one client is too small to protect it"
 
 
@@ -71,6 +72,11 @@ class SplitAndMixProtocol(NoisySum):
             raise ValueError(
                 f"expected at least one share for each of {self.shufflers} shufflers, got shares={self.shares}"
             )
+
+    @classmethod
+    def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
+        """As many shares as it takes; of a few users none are enough, and three run the same code."""
+        return [{} if num_users >= _HIDING_USERS else {"shares": 3}]
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Scale, modulus and shares for this cohort; every honest client of its minimum adds an equal part of noise."""
