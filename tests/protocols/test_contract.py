@@ -36,6 +36,7 @@ from dovetail.statements import Neighbors, NotApplicable
 
 DIM, CLIENTS = 40, 150
 RR2 = {"clip_value": 0.1, "eps_local": 1.0}
+CENTRAL = {"clip_norm": 0.5, "noise_multiplier": 2.0}
 COHORT = protocols.Cohort(participation=Everyone(), size=CLIENTS, min_size=CLIENTS)
 SHORT = {"ss_simple": 3}  # variants that are in `make test`; two unless given
 
