@@ -137,10 +137,10 @@ def memory_of(fleet: Fleet, name: str) -> float:
 def processor_of(fleet: Fleet, name: str) -> float:
     """Seconds that the processes of a service have computed."""
     first = fleet.processes[name].pid
-    return sum(_computed(pid) for pid in (first, *_children(first)))
+    return sum(_processor_seconds(pid) for pid in (first, *_children(first)))
 
 
-def _computed(pid: int) -> float:
+def _processor_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -155,7 +155,7 @@ def _peak(pid: int) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def counted(fleet: Fleet, accepted: int) -> dict[str, int]:
+def poll_counts(fleet: Fleet, accepted: int) -> dict[str, int]:
     """What a service counted; its processes tell each other twice a second."""
     for _ in range(20):
         found = fleet.service(LAST).counts()
@@ -184,7 +184,7 @@ def throughput(
         new = only(load.run(([one] for one in prepared.uploads(clients, clients + fresh)), connections=64, fresh=True))
         question = request_of("GET", "/v1/status")
         status = only(load.run(([question] for _ in range(asked)), connections=64))
-        taken = counted(fleet, clients + fresh)["accepted"]
+        taken = poll_counts(fleet, clients + fresh)["accepted"]
         memory = memory_of(fleet, f"aggregator-{LAST}")
     if taken != clients + fresh:
         raise RuntimeError(f"expected {clients + fresh} uploads that were taken, got {taken}")
@@ -218,7 +218,7 @@ def polite(folder: Path, *, doors: int, clients: int, connections: int, round_se
         visits = only(load.run(scripts, connections=connections, fresh=True))
         back = only(load.run(([asked[1]] for _ in range(clients)), connections=connections, fresh=True))
         computed = processor_of(fleet, f"aggregator-{LAST}") - before
-        taken = counted(fleet, clients)
+        taken = poll_counts(fleet, clients)
         memory = memory_of(fleet, f"aggregator-{LAST}")
     if taken.get("accepted") != clients or any(name.startswith("refused") for name in taken):
         raise RuntimeError(f"expected {clients} uploads that were taken and no refusal, got {taken}")

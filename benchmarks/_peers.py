@@ -96,7 +96,7 @@ def measure(peer: str, workload: str, *, benchmark: str = "clients", timeout: fl
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
     with tempfile.TemporaryDirectory(prefix="p", ignore_cleanup_errors=True) as scratch:
-        status, output, errors = _run(_isolated(peer, command), scratch=scratch, timeout=timeout)
+        status, output, errors = _run(_isolate(peer, command), scratch=scratch, timeout=timeout)
     if status is None:
         raise RuntimeError(f"{peer} did not finish the {workload} workload within {timeout:g} seconds.")
     if status and not (output.strip() and errors.rstrip().endswith(_AT_ITS_END)):
@@ -124,7 +124,7 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
 
 
-def _isolated(peer: str, command: list[str]) -> list[str]:
+def _isolate(peer: str, command: list[str]) -> list[str]:
     prefix = _namespace()
     if prefix is None and peer in LISTENS_EVERYWHERE:
         raise RuntimeError(

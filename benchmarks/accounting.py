@@ -138,9 +138,9 @@ def at_the_largest() -> list[dict[str, Any]]:
         dim = 1 if name.endswith("_sum") else 10**6
         asked = [name, "--n", "1000000", "--dim", str(dim), "--rounds", "10000", "--delta", "1e-6"]
         free = {key: value for key, value in settings.items() if key not in NOISE}
-        rows.append({"protocol": name, **processed(["account", "protocol", *asked, *words(settings)])})
-        rows.append({"protocol": name, **processed(["calibrate", "--eps", "1", *asked, *words(free)])})
-    rows.append({"protocol": "amplify, n = 1e9", **processed(["account", "amplify", *AMPLIFY])})
+        rows.append({"protocol": name, **time_process(["account", "protocol", *asked, *words(settings)])})
+        rows.append({"protocol": name, **time_process(["calibrate", "--eps", "1", *asked, *words(free)])})
+    rows.append({"protocol": "amplify, n = 1e9", **time_process(["account", "amplify", *AMPLIFY])})
     return rows
 
 
@@ -148,7 +148,7 @@ def words(settings: dict[str, Any]) -> list[str]:
     return [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
 
 
-def processed(command: list[str]) -> dict[str, Any]:
+def time_process(command: list[str]) -> dict[str, Any]:
     """The processor seconds of a whole process on one thread, imports included, and what it says first."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     found = subprocess.run(

@@ -81,10 +81,10 @@ def one_run(name: str, *, seed: int, processes: int) -> tuple[Trained, Trained]:
         if [one["outcome"] for one in history] != ["released"] * case.rounds:
             raise RuntimeError(f"expected {case.rounds} released rounds, got {history}")
         settings = deployment.task.settings
-    return Trained(history[-1]["accuracy"], float(np.linalg.norm(moved))), simulated(config, case, settings)
+    return Trained(history[-1]["accuracy"], float(np.linalg.norm(moved))), simulate(config, case, settings)
 
 
-def simulated(config: Config, case: Case, settings: Mapping[str, Any]) -> Trained:
+def simulate(config: Config, case: Case, settings: Mapping[str, Any]) -> Trained:
     """The same users and rounds by the engine."""
     whole = config.task.users == case.clients
     who = {"kind": "everyone"} if whole else {"kind": "fixed", "size": case.clients}

@@ -137,7 +137,7 @@ def trainings() -> Iterator[list[str]]:
     ]
 
 
-def asked(arguments: list[str]) -> Any:
+def ask_command(arguments: list[str]) -> Any:
     """What the command line answers, as JSON; a refusal is an answer, too."""
     done = CliRunner().invoke(app, [*arguments, "--json"])
     if isinstance(done.exception, ValueError | OSError):
@@ -148,13 +148,13 @@ def asked(arguments: list[str]) -> Any:
     return json.loads(done.stdout)
 
 
-def trained(overrides: list[str]) -> Any:
+def train_and_hash(overrides: list[str]) -> Any:
     """A training's numbers: metrics, all statements, and a hash of every array of the model."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         config = Path(folder) / "config.toml"
         config.write_text('noise = "seeded"\n[task]\nname = "digits"\nmodel = "logistic"\n')
-        answer = asked(["run", str(config), *_sets(overrides), "--out", str(out)])
+        answer = ask_command(["run", str(config), *_sets(overrides), "--out", str(out)])
         if "refused" in answer:
             return answer
         with np.load(out / "model.npz") as model:
@@ -182,8 +182,8 @@ def numbers(answer: Any, path: str = "") -> Iterator[tuple[str, str]]:
 def everything() -> dict[str, dict[str, str]]:
     """All questions and the numbers of their answers."""
     logging.disable(logging.WARNING)
-    asks = [(" ".join(question), lambda q=question: asked(q)) for question in (*accounts(), *audits())]
-    asks += [("train " + " ".join(overrides), lambda o=overrides: trained(o)) for overrides in trainings()]
+    asks = [(" ".join(question), lambda q=question: ask_command(q)) for question in (*accounts(), *audits())]
+    asks += [("train " + " ".join(overrides), lambda o=overrides: train_and_hash(o)) for overrides in trainings()]
     found = {}
     for index, (name, ask) in enumerate(asks):
         start = time.perf_counter()

@@ -93,7 +93,7 @@ def resident_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def measured(protocol: str, dim: int, users: int, rounds: int) -> dict[str, object]:
+def measure(protocol: str, dim: int, users: int, rounds: int) -> dict[str, object]:
     """One row, in this process."""
     use_all_cores()
     engine = engine_for(protocol, dim, users)
@@ -127,7 +127,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.row:
         protocol, dim, users = arguments.row
-        print(json.dumps(measured(protocol, int(float(dim)), int(users), arguments.rounds)))
+        print(json.dumps(measure(protocol, int(float(dim)), int(users), arguments.rounds)))
         return
     rows = []
     for protocol, dim, users in ROWS:

@@ -86,7 +86,7 @@ def sites(source: str) -> list[tuple[ast.AST, str, str]]:
             function = node.name
         if isinstance(node, ast.Raise | ast.JoinedStr) or function in SKIPPED:
             return  # words are tested as words, and have no places of their own
-        if function and (text := _mutated(node)) is not None:
+        if function and (text := _mutate(node)) is not None:
             found.append((node, text, function))
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, ast.arguments) and child not in getattr(node, "decorator_list", ()):
@@ -96,7 +96,7 @@ def sites(source: str) -> list[tuple[ast.AST, str, str]]:
     return found
 
 
-def _mutated(node: ast.AST) -> str | None:
+def _mutate(node: ast.AST) -> str | None:
     inner: Any = copy.deepcopy(node)
     match node:
         case ast.Compare(ops=[op]) if type(op) in SWAPS:
@@ -124,7 +124,7 @@ def _mutated(node: ast.AST) -> str | None:
     return f"({ast.unparse(inner)})"
 
 
-def replaced(source: str, node: ast.AST, text: str) -> str:
+def replace_text(source: str, node: ast.AST, text: str) -> str:
     """The source with this node's text replaced."""
     lines = source.encode().splitlines(keepends=True)
     starts = [0]
@@ -161,7 +161,7 @@ def draw(seed: int, count: int) -> list[dict]:
                     "function": function,
                     "before": ast.get_source_segment(source, node),
                     "after": text,
-                    "source": replaced(source, node, text),
+                    "source": replace_text(source, node, text),
                 }
             )
     return mutants
@@ -197,13 +197,13 @@ class Ended:
     at: float
     output: str
 
-    def failed(self) -> list[dict]:
+    def failures(self) -> list[dict]:
         """Reports of tests that failed, or of files that could not be collected, one each."""
         return list({told["test"]: told for told in self.reports if told.get("outcome") == "failed"}.values())
 
-    def passed(self) -> dict[str, float]:
+    def passes(self) -> dict[str, float]:
         """Tests that were run to their end and did not fail, with their seconds."""
-        failed, seconds, over = {told["test"] for told in self.failed()}, collections.Counter(), set()
+        failed, seconds, over = {told["test"] for told in self.failures()}, collections.Counter(), set()
         for told in self.reports:
             seconds[told["test"]] += told.get("seconds", 0.0)
             if told.get("when") == "teardown":
@@ -228,7 +228,7 @@ class Lane:
         self.plugins = self.notes / "plugins"  # alone in a folder: this one has modules that tests have, too
         self.plugins.mkdir(parents=True)
         shutil.copy2(_mutation_reports.__file__, self.plugins)
-        for name in _listed():
+        for name in _tracked_files():
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.tree / name)
         (self.tree / "benchmarks" / "__init__.py").touch()  # so that no other package of that name comes first
@@ -274,7 +274,7 @@ class Lane:
         return Ended(process.returncode if over else None, told, at, output.read_text(errors="replace")[-2000:])
 
     @contextlib.contextmanager
-    def mutated(self, mutant: dict, turn: int) -> Iterator[None]:
+    def apply_mutant(self, mutant: dict, turn: int) -> Iterator[None]:
         """The file's time is that of no other mutant: bytecode made for one is not taken for another."""
         file = self.tree / mutant["file"]
         original, before = file.read_text(), file.stat()
@@ -299,14 +299,14 @@ class Lane:
             return math.inf
         if whole:
             return 0.0 if ended.status == 0 else None
-        return 0.0 if ended.status == _NO_SUCH_TEST else ended.passed().get(test)
+        return 0.0 if ended.status == _NO_SUCH_TEST else ended.passes().get(test)
 
 
 def _has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def _listed() -> list[str]:
+def _tracked_files() -> list[str]:
     """What git tracks; without git, all files but those in caches and in hidden folders of other things."""
     asked = ["git", "ls-files", "-z"]
     with contextlib.suppress(OSError):
@@ -336,11 +336,11 @@ def run(mutant: dict, lane: Lane, *, limit: float, end: float, turn: int) -> dic
             continue
         started = time.time()
         stop = min(started + left, end)
-        with lane.mutated(mutant, turn):
+        with lane.apply_mutant(mutant, turn):
             ended = lane.pytest("-x", *batch, until=stop)
         left -= time.time() - started
-        if ended.failed():
-            found = _judge_failures(lane, ended.failed(), end)
+        if ended.failures():
+            found = _judge_failures(lane, ended.failures(), end)
         elif ended.status in (0, 5):
             done += 1
         elif ended.status is None:
@@ -411,12 +411,12 @@ def baseline(lane: Lane, *, until: float, deselect: Path) -> int:
         "tests", "--dist", "worksteal", "--continue-on-collection-errors", "-rfE", "--durations", "20", until=until
     )
     print((lane.notes / "output").read_text(errors="replace"))
-    for told in ended.failed():
+    for told in ended.failures():
         print(f"--- {told['test']} ({told['when']})\n{told['said']}\n")
     hung = {test for test, waited in ended.under_way().items() if waited >= HANG}
-    dropped = sorted({told["test"] for told in ended.failed()} | hung)
+    dropped = sorted({told["test"] for told in ended.failures()} | hung)
     deselect.write_text("".join(f"{test}\n" for test in dropped))
-    passed = ended.passed()
+    passed = ended.passes()
     print(
         f"{len(passed)} passed or skipped, {len(dropped)} left out",
         "all were run" if ended.status is not None else "stopped",

@@ -17,7 +17,7 @@ from dovetail.data import Dataset, Task
 from dovetail.experiment import config, prepare, run
 
 
-def packed(home: Path, name: str) -> Task:
+def task_of_packed(home: Path, name: str) -> Task:
     """The task whose images were packed."""
 
     def load(*, folder: Path | None) -> Dataset:
@@ -37,7 +37,7 @@ def main() -> None:
         for preset in arguments.presets:
             asked = config.read(preset, [("seed", seed)])
             start = time.perf_counter()
-            plan = prepare(asked, task=packed(arguments.data, asked.task.name) if arguments.data else None)
+            plan = prepare(asked, task=task_of_packed(arguments.data, asked.task.name) if arguments.data else None)
             ready = time.perf_counter()
             result = run(plan, evaluate_every=asked.cohort.rounds)
             row = {

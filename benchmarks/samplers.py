@@ -53,7 +53,7 @@ def skellam(variance: float) -> Callable[[], None]:
     return work
 
 
-def encoded(dim: int, times: int = 1) -> Callable[[], None]:
+def encoder(dim: int, times: int = 1) -> Callable[[], None]:
     """What a client of a noisy sum draws for one update, its table at hand."""
     encoding, noise, x = Encoding(clip_norm=1.0, scale=2e4, dim=dim), ExactSkellam(1e4), np.full(dim, 1.0, np.float32)
     noise(1, sampler=ExactSampler())
@@ -78,7 +78,7 @@ def on_a_grid(reach: int) -> Callable[[], None]:
     return work
 
 
-def capped() -> None:
+def cap_records() -> None:
     cap(SILOS, SUBJECTS, items_per_subject=20, users_per_subject=3, items_per_user=8)
 
 
@@ -112,11 +112,11 @@ def works() -> dict[str, tuple[Callable[[], None], Callable[[], None], float]]:
         "100,000 exact randomized responses": (responses, yardstick, 1.0),
         "exact Skellam noise of variance 1e7: table and 10,000 draws": (skellam(1e7), yardstick, 10.0),
         "exact Skellam noise of variance 2^29: table and 10,000 draws": (skellam(2.0**29), yardstick, 25.0),
-        "encoding and exact noise, 10 times 6010, table at hand": (encoded(6010, 10), yardstick, 1.0),
-        "encoding and exact noise, 1,000,000, table at hand": (encoded(1_000_000), yardstick, 15.0),
+        "encoding and exact noise, 10 times 6010, table at hand": (encoder(6010, 10), yardstick, 1.0),
+        "encoding and exact noise, 1,000,000, table at hand": (encoder(1_000_000), yardstick, 15.0),
         "10 clients' exact Clip-Laplace reports, 7850 each, tables included": (on_a_grid(64), yardstick, 5.0),
         "10 clients' exact Laplace reports, 7850 each, tables included": (on_a_grid(4425), yardstick, 10.0),
-        "cap on the records of 539 subjects, 60,000 records": (capped, yardstick, 1.0),
+        "cap on the records of 539 subjects, 60,000 records": (cap_records, yardstick, 1.0),
     }
 
 

@@ -86,11 +86,11 @@ class PlainSum:
         return None
 
     def step(self, training: None, users: np.ndarray, *, index: int, capacity: int) -> None:
-        def added(total: np.ndarray, vector: np.ndarray) -> None:
+        def add_in_place(total: np.ndarray, vector: np.ndarray) -> None:
             for _ in range(math.ceil(capacity / len(self._pairs))):
                 np.add(total, vector, out=total)  # without Python's lock
 
-        list(self._threads.map(added, *zip(*self._pairs, strict=True)))
+        list(self._threads.map(add_in_place, *zip(*self._pairs, strict=True)))
 
 
 def seconds_a_round(engine: Engine | PlainSum, count: int) -> dict[str, float]:
@@ -121,7 +121,7 @@ def sweeps(
         yield "parameters", protocol, dims, lambda dim, name=protocol: engine_for(name, dim, 100), 100
 
 
-def measured(arguments: argparse.Namespace) -> list[dict[str, object]]:
+def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
     stored = json.loads(arguments.store.read_text()) if arguments.store and arguments.store.exists() else []
     rows: list[dict[str, object]] = []
     for axis, protocol, sizes, engine, users in sweeps(arguments.clients, [int(dim) for dim in arguments.dims]):
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="also draw the lines into this file")
     arguments = parser.parse_args()
     use_all_cores()
-    rows = measured(arguments)
+    rows = measure(arguments)
     if arguments.plot:
         save(figure(rows, arguments.clock), arguments.plot)
     if arguments.json:

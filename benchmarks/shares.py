@@ -81,7 +81,7 @@ def one_round(folder: Path, protocol: str, dim: int, users: int, *, aggregators:
     analyzer = Analyzer(folder / "analyzer", **asked, keys=ring, learning=learning, workers=1)
     for party in parties:
         party.store.open_round(1, head=analyzer.status().head, closes=0.0)
-    envelopes, client = _reported(folder, signed, dim, users)
+    envelopes, client = _make_envelopes(folder, signed, dim, users)
     begun = time.process_time()
     for envelope in envelopes:
         for party, upload in zip(parties, envelope.uploads, strict=True):
@@ -102,7 +102,7 @@ def one_round(folder: Path, protocol: str, dim: int, users: int, *, aggregators:
     return {"users": users, **sizes, "client_seconds": client, "server_seconds": server}
 
 
-def _reported(folder: Path, signed: Any, dim: int, users: int) -> tuple[list[Envelope], float]:
+def _make_envelopes(folder: Path, signed: Any, dim: int, users: int) -> tuple[list[Envelope], float]:
     """Everybody's envelopes, and the seconds that one takes after the first."""
     policy, update, envelopes, begun = lenient_policy(signed), np.zeros(dim, np.float32), [], 0.0
     for user in range(users):

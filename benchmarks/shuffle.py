@@ -126,7 +126,7 @@ def rounds() -> list[dict]:
     ]
 
 
-def streamed() -> dict:
+def run_large_round() -> dict:
     """The large round: no update is held longer than its chunk."""
 
     def updates(ids: jax.Array, rows: jax.Array) -> jax.Array:
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--streamed", action="store_true", help="only the large round, in this process")
     arguments = parser.parse_args()
     if arguments.streamed:
-        print(json.dumps(streamed()))
+        print(json.dumps(run_large_round()))
         return
     use_all_cores()
     found, large = rounds(), streamed_alone()

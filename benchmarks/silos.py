@@ -62,7 +62,7 @@ class Straight:
         self._analyzer.note_closed(self._index, round, closed)
 
 
-def deployed(folder: Path, learned: Federation, rounds: int) -> dict[str, Any]:
+def run_deployed(folder: Path, learned: Federation, rounds: int) -> dict[str, Any]:
     """What the analyzer says after so many rounds, each with a silo that drops out halfway."""
     ring = KeyRing(folder / "analyzer" / "keys", "seal")
     pairs = [ServicePairs.add(folder / f"aggregator-{i}" / "keys") for i in range(2)]
@@ -105,7 +105,7 @@ def deployed(folder: Path, learned: Federation, rounds: int) -> dict[str, Any]:
     return {"history": said["history"], "accuracy": said["history"][-1]["accuracy"], "eps": statement.eps}
 
 
-def curated(learned: Federation, rounds: int, seed: int) -> float:
+def train_by_curator(learned: Federation, rounds: int, seed: int) -> float:
     """The accuracy with a curator: the same silos, dropouts and noise."""
     rng, learning = np.random.default_rng(seed), learned.learning()
     server = learning.server.for_rounds(rounds, moments=None, noise_std=None)
@@ -131,7 +131,7 @@ def main() -> None:
     runs = []
     for _ in range(arguments.runs):
         with tempfile.TemporaryDirectory(dir=memory) as folder:
-            runs.append(deployed(Path(folder), learned, arguments.rounds))
+            runs.append(run_deployed(Path(folder), learned, arguments.rounds))
     void = sum(one["outcome"] != "released" for run in runs for one in run["history"])
     found = {
         "task": arguments.task,
@@ -139,7 +139,7 @@ def main() -> None:
         "void": void,
         "eps_per_silo": runs[0]["eps"],
         "deployed": [run["accuracy"] for run in runs],
-        "curator": [curated(learned, arguments.rounds, seed) for seed in range(arguments.runs)],
+        "curator": [train_by_curator(learned, arguments.rounds, seed) for seed in range(arguments.runs)],
     }
     if arguments.json:
         print(json.dumps({"benchmark": "silos", **found}))

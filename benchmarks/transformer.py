@@ -37,7 +37,7 @@ def dataset() -> Dataset:
     return Dataset(inputs=inputs, labels=labels, test_inputs=inputs[:10], test_labels=labels[:10], num_classes=CLASSES)
 
 
-def federated(data: Dataset, model: Model) -> Callable[[], object]:
+def federated_training(data: Dataset, model: Model) -> Callable[[], object]:
     engine = Engine(
         model=model,
         dataset=data,
@@ -86,7 +86,7 @@ def main() -> None:
     rows, data = [], dataset()
     for name in arguments.models:
         _, model = models.build(name, data)
-        found = medians({"dovetail": federated(data, model), "plain": plain(data, model)}, arguments.rounds)
+        found = medians({"dovetail": federated_training(data, model), "plain": plain(data, model)}, arguments.rounds)
         rows.append({"model": name, **found})
     if arguments.json:
         print(json.dumps({"benchmark": "transformer", "rows": rows}))

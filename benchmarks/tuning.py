@@ -157,7 +157,7 @@ class Bench:
         rows = jnp.asarray(made.inputs).reshape(len(made.labels), -1, made.inputs.shape[-1])
         return cls(rows, _cosines(rows), jnp.asarray(made.labels), jnp.asarray(made.test_inputs), made.test_labels)
 
-    def scaled(self, scale: np.ndarray) -> Bench:
+    def with_scale(self, scale: np.ndarray) -> Bench:
         """With every feature multiplied by its scale, and rows of unit norm again: another ridge, a smaller rank."""
         rows, test_rows = unit_rows(self.rows * scale), unit_rows(self.test_rows * scale)
         return Bench(rows, _cosines(rows), self.labels, test_rows, self.test_labels)
@@ -166,7 +166,7 @@ class Bench:
         """Of the mean of the last half of the iterates, for several clip norms and steps at once."""
         clip, step = (jnp.asarray([one[key] for one in settings]) for key in ("clip", "step"))
         std, key = noise * clip / users, jax.random.key(seed)
-        weights = _trained(self.rows, self.cosines, self.labels, clip, step, std, key, rounds=rounds)
+        weights = _train(self.rows, self.cosines, self.labels, clip, step, std, key, rounds=rounds)
         logits = jnp.einsum("nf,fsc->nsc", self.test_rows, weights[:-1]) + CONSTANT * weights[-1]
         return np.mean(np.asarray(logits.argmax(axis=2)) == self.test_labels[:, None], axis=0)
 
@@ -176,7 +176,7 @@ def _cosines(rows: jax.Array) -> jax.Array:
     return jnp.einsum("nif,njf->nij", rows, rows, precision="highest") + CONSTANT**2
 
 
-def _trained(
+def _train(
     rows: jax.Array, gram: jax.Array, labels: jax.Array, clip: Any, step: Any, std: Any, key: jax.Array, *, rounds: int
 ) -> jax.Array:
     """The averaged weights (features, settings, classes)."""
@@ -202,7 +202,7 @@ def _trained(
     return total / (rounds - math.ceil(rounds / 2))
 
 
-_trained = jax.jit(_trained, static_argnames="rounds")
+_train = jax.jit(_train, static_argnames="rounds")
 
 
 def candidates(study: Study, bench: Bench, fixed: dict[str, Any], seeds: int) -> Iterator[dict[str, Any]]:
@@ -233,7 +233,7 @@ def run(study: Study, folder: Path, *, seeds: int, oracle: bool, out: Path) -> N
         for rank, ridge in itertools.product(study.ranks, study.ridges):
             scale = np.sqrt((variances + whiten.ridge * variances[0]) / (variances + ridge * variances[0]))
             scale[rank:] = 0
-            tried += list(candidates(study, bench.scaled(scale), {"rank": rank, "ridge": ridge}, seeds))
+            tried += list(candidates(study, bench.with_scale(scale), {"rank": rank, "ridge": ridge}, seeds))
         print(f"{label} {name}: {time.perf_counter() - start:.0f} s with all candidates", flush=True)
         del bench
         record[label] = {

@@ -40,7 +40,7 @@ def reviews(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.partial(jax.jit, static_argnames="rounds")
-def trained(
+def fit_weights(
     rows: jax.Array, labels: jax.Array, clip: Any, step: Any, std: Any, key: jax.Array, *, rounds: int
 ) -> jax.Array:
     """The difference of the two classes' weights, (features,), of the mean of the last half of the iterates.
@@ -64,7 +64,7 @@ def trained(
     return total / (rounds - -(-rounds // 2))
 
 
-def judged(rows: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> dict[str, float]:
+def rate_weights(rows: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> dict[str, float]:
     """Loss, accuracy and the area under the curve."""
     logits = rows @ weights
     ranks = np.argsort(np.argsort(logits)) + 1
@@ -91,8 +91,8 @@ def main() -> None:
         std = tuning.noise_multiplier(EPS, rounds, "replace-one") * clip / USERS
         found = []
         for seed in range(arguments.seeds):
-            weights = trained(shown, told, clip, reach / clip, std, jax.random.key(seed), rounds=rounds)
-            found.append(judged(held, truth, np.asarray(weights)))
+            weights = fit_weights(shown, told, clip, reach / clip, std, jax.random.key(seed), rounds=rounds)
+            found.append(rate_weights(held, truth, np.asarray(weights)))
         scores = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
         tried.append({"rounds": rounds, "clip": clip, "step": reach / clip, **scores})
         print(json.dumps(tried[-1]), flush=True)

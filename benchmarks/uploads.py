@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from _http_load import LAST, Prepared, counted, only, processor_of, request_of, wait_for
+from _http_load import LAST, Prepared, only, poll_counts, processor_of, request_of, wait_for
 from _load import Load
 
 from dovetail.parties.fleet import HOST, Deployment, Fleet
@@ -100,7 +100,7 @@ def measure(prepared: Prepared, server: str, *, kept: int, fresh: int) -> dict[s
         middle = processor_of(fleet, name)
         new = only(load.run(([one] for one in prepared.uploads(kept, kept + fresh)), connections=64, fresh=True))
         end = processor_of(fleet, name)
-        if (taken := counted(fleet, kept + fresh)["accepted"]) != kept + fresh:
+        if (taken := poll_counts(fleet, kept + fresh)["accepted"]) != kept + fresh:
             raise RuntimeError(f"{kept + fresh} uploads were sent and {taken} accepted")
     return {
         "kept_rate": stay.rate,

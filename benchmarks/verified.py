@@ -149,7 +149,7 @@ class Rounds:
                 nonce = secrets.token_bytes(16)
                 unruly = attack is not None and user >= self._users - hostile
                 contents = self._contents(protocol, shared, sharing, update, nonce, attack if unruly else None, within)
-                if isinstance(sharing, VerifiedSharing) and not accepted(sharing, contents, key, nonce):
+                if isinstance(sharing, VerifiedSharing) and not is_accepted(sharing, contents, key, nonce):
                     refused += 1
                     continue
                 counted += 1
@@ -186,7 +186,7 @@ class Rounds:
         return estimate
 
 
-def accepted(sharing: VerifiedSharing, contents: list[bytes], key: bytes, nonce: bytes) -> bool:
+def is_accepted(sharing: VerifiedSharing, contents: list[bytes], key: bytes, nonce: bytes) -> bool:
     """Whether both aggregators accept a report."""
     queried = [
         sharing.proof.query(key, index, [sharing.report(content, nonce)])[0] for index, content in enumerate(contents)

@@ -13,7 +13,7 @@ def main() -> None:
     name = arguments.workload
     torch.manual_seed(workload.SEED)
     first = torch.nn.Flatten() if name == "logistic" else torch.nn.Unflatten(1, (1, 28))
-    module = modules.checked(name, torch.nn.Sequential(first, *modules.layers(name)))
+    module = modules.check_parameters(name, torch.nn.Sequential(first, *modules.layers(name)))
     built = dovetail_clients.engine(
         name,
         count=arguments.clients,

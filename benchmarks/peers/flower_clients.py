@@ -91,7 +91,7 @@ def network(name: str):
     torch.set_num_threads(1)
     torch.manual_seed(workload.SEED)
     layers = torch.nn.Sequential(*modules.layers(name)).to(memory_format=torch.channels_last)
-    return modules.checked(name, layers)
+    return modules.check_parameters(name, layers)
 
 
 def torch_epoch(

@@ -27,7 +27,7 @@ def shape(name: str) -> tuple[int, ...]:
     return (workload.FEATURES,) if name == "logistic" else (1, 28, 28)
 
 
-def checked(name: str, network: torch.nn.Module) -> torch.nn.Module:
+def check_parameters(name: str, network: torch.nn.Module) -> torch.nn.Module:
     """The network, if it has as many parameters as the workload says."""
     count = sum(parameter.numel() for parameter in network.parameters())
     if count != workload.PARAMETERS[name]:

@@ -158,7 +158,7 @@ def dataset(arguments: argparse.Namespace, *, rank: int, world_size: int) -> Fed
 
 
 def model(name: str) -> PyTorchModel:
-    network = modules.checked(name, Network(*modules.layers(name)).to(memory_format=torch.channels_last))
+    network = modules.check_parameters(name, Network(*modules.layers(name)).to(memory_format=torch.channels_last))
     return PyTorchModel(
         network,
         local_optimizer_create=torch.optim.SGD,

@@ -8,32 +8,32 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["formatted", "setup"]
+__all__ = ["format_lines", "setup"]
 
 _CODE = re.compile(r"(``.*?``|`[^`]*`)")
 _SECTION = re.compile(r"^(Guarantees|References|Arguments|Fields):\s*$")
 
 
-def formatted(lines: list[str]) -> list[str]:
+def format_lines(lines: list[str]) -> list[str]:
     """The docstring's lines in reStructuredText."""
     out: list[str] = []
     at = 0
     while at < len(lines):
-        found = _SECTION.match(lines[at])
+        section = _SECTION.match(lines[at])
         at += 1
-        if not found:
-            out.append(_escaped(lines[at - 1]))
+        if not section:
+            out.append(_escape(lines[at - 1]))
             continue
         body = []
         while at < len(lines) and (not lines[at].strip() or lines[at].startswith(" ")):
-            body.append(_escaped(lines[at].rstrip()))
+            body.append(_escape(lines[at].rstrip()))
             at += 1
-        listed = {"Guarantees": _points, "References": _paragraph}.get(found[1], _named)
-        out += [f"**{found[1]}**", "", *listed(body), ""]
+        as_list = {"Guarantees": _points, "References": _paragraph}.get(section[1], _named_points)
+        out += [f"**{section[1]}**", "", *as_list(body), ""]
     return out
 
 
-def _escaped(line: str) -> str:
+def _escape(line: str) -> str:
     """A bar outside of code is a bar, such as that of a norm, and no markup."""
     return "".join(part if part.startswith("`") else part.replace("|", "\\|") for part in _CODE.split(line))
 
@@ -52,7 +52,7 @@ def _paragraph(body: list[str]) -> list[str]:
     return [line.strip() for line in body]
 
 
-def _named(body: list[str]) -> list[str]:
+def _named_points(body: list[str]) -> list[str]:
     """One point for every name at the margin of the section, with the lines that are indented more."""
     lines = [line for line in body if line.strip()]
     margin = min((len(line) - len(line.lstrip()) for line in lines), default=0)
@@ -65,7 +65,7 @@ def _named(body: list[str]) -> list[str]:
 
 
 def _process(app: Any, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    lines[:] = formatted(lines)
+    lines[:] = format_lines(lines)
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -53,14 +53,14 @@ def modules_of(name: str) -> Iterator[str]:
     """The module, and the public modules of the package."""
     yield name
     module = importlib.import_module(name)
-    for found in pkgutil.iter_modules(getattr(module, "__path__", []), f"{name}."):
-        if not found.name.rpartition(".")[2].startswith("_") and found.name not in _WITH_OTHERS:
-            yield from modules_of(found.name)
+    for entry in pkgutil.iter_modules(getattr(module, "__path__", []), f"{name}."):
+        if not entry.name.rpartition(".")[2].startswith("_") and entry.name not in _WITH_OTHERS:
+            yield from modules_of(entry.name)
 
 
-def _home(found: object) -> tuple[str, str] | None:
+def _home(member: object) -> tuple[str, str] | None:
     """The module of a class or function of ours, and its full name; None for constants and for what is not ours."""
-    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    module, name = getattr(member, "__module__", None), getattr(member, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or not module.startswith("dovetail"):
         return None
     return module, f"{module}.{name}"
@@ -84,20 +84,21 @@ def aliases(name: str) -> dict[str, str]:
 def module_section(name: str) -> str:
     """What a module shows as its own; what it only passes on from a public module is shown there."""
     module = importlib.import_module(name)
-    own, passed = [], []
+    own = []
+    passed_on = []
     for public in getattr(module, "__all__", []):
-        found = getattr(module, public, None)
-        home = _home(found)
-        if inspect.ismodule(found):
+        member = getattr(module, public, None)
+        home = _home(member)
+        if inspect.ismodule(member):
             continue
         if home and home[0] != name and not _private(home[0]):
-            passed.append(f":py:obj:`~{home[1]}`")
+            passed_on.append(f":py:obj:`~{home[1]}`")
         elif home:
             own.append(public)
     members = f"   :members: {', '.join(own)}" if own else "   :no-members:"
     lines = [name, "-" * len(name), "", f".. automodule:: {name}", members, ""]
-    if passed:
-        lines += [f"Also here: {', '.join(passed)}.", ""]
+    if passed_on:
+        lines += [f"Also here: {', '.join(passed_on)}.", ""]
     return "\n".join(lines)
 
 
@@ -123,11 +124,11 @@ def command_page() -> str:
     root = typer.main.get_command(command_line)
     for words, command in _commands(root, ("dovetail",)):
         lines += [f"## {' '.join(words)}", "", inspect.cleandoc(command.help or ""), ""]
-        shown = [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
-        usage = [_argument(one) for one in shown if one.param_type_name == "argument"]
-        options = ["[OPTIONS]"] if any(one.param_type_name == "option" for one in shown) else []
+        parameters = [item for item in command.params if not getattr(item, "hidden", False) and item.name != "help"]
+        usage = [_argument(item) for item in parameters if item.param_type_name == "argument"]
+        options = ["[OPTIONS]"] if any(item.param_type_name == "option" for item in parameters) else []
         lines += ["```text", " ".join([*words, *options, *usage]), "```", "", "| | default | |", "|---|---|---|"]
-        lines += [_parameter(one) for one in shown]
+        lines += [_parameter(item) for item in parameters]
         lines.append("")
     return "\n".join(lines)
 
@@ -151,14 +152,14 @@ def _parameter(parameter: Any) -> str:
     else:
         name = ", ".join(f"`{option}`" for option in parameter.opts)
     default = parameter.default if not callable(parameter.default) else None
-    said = (
+    default_text = (
         "required"
         if parameter.required
         else ""
         if default is None or default is False or default in ((), [])
         else f"`{default}`"
     )
-    return f"| {name} | {said} | {_cell(getattr(parameter, 'help', None) or '')} |"
+    return f"| {name} | {default_text} | {_cell(getattr(parameter, 'help', None) or '')} |"
 
 
 def config_page() -> str:
@@ -226,14 +227,14 @@ def _write(app: Any) -> None:
 
 def _resolve(app: Any, env: Any, node: Any, contents: Any) -> Any:
     """A type that a signature names by its private home, as a link to where it is documented."""
-    known: dict[str, str] = {}
+    homes: dict[str, str] = {}
     for names in MODULES.values():
         for name in names:
             for module in modules_of(name):
-                known |= aliases(module)
-    if node.get("refdomain") != "py" or node.get("reftarget") not in known:
+                homes |= aliases(module)
+    if node.get("refdomain") != "py" or node.get("reftarget") not in homes:
         return None
-    node["reftarget"] = known[node["reftarget"]]
+    node["reftarget"] = homes[node["reftarget"]]
     return env.get_domain("py").resolve_xref(
         env, node["refdoc"], app.builder, node["reftype"], node["reftarget"], node, contents
     )

@@ -26,16 +26,16 @@ class _Page(HTMLParser):
         self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
+        values = {name: value or "" for name, value in attrs}
         if tag in _LOADING:
-            self.loads.append(given.get(_LOADING[tag], ""))
+            self.loads.append(values.get(_LOADING[tag], ""))
         elif tag == "object":
-            self.loads.append(given.get("data", ""))
-        elif tag == "link" and not set(given.get("rel", "").split()) <= _HARMLESS_RELS:
-            self.loads.append(given.get("href", ""))
+            self.loads.append(values.get("data", ""))
+        elif tag == "link" and not set(values.get("rel", "").split()) <= _HARMLESS_RELS:
+            self.loads.append(values.get("href", ""))
         elif tag == "a":
-            self.links.append(given.get("href", ""))
-        self.loads += _STYLE.findall(given.get("style", ""))
+            self.links.append(values.get("href", ""))
+        self.loads += _STYLE.findall(values.get("style", ""))
 
 
 def _read(html: str) -> _Page:
@@ -57,22 +57,24 @@ def links(html: str) -> set[str]:
     return {url for url in _read(html).links if _ELSEWHERE.match(url)}
 
 
-def _finished(app: Any, error: Exception | None) -> None:
+def _check_site(app: Any, error: Exception | None) -> None:
     if error is not None or app.builder.format != "html":
         return
     from sphinx.util import logging
 
-    log, out, found = logging.getLogger(__name__), Path(app.outdir), set()
+    log = logging.getLogger(__name__)
+    out = Path(app.outdir)
+    elsewhere: set[str] = set()
     for path in sorted([*out.rglob("*.html"), *out.rglob("*.css")]):
         text = path.read_text(encoding="utf-8")
         for url in loads(text, kind=path.suffix[1:]):
             log.warning("%s fetches %s, which is not part of the site", path.relative_to(out), url)
         if path.suffix == ".html":
-            found |= links(text)
-    (out / "external-links.txt").write_text("".join(f"{url}\n" for url in sorted(found)))
+            elsewhere |= links(text)
+    (out / "external-links.txt").write_text("".join(f"{url}\n" for url in sorted(elsewhere)))
 
 
 def setup(app: Any) -> dict[str, bool]:
     """For Sphinx."""
-    app.connect("build-finished", _finished)
+    app.connect("build-finished", _check_site)
     return {"parallel_read_safe": True}

@@ -16,7 +16,7 @@ from dovetail.compare._contenders import committed_comparisons
 from dovetail.figures import STYLE, Figure, Line, svg
 from dovetail.figures.drawing import escape
 
-__all__ = ["accuracy", "check", "drawn", "who_sees_what"]
+__all__ = ["accuracy", "check", "pictures", "who_sees_what"]
 
 DOCS = Path(__file__).resolve().parents[1]
 MODEL = "scatter"
@@ -26,15 +26,16 @@ PAPER = '<rect width="100%" height="100%" rx="8" fill="var(--dt-paper)"/>'
 
 def accuracy() -> str:
     """Test accuracy against eps, of every protocol that was compared with this model."""
-    compared = sorted((one for one in committed_comparisons() if one.model == MODEL), key=lambda one: one.eps)
-    eps, deltas = [one.eps for one in compared], {one.delta for one in compared}
-    (delta,), (users,) = deltas, {one.users for one in compared}
+    compared = sorted((item for item in committed_comparisons() if item.model == MODEL), key=lambda item: item.eps)
+    eps = [item.eps for item in compared]
+    (delta,) = {item.delta for item in compared}
+    (users,) = {item.users for item in compared}
     names = sorted(compared[-1].runs, key=lambda name: -compared[0].runs[name]["accuracy"])
     lines = [
         Line(
             name=f"{name} (no privacy)" if name == "fedavg" else name,
             x=eps,
-            y=[one.runs[name]["accuracy"] for one in compared],
+            y=[item.runs[name]["accuracy"] for item in compared],
             style="dashed" if name == "fedavg" else "line",
         )
         for name in names
@@ -108,12 +109,12 @@ def who_sees_what() -> str:
         parts += _lines(PAD, below, protocols, 20)
         parts += _row(top, [*boxes, PUBLIC])
         top += HEIGHT + 18
-    said = "Who sees what in four models of trust: " + "; ".join(
+    description = "Who sees what in four models of trust: " + "; ".join(
         f"{title}: " + ", then ".join(f"{box.name} ({box.sees})" for box in boxes) for title, _, *boxes in ROWS
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="dt-figure" viewBox="0 0 {WIDTH} {top}" role="img" '
-        f'aria-label="{escape(said)}"><style>{STYLE}</style>{PAPER}{"".join(parts)}</svg>\n'
+        f'aria-label="{escape(description)}"><style>{STYLE}</style>{PAPER}{"".join(parts)}</svg>\n'
     )
 
 
@@ -155,20 +156,19 @@ def _on_paper(figure: str) -> str:
     return re.sub(r"(</style>)", rf"\1{PAPER}", figure, count=1) + "\n"
 
 
-def drawn() -> dict[Path, str]:
+def pictures() -> dict[Path, str]:
     """Both pictures by their files."""
     return {DOCS / "who-sees-what.svg": who_sees_what(), DOCS / "accuracy-against-eps.svg": accuracy()}
 
 
 def check() -> list[str]:
     """The files that are not what would be drawn now."""
-    return [path.name for path, text in drawn().items() if not path.is_file() or path.read_text() != text]
+    return [path.name for path, text in pictures().items() if not path.is_file() or path.read_text() != text]
 
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(
-            "expected the pictures as they are drawn now, got others: " + ", ".join(found) if (found := check()) else 0
-        )
-    for path, text in drawn().items():
+        stale = check()
+        sys.exit(f"not up to date, run this script without --check: {', '.join(stale)}" if stale else 0)
+    for path, text in pictures().items():
         path.write_text(text)

@@ -74,7 +74,7 @@ def markdown(toml: str) -> str:
             "",
             "| | |",
             "|---|---|",
-            *[f"| {what} | {said} |" for what, said in _cost(name, plan)],
+            *[f"| {what} | {value} |" for what, value in _cost(name, plan)],
             "",
         ]
     )
@@ -83,15 +83,15 @@ def markdown(toml: str) -> str:
 def _defaults(name: str) -> list[str]:
     """What is set unless a config says otherwise, where it decides how far updates are clipped or what is sent."""
     fields = {field.name: field.default for field in dataclasses.fields(PROTOCOLS[name])}  # type: ignore[arg-type]
-    shown = [f"`{key} = {fields[key]!r}`".replace("'", '"') for key in _DEFAULTS if _chosen(fields.get(key))]
+    defaults = [f"`{key} = {fields[key]!r}`".replace("'", '"') for key in _DEFAULTS if _is_set(fields.get(key))]
     return (
-        [f"Unless the config says otherwise: {', '.join(shown)}; see [defaults](index.md#defaults).", ""]
-        if shown
+        [f"Unless the config says otherwise: {', '.join(defaults)}; see [defaults](index.md#defaults).", ""]
+        if defaults
         else []
     )
 
 
-def _chosen(default: object) -> bool:
+def _is_set(default: object) -> bool:
     return default not in (None, dataclasses.MISSING, 0)
 
 
@@ -105,19 +105,20 @@ def _cells(statement: Statement | None) -> str:
 
 def _reasons(quote: quotes.Quote) -> list[str]:
     """Why a statement promises nothing, or what became of a claim."""
-    said = []
+    reasons = []
     for field, title in _TITLES.items():
         statement = getattr(quote, field)
         if statement is None or field == "certified":
             continue
         if statement.is_unbounded or field == "claimed":
-            said += ["", f"*{title[:1].upper()}{title[1:]}:* {_sentence(str(statement.proof))}"]
-    return said
+            reasons += ["", f"*{title[:1].upper()}{title[1:]}:* {_sentence(str(statement.proof))}"]
+    return reasons
 
 
 def _cost(name: str, plan: quotes.Terms) -> list[tuple[str, str]]:
     protocol, cohort = quotes.settle_protocol(name, plan)
-    layout, shared = protocol.layout(plan.dim), _shared(protocol, cohort, plan.dim)
+    layout = protocol.layout(plan.dim)
+    shared = _shares_in_words(protocol, cohort, plan.dim)
     facts = [("shufflers", str(layout.shufflers or "none"))]
     if layout.padding is not None:
         facts.append(("messages in every slot after padding", f"{layout.padding.pad_to:,}"))
@@ -141,13 +142,14 @@ def _cost(name: str, plan: quotes.Terms) -> list[tuple[str, str]]:
     return facts
 
 
-def _shared(protocol: Protocol, cohort: Cohort, dim: int) -> str | None:
+def _shares_in_words(protocol: Protocol, cohort: Cohort, dim: int) -> str | None:
     """What a client shares where aggregators take the shuffler's place; None where they cannot."""
     try:
-        found = protocol.contribution(cohort, dim)
+        contribution = protocol.contribution(cohort, dim)
     except (NotApplicable, ValueError):
         return None
-    return f"{found.length:,} numbers of {found.bits} bits ({_bytes(packed_size(found))}), and a seed of 32 bytes"
+    size = _bytes(packed_size(contribution))
+    return f"{contribution.length:,} numbers of {contribution.bits} bits ({size}), and a seed of 32 bytes"
 
 
 def _bytes(count: int) -> str:
@@ -179,7 +181,7 @@ def setup(app: Any) -> dict[str, bool]:
             """The config, then the facts."""
             toml = "\n".join(self.content)
             if plan_of(toml)[0] != self.arguments[0]:
-                raise self.error(f"expected the config of {self.arguments[0]!r}, got that of another protocol")
+                raise self.error(f"the config of {self.arguments[0]!r} names another protocol: {plan_of(toml)[0]!r}")
             shown = nodes.literal_block(toml, toml, language="toml")
             return [shown, *self.parse_text_to_nodes(markdown(toml))]
 

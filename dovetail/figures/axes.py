@@ -24,7 +24,7 @@ class Axis:
 
     def shows(self, value: float | str | None) -> bool:
         """Whether the value has a place on this axis."""
-        return isinstance(value, float) and _drawable(value, self.log)
+        return isinstance(value, float) and _is_drawable(value, self.log)
 
     def share(self, value: float) -> float:
         """Where the value lies, from 0 (the low end) to 1; what lies beyond an end is put at it."""
@@ -47,16 +47,20 @@ def axis(
 ) -> Axis:
     """The axis on which every drawable value has a place, with about six ticks.
 
-    It runs from tick to tick and with `zero` holds 0; with `tight` it ends a little beyond the values.
+    Arguments:
+        log: whether the scale is logarithmic; values that are not positive have no place on it.
+        percent: whether labels are percentages.
+        zero: whether 0 has a place, too.
+        tight: whether the axis ends a little beyond the values instead of at a tick.
     """
-    shown = [value for value in values if _drawable(value, log)]
+    shown = [value for value in values if _is_drawable(value, log)]
     if not shown or (zero and not log):
         shown.append(1.0 if log else 0.0)
-    found = _logarithmic(shown) if log else _linear(shown, percent)
-    return _tightened(found, shown) if tight else found
+    whole = _logarithmic(shown) if log else _linear(shown, percent)
+    return _tighten(whole, shown) if tight else whole
 
 
-def _tightened(wide: Axis, values: list[float]) -> Axis:
+def _tighten(wide: Axis, values: list[float]) -> Axis:
     low, high = wide.share(min(values)), wide.share(max(values))
     pad = 0.03 * (high - low)
     low, high = (max(0.0, low - pad), min(1.0, high + pad))
@@ -75,7 +79,7 @@ def short(value: float) -> str:
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def _drawable(value: float, log: bool) -> bool:
+def _is_drawable(value: float, log: bool) -> bool:
     return _LOG_RANGE[0] < value < _LOG_RANGE[1] if log else abs(value) < _LARGEST  # False for NaN as well
 
 
@@ -106,7 +110,7 @@ def _labels(ticks: tuple[float, ...], step: float, percent: bool) -> tuple[str, 
     end = "%" if percent else ""
     if most >= 1e6 or step < 1e-4:
         digits = max(1, math.ceil(math.log10(most / step) + 1e-9) + 1)
-        return tuple(_bare(f"{tick:.{digits}g}") + end for tick in ticks)
+        return tuple(_without_zeros(f"{tick:.{digits}g}") + end for tick in ticks)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     return tuple(f"{tick if abs(tick) > step / 2 else 0.0:,.{decimals}f}" + end for tick in ticks)
 
@@ -127,6 +131,6 @@ def _logarithmic(values: list[float]) -> Axis:
     return Axis(low=ticks[0], high=ticks[-1], ticks=ticks, labels=tuple(short(tick) for tick in ticks), log=True)
 
 
-def _bare(text: str) -> str:
+def _without_zeros(text: str) -> str:
     mantissa, _, exponent = text.partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa

@@ -230,7 +230,7 @@ def test_what_the_reference_shows_is_shown_once_and_what_it_points_to_is_shown()
 
 def test_guarantees_become_points_and_bars_stay_bars():
     lines = ["A norm |x| and `a | b`.", "", "Guarantees:", "    First one", "    goes on.", "    Second.", "", "More."]
-    assert docstrings.formatted(lines) == [
+    assert docstrings.format_lines(lines) == [
         "A norm \\|x\\| and `a | b`.",
         "",
         "**Guarantees**",
@@ -265,11 +265,11 @@ def test_links_to_files_lead_somewhere(page):
 
 def test_links_of_the_repository_lead_to_pages_of_the_site():
     text = "[a](../benchmarks/RESULTS.md) [b](https://x.org/docs/y.md) [c](audit.md#what) [d](../LICENSE)"
-    assert links.rewritten(text, file="docs/parties.md", page="parties.md") == (
+    assert links.rewrite_links(text, file="docs/parties.md", page="parties.md") == (
         "[a](results.md) [b](https://x.org/docs/y.md) [c](audit.md#what) [d](../LICENSE)"
     )
     readme = "[a](../../docs/threat-model.md) [b](fleet-proxy.conf)"
-    assert links.rewritten(readme, file="examples/flower-mnist/README.md", page="tutorials/flower-example.md") == (
+    assert links.rewrite_links(readme, file="examples/flower-mnist/README.md", page="tutorials/flower-example.md") == (
         "[a](../threat-model.md) [b](../../examples/flower-mnist/fleet-proxy.conf)"
     )
     assert all((ROOT / file).exists() for file in links.SHOWN_ON)

@@ -39,7 +39,7 @@ def test_what_the_readme_says_of_the_comparisons_holds(model, eps):
 
 def test_the_opening_pictures_are_drawn_from_the_comparisons():
     assert opening_pictures.check() == []
-    for path in opening_pictures.drawn():
+    for path in opening_pictures.pictures():
         assert f"docs/{path.name}" in (ROOT / "README.md").read_text()
         assert path.name in (ROOT / "docs" / "index.md").read_text()
 
