@@ -128,10 +128,10 @@ class ExactSampler:
     def _words(self, count: int) -> np.ndarray:
         return np.frombuffer(self._bytes(8 * count), "<u8").astype(np.uint64)
 
-    def _bytes(self, asked: int) -> bytes:
-        fresh = self._entropy(asked)
-        if len(fresh) != asked:
-            raise EntropyExhausted(f"expected {asked} bytes from the bit source, got {len(fresh)}")
+    def _bytes(self, size: int) -> bytes:
+        fresh = self._entropy(size)
+        if len(fresh) != size:
+            raise EntropyExhausted(f"expected {size} bytes from the bit source, got {len(fresh)}")
         return fresh
 
     def _word(self) -> int:

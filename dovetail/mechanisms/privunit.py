@@ -137,10 +137,10 @@ class PrivUnitRandomizer(LocalRandomizer):
             return total + ((times * along) * unit + (times * across) * noise), jnp.float32(0)
 
         if x.ndim == 1 and self.dim >= _LONGEST:
-            found, _ = by_block(add, jnp.broadcast_to(jnp.float32(total), x.shape), unit, noise)
+            sums, _ = by_block(add, jnp.broadcast_to(jnp.float32(total), x.shape), unit, noise)
         else:
-            found, _ = add(total, unit, noise)
-        return found.at[..., :1].add(times * first)
+            sums, _ = add(total, unit, noise)
+        return sums.at[..., :1].add(times * first)
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
         """The log density of v = y against the uniform law of the sphere; -inf where y is not on the sphere.

@@ -80,9 +80,9 @@ class SeededPrivUnit:
             seeds = draw(block, sampler=sampler)
             normals = _normals(seeds, self.law.dim)
             above = normals @ unit >= self.law.cap.threshold * np.sqrt(np.vecdot(normals, normals))
-            found = np.flatnonzero(above == inside)
-            if found.size:
-                return seeds[found[0]]
+            hits = np.flatnonzero(above == inside)
+            if hits.size:
+                return seeds[hits[0]]
 
 
 def draw(count: int, *, sampler: ExactSampler) -> np.ndarray:

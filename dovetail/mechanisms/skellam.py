@@ -95,19 +95,19 @@ class Encoding:
             """What `integers` makes of the scaled vector, and whether it is short enough."""
 
             def part(_: jax.Array, vector: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
-                found = integers(scaled_by(vector, factor) * self.scale, *arrays)
-                return found, jnp.sum(words(found * found), dtype=jnp.uint32)
+                encoded = integers(scaled_by(vector, factor) * self.scale, *arrays)
+                return encoded, jnp.sum(words(encoded * encoded), dtype=jnp.uint32)
 
-            found, square = by_block(part, jnp.zeros(self.dim, jnp.int32), vector, *arrays)
-            return found, square <= limit
+            encoded, square = by_block(part, jnp.zeros(self.dim, jnp.int32), vector, *arrays)
+            return encoded, square <= limit
 
         def attempt(count: jax.Array | int) -> tuple[jax.Array, jax.Array]:
             return encode(_round_randomly, bits(jax.random.fold_in(key, count), self.dim, stored=self.dim > PAGE))
 
         def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             count, _, kept = state
-            found, done = attempt(count)
-            return count + 1, done, jnp.where(done, found, kept)
+            encoded, done = attempt(count)
+            return count + 1, done, jnp.where(done, encoded, kept)
 
         def retry() -> jax.Array:
             inward, short = encode(lambda value: jnp.trunc(value).astype(jnp.int32))
@@ -241,18 +241,18 @@ def resolve(
         std = noise_std * at  # its square may be infinite, which is refused, where a power would be an OverflowError
         return split_and_mix.modulus_for(num_users=num_users, norm=norm, noise_variance=std * std)
 
-    chosen = _coarsest_scale(clip_norm, dim) if scale is None else scale
-    least = modulus_at(chosen)
+    finest = _coarsest_scale(clip_norm, dim) if scale is None else scale
+    least = modulus_at(finest)
     if least > (modulus or _WORD):
         raise ValueError(
-            f"expected modulus >= {least} for the sum of {num_users} users at scale={chosen:.6g}, "
+            f"expected modulus >= {least} for the sum of {num_users} users at scale={finest:.6g}, "
             f"got modulus={modulus or 'at most 2^32'}"
         )
     if modulus is None:
         modulus = 1 << (least - 1).bit_length()
-    while scale is None and _squares_fit(clip_norm, 1.01 * chosen, dim) and modulus_at(1.01 * chosen) <= modulus:
-        chosen *= 1.01
-    return Resolution(float(chosen), int(modulus))
+    while scale is None and _squares_fit(clip_norm, 1.01 * finest, dim) and modulus_at(1.01 * finest) <= modulus:
+        finest *= 1.01
+    return Resolution(float(finest), int(modulus))
 
 
 def _coarsest_scale(clip_norm: float, dim: int) -> float:

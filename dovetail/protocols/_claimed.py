@@ -61,14 +61,14 @@ class Claimed(abc.ABC):
     def claim(self, cohorts: Sequence[Cohort], dim: int, *, delta: float) -> Claim | None:
         """What the formula gives for these rounds."""
         whole = self.claimed_for == "training"
-        asked = cohorts if whole else cohorts[:1]
-        published = [told for told in (self.published_event(cohort, dim) for cohort in asked) if told is not None]
-        if not published or len(published) < len(asked):
+        counted = cohorts if whole else cohorts[:1]
+        published = [event for event in (self.published_event(cohort, dim) for cohort in counted) if event is not None]
+        if not published or len(published) < len(counted):
             return None
         about: Any
         about, more = published[-1]
         if whole:
-            events = zip(published, asked, strict=True)
+            events = zip(published, counted, strict=True)
             about = [release for (event, _), cohort in events for release in self.published_rounds(event, cohort)]
         try:
             return self.formula(about, delta=delta, **more)

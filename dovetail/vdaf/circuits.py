@@ -123,8 +123,8 @@ class MultihotCountVec(Bits):
     def further(self, vector: np.ndarray, shares: int) -> list[np.ndarray]:
         """Their sum less the number that is claimed."""
         field = self.field
-        said = field.dot(vector[..., self.size :], bits_weights(field, self._weight))
-        return [field.sub(field.sum(vector[..., : self.size]), said)]
+        claimed = field.dot(vector[..., self.size :], bits_weights(field, self._weight))
+        return [field.sub(field.sum(vector[..., : self.size]), claimed)]
 
     def encode(self, measurement: np.ndarray) -> np.ndarray:
         """The bits, and how many are set."""

@@ -31,9 +31,9 @@ def pad_zeros(x: np.ndarray, after: int, *, before: int = 0, axis: int = -1) -> 
     axis %= x.ndim
     shape = [*x.shape]
     shape[axis] += before + after
-    found = np.zeros(shape, x.dtype)  # np.pad would put NumPy's integers among Python's
-    found[(slice(None),) * axis + (slice(before, before + x.shape[axis]),)] = x
-    return found
+    filled = np.zeros(shape, x.dtype)  # np.pad would put NumPy's integers among Python's
+    filled[(slice(None),) * axis + (slice(before, before + x.shape[axis]),)] = x
+    return filled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,22 +110,22 @@ class Field:
     def powers(self, x: np.ndarray, count: int) -> np.ndarray:
         """1, x, ..., x^(count-1) along a new last axis."""
         x = np.asarray(x, self.dtype)
-        found = np.broadcast_to(self.scalar(1), (*x.shape, 1))
-        step = x[..., None]  # x^(number found)
-        while found.shape[-1] < count:
-            found = np.concatenate([found, self.mul(found, step)], axis=-1)
+        powers = np.broadcast_to(self.scalar(1), (*x.shape, 1))
+        step = x[..., None]  # x to the number of powers
+        while powers.shape[-1] < count:
+            powers = np.concatenate([powers, self.mul(powers, step)], axis=-1)
             step = self.mul(step, step)
-        return found[..., :count]
+        return powers[..., :count]
 
     def power(self, x: np.ndarray, exponent: int) -> np.ndarray:
         """x^exponent, element by element."""
-        found: np.ndarray = np.broadcast_to(self.scalar(1), np.shape(x))
+        powers: np.ndarray = np.broadcast_to(self.scalar(1), np.shape(x))
         square: np.ndarray = np.asarray(x, self.dtype)
         while exponent:
             if exponent & 1:
-                found = self.mul(found, square)
+                powers = self.mul(powers, square)
             square, exponent = self.mul(square, square), exponent >> 1
-        return found
+        return powers
 
     def encode(self, x: np.ndarray) -> bytes:
         """Elements one after the other, each little endian."""
@@ -138,16 +138,16 @@ class Field:
         if len(data) % self.size:
             raise Malencoded(f"expected elements of {self.size} bytes, got {len(data)} bytes in all")
         if self.dtype is object:
-            found = [int.from_bytes(data[i : i + self.size], "little") for i in range(0, len(data), self.size)]
-            return np.array(found, object)
+            elements = [int.from_bytes(data[i : i + self.size], "little") for i in range(0, len(data), self.size)]
+            return np.array(elements, object)
         return np.frombuffer(data, f"<u{self.size}").astype(np.uint64)
 
     def decode(self, data: bytes) -> np.ndarray:
         """The elements in these bytes."""
-        found = self.read(data)
-        if np.any(found >= self.modulus):
+        elements = self.read(data)
+        if np.any(elements >= self.modulus):
             raise Malencoded("expected elements below the modulus, got a larger one")
-        return found
+        return elements
 
     @property
     def _p(self) -> int | np.uint64:

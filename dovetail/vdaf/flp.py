@@ -155,8 +155,8 @@ class FullyLinearProof:
 
     def decide(self, verifier: np.ndarray) -> np.ndarray:
         """Whether to accept, given the sum of all shares of the verifier."""
-        found = self.circuit.gadget(self.circuit.field, verifier[..., 1:-1])
-        return (verifier[..., 0] == 0) & (found == verifier[..., -1])
+        output = self.circuit.gadget(self.circuit.field, verifier[..., 1:-1])
+        return (verifier[..., 0] == 0) & (output == verifier[..., -1])
 
     def _table(self, seeds: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The seeds, the rows, and zeros."""
@@ -215,16 +215,16 @@ def _transform(field: Field, columns: np.ndarray, *, inverse: bool) -> np.ndarra
     """Cooley and Tukey's way, decimating in time."""
     order, width = columns.shape[-2:]
     lead, half = columns.shape[:-2], 1
-    found = columns[..., _reverse_bits(order), :]
+    transform = columns[..., _reverse_bits(order), :]
     while half < order:
-        pairs = found.reshape(*lead, order // (2 * half), 2, half, width)
+        pairs = transform.reshape(*lead, order // (2 * half), 2, half, width)
         even = pairs[..., 0, :, :]
         odd = pairs[..., 1, :, :]
         if half > 1:
             odd = field.mul(odd, _twiddles(field, half, inverse)[:, None])
-        found = np.stack([field.add(even, odd), field.sub(even, odd)], axis=-3)
+        transform = np.stack([field.add(even, odd), field.sub(even, odd)], axis=-3)
         half *= 2
-    return found.reshape(*lead, order, width)
+    return transform.reshape(*lead, order, width)
 
 
 @functools.lru_cache(maxsize=64)
@@ -236,7 +236,7 @@ def _twiddles(field: Field, half: int, inverse: bool) -> np.ndarray:
 @functools.lru_cache(maxsize=32)
 def _reverse_bits(order: int) -> np.ndarray:
     """Numbers with their bits in reverse."""
-    found = np.zeros(1, np.int64)
-    while len(found) < order:
-        found = np.concatenate([2 * found, 2 * found + 1])
-    return found
+    numbers = np.zeros(1, np.int64)
+    while len(numbers) < order:
+        numbers = np.concatenate([2 * numbers, 2 * numbers + 1])
+    return numbers

@@ -105,8 +105,8 @@ class LevelProofs:
 
     def query(self, key: bytes, index: int, reports: Sequence[SharedReport]) -> list[Queried]:
         """What an aggregator finds about its shares of some reports."""
-        found = [self.prio3.verify_init(key, index, *report) for report in reports]
-        return [Queried(state.seed, verifier) for state, verifier in found]
+        states = [self.prio3.verify_init(key, index, *report) for report in reports]
+        return [Queried(state.seed, verifier) for state, verifier in states]
 
     def decide(self, verifiers: Sequence[Sequence[bytes]]) -> list[bytes | None]:
         """For every report, the seed that all must have found; None if it is refused, or a verifier has no form."""

@@ -158,8 +158,8 @@ def random_products(field: Field, vector: np.ndarray, stream: bytes, checks: int
     for low in range(0, coded.shape[1], _BLOCK):
         part = _COEFFICIENTS.take(coded[:, low : low + _BLOCK], axis=0).reshape(checks, -1)
         total += (part @ halves[4 * low : 4 * (low + _BLOCK)]).astype(np.int64)
-    found = field.elements(total)
-    return field.add(found[:, 0], field.mul(found[:, 1], field.scalar(2**32)))
+    halves = field.elements(total)
+    return field.add(halves[:, 0], field.mul(halves[:, 1], field.scalar(2**32)))
 
 
 class NormEquality(Circuit):

@@ -271,12 +271,12 @@ class Pine(PineVariant):
         seeds = [self.joint_seed(_JOINT_SEED, one.parts[self.shares :]) for one in shardings]
         joint = np.stack([self.joint_randomness(seed).reshape(self.proofs, -1) for seed in seeds])
         vectors = np.stack([np.concatenate([one.vector, one.products]) for one in shardings])
-        found = []
-        for (flp, count), drawn in zip(self.flps, self.cut(random, "prove_length"), strict=True):
+        proofs = []
+        for (flp, count), randomness in zip(self.flps, self.cut(random, "prove_length"), strict=True):
             copies = np.broadcast_to(vectors[:, None], (len(shardings), count, vectors.shape[-1]))
             own = joint if flp.circuit.joint else joint[:, :count, :0]
-            found.append(flp.prove(copies, drawn, own).reshape(len(shardings), -1))
-        return np.concatenate(found, axis=-1)
+            proofs.append(flp.prove(copies, randomness, own).reshape(len(shardings), -1))
+        return np.concatenate(proofs, axis=-1)
 
     def _finish(self, sharding: _Sharding, proofs: np.ndarray) -> tuple[bytes, list[bytes]]:
         field, vector = self.field, sharding.vector
@@ -297,8 +297,8 @@ class Pine(PineVariant):
         """What an aggregator finds about its shares of some reports, all at once."""
         if not reports:
             return []
-        found = [self._open_report(index, report) for report in reports]
-        vectors, proofs, joints = (np.stack([one[i] for one in found]) for i in range(3))
+        opened = [self._open_report(index, report) for report in reports]
+        vectors, proofs, joints = (np.stack([one[i] for one in opened]) for i in range(3))
         queries = np.stack([self.query_randomness(key, report.nonce) for report in reports])
         verifiers = []
         proof_parts, query_parts = self.cut(proofs, "proof_length"), self.cut(queries, "query_length")
@@ -307,9 +307,9 @@ class Pine(PineVariant):
             joint = joints.reshape(len(reports), self.proofs, -1)
             joint = joint if flp.circuit.joint else joint[:, :1, :0]
             verifiers.append(flp.query(copies, proof, query, joint, self.shares).reshape(len(reports), -1))
-        told = np.concatenate(verifiers, axis=-1)
+        encoded = np.concatenate(verifiers, axis=-1)
         return [
-            Queried(one[3], self.field.encode(verifier) + one[4]) for one, verifier in zip(found, told, strict=True)
+            Queried(one[3], self.field.encode(verifier) + one[4]) for one, verifier in zip(opened, encoded, strict=True)
         ]
 
     def decide(self, verifiers: Sequence[Sequence[bytes]]) -> list[bytes | None]:
@@ -366,5 +366,5 @@ class Pine(PineVariant):
         parts[index] = self.part(_JOINT_PART, index, share[-SEED:], vector, report.nonce)
         wrap_seed, seed = self.joint_seed(_WRAP_SEED, wrap_parts), self.joint_seed(_JOINT_SEED, parts)
         products = self.products(vector[: layout.dim], wrap_seed)
-        told = wrap_parts[index] + parts[index]
-        return np.concatenate([vector, products]), proofs, self.joint_randomness(seed), wrap_seed + seed, told
+        own_parts = wrap_parts[index] + parts[index]
+        return np.concatenate([vector, products]), proofs, self.joint_randomness(seed), wrap_seed + seed, own_parts

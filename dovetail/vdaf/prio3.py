@@ -105,8 +105,8 @@ class Prio3:
             self.field, key, self._tag(_QUERY), bytes([self.proofs]) + nonce, self.proof.query_length * self.proofs
         ).reshape(self.proofs, -1)
         copies = np.broadcast_to(vector, (self.proofs, len(vector)))
-        found = self.proof.query(copies, proofs.reshape(self.proofs, -1), query, joint, self.shares)
-        return Verifying(self.valid_type.truncate(vector), self._seed(parts)), self.field.encode(found) + part
+        verifier = self.proof.query(copies, proofs.reshape(self.proofs, -1), query, joint, self.shares)
+        return Verifying(self.valid_type.truncate(vector), self._seed(parts)), self.field.encode(verifier) + part
 
     def message(self, verifiers: list[bytes]) -> bytes | None:
         """What all aggregators' verifier shares amount to; None if the report is refused."""
@@ -150,8 +150,8 @@ class Prio3:
         length, whole = self.proof.circuit.length, self._elements_size(index, share)
         if index:
             return self._vector(index, share[:SEED]), self._proofs(index, share[:SEED]), share[SEED:]
-        found = self.field.decode(share[:whole])
-        return found[:length], found[length:], share[whole:]
+        elements = self.field.decode(share[:whole])
+        return elements[:length], elements[length:], share[whole:]
 
     def _elements_size(self, index: int, share: bytes) -> int:
         """Bytes of a share without its blind; refuses one of another length."""
@@ -184,8 +184,8 @@ class Prio3:
             return self.field.zeros(self.proofs, 0)
         length = self.proof.circuit.joint * self.proofs
         seed = self._seed(parts)
-        found = self.xof.expand(self.field, seed, self._tag(_JOINT), bytes([self.proofs]), length)
-        return found.reshape(self.proofs, -1)
+        elements = self.xof.expand(self.field, seed, self._tag(_JOINT), bytes([self.proofs]), length)
+        return elements.reshape(self.proofs, -1)
 
     def _tag(self, usage: int) -> bytes:
         return bytes([_VERSION, 0]) + self.number.to_bytes(4, "big") + usage.to_bytes(2, "big") + self.context

@@ -34,11 +34,11 @@ class Xof(abc.ABC):
 
     def vector(self, field: Field, length: int) -> np.ndarray:
         """The next field elements; integers above the modulus are passed over."""
-        found = field.read(self.next(length * field.size))
-        fine = found < field.modulus
+        elements = field.read(self.next(length * field.size))
+        fine = elements < field.modulus
         if np.all(fine):
-            return found
-        kept = found[fine]
+            return elements
+        kept = elements[fine]
         return np.concatenate([kept, self.vector(field, length - len(kept))])
 
     @classmethod

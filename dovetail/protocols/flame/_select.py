@@ -51,7 +51,7 @@ class Selected(NamedTuple):
     """Candidates, (clients, slots): their coordinates, and which k of a client's slots are its largest."""
 
     coordinate: jax.Array
-    chosen: jax.Array
+    is_largest: jax.Array
 
 
 class _Boundary(NamedTuple):
@@ -118,15 +118,15 @@ def signed_counts(
     _validate.positive(clip_value=clip_value)
     _validate.in_interval(0, 1, gamma=gamma)
     clients, dim = xs.shape
-    index, chosen = top_slots(xs, k)
+    index, is_largest = top_slots(xs, k)
     if present is not None:
-        chosen &= present[:, None]
+        is_largest &= present[:, None]
     x = pick(xs, index)
     share = jnp.where(jnp.isnan(x), 0.0, jnp.clip(x / clip_value, -1, 1))
     words = _words.bits(key if key.ndim else jax.random.split(key, clients), index.shape[1], stored=True)
     unlikely = _words.coin(gamma / 2 + (1 - gamma) * (0.5 - 0.5 * jnp.abs(share)), words)
     place = jnp.where(unlikely ^ (share > 0), index, index + dim)
-    counts = jnp.zeros(2 * dim, jnp.int32).at[place].add(chosen.astype(jnp.int32), mode="promise_in_bounds")
+    counts = jnp.zeros(2 * dim, jnp.int32).at[place].add(is_largest.astype(jnp.int32), mode="promise_in_bounds")
     return counts[:dim], counts[dim:]
 
 
@@ -258,9 +258,9 @@ def _bisect(
     def halve(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = state
         middle = low + ((high - low) >> 1)
-        found = count(middle)
-        end = jnp.where(found <= least + slack, middle + 1, high)
-        return jnp.where(found >= least, middle, low), jnp.where(found >= least, end, middle)
+        reached = count(middle)
+        end = jnp.where(reached <= least + slack, middle + 1, high)
+        return jnp.where(reached >= least, middle, low), jnp.where(reached >= least, end, middle)
 
     return lax.while_loop(lambda state: jnp.any(state[1] - state[0] > 1), halve, (low, high))[0]
 

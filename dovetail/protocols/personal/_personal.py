@@ -138,9 +138,9 @@ class Personal(Protocol):
         """What every user spends on a coordinate, once that is settled."""
         if self.budget_scale is not None:
             raise ValueError(f"expected a protocol that has been settled on its cohort, got budgets={self.budgets!r}")
-        found = np.asarray(self.budgets, np.float64)
-        found.flags.writeable = False
-        return found
+        eps_locals = np.asarray(self.budgets, np.float64)
+        eps_locals.flags.writeable = False
+        return eps_locals
 
     def budgets_spent(self, budgets: tuple[float, ...]) -> tuple[float, ...]:
         """What every user spends, given what each of them is ready to: all of it."""
@@ -334,9 +334,9 @@ def _budgets_by_name(given: str, num_users: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)  # a calibration asks for the same ones at every scale
 def _draw_budgets(name: str, num_users: int) -> np.ndarray:
-    found = DISTRIBUTIONS[name].draw(num_users)
-    found.flags.writeable = False
-    return found
+    budgets = DISTRIBUTIONS[name].draw(num_users)
+    budgets.flags.writeable = False
+    return budgets
 
 
 def _from_file(path: Path) -> np.ndarray:

@@ -160,10 +160,10 @@ def resolve_encoding(protocol: NoisySum, *, dim: int, num_users: int, noise_std:
     resolve = functools.partial(
         skellam.resolve, clip_norm=protocol.clip_norm, dim=dim, num_users=num_users, noise_std=noise_std
     )
-    found = resolve(scale=protocol.scale, modulus=protocol.modulus)
+    resolution = resolve(scale=protocol.scale, modulus=protocol.modulus)
     finer = math.sqrt(num_users / 4 / _ROUNDING_SHARE) / protocol.std
-    if protocol.scale is not None or finer <= found.scale:
-        return found
+    if protocol.scale is not None or finer <= resolution.scale:
+        return resolution
     try:
         return resolve(scale=finer, modulus=protocol.modulus)
     except ValueError:
