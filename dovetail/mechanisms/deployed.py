@@ -67,7 +67,7 @@ class ExactRandomizedResponse:
 
     @property
     def eps_implemented(self) -> float:
-        """log(ratio), rounded up."""
+        """The eps that the integer probabilities really have, rounded up."""
         with decimal.localcontext(prec=_digits(self.eps_local)):
             exact = (Decimal(self.ratio.numerator) / Decimal(self.ratio.denominator)).ln()
             rounded = float(exact)

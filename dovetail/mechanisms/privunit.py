@@ -92,7 +92,7 @@ class PrivUnitRandomizer(LocalRandomizer):
 
     @property
     def slope(self) -> float:
-        """m / clip_norm."""
+        """The change of the mean report per unit of the clipped vector."""
         return accounting.mean_projection(self.cap) / self.clip_norm
 
     def __call__(self, x: ArrayLike, *, key: jax.Array) -> jax.Array:
@@ -208,12 +208,12 @@ class UniformSphere(Blanket):
 
     @property
     def mean(self) -> float:
-        """0."""
+        """Zero: directions cancel."""
         return 0.0
 
     @property
     def variance(self) -> float:
-        """1 / dim."""
+        """That of a coordinate of a uniform direction."""
         return 1 / self.dim
 
 

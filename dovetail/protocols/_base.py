@@ -197,7 +197,11 @@ class Protocol(abc.ABC):
         return self.noise_field is None or getattr(self, self.noise_field) is not None
 
     def with_noise(self, noise: float) -> Self:
-        """This protocol at a noise level; larger is more private."""
+        """This protocol at a noise level; larger is more private.
+
+        Arguments:
+            noise: the noise multiplier, or one over the budget if `noise_field` is a budget.
+        """
         if self.noise_field is None:
             raise ValueError(f"expected a protocol with noise to calibrate, got protocol.name={self.name!r}")
         value = noise if self.noise_field == "noise_multiplier" else 1 / noise
@@ -209,7 +213,11 @@ class Protocol(abc.ABC):
         return self.shuffled
 
     def require(self, name: str) -> Any:
-        """A parameter that calibration or `settle` fills in; refuses if it is not set yet."""
+        """A parameter that calibration or `settle` fills in; refuses if it is not set yet.
+
+        Arguments:
+            name: a field of this protocol.
+        """
         value = getattr(self, name)
         if value is None:
             how = "set or calibrated" if name == self.noise_field else "given or settled"
@@ -217,12 +225,20 @@ class Protocol(abc.ABC):
         return value
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """This protocol with everything set that follows from cohort and dimension; refuses invalid settings."""
+        """This protocol with everything set that follows from cohort and dimension; refuses invalid settings.
+
+        Arguments:
+            cohort: what is public about a round, with its planned size and its minimum.
+            dim: coordinates of an update.
+        """
         return self
 
     @abc.abstractmethod
     def layout(self, dim: int) -> Layout:
-        """How many slots, reports and shufflers an update of this dimension needs."""
+        """How many slots, reports and shufflers an update of this dimension needs.
+
+        Returns: the shape of what `randomize` gives; the shuffler permutes each slot on its own, or whole messages.
+        """
 
     def init(self, dim: int) -> Any:
         """The public state before the first round."""
@@ -265,7 +281,13 @@ class Protocol(abc.ABC):
         return False
 
     def prepare(self, state: Any, *, noise_scale: jax.Array, norms: jax.Array | None = None) -> Any:
-        """The state for this round, before anyone randomizes; `norms` (NaN for absent users) if `needs_norms`."""
+        """The state for this round, before anyone randomizes.
+
+        Arguments:
+            state: what `init`, or the round before, gave.
+            noise_scale: this round's noise over the protocol's own.
+            norms: L2 norms of all updates, NaN for absent users; None unless `needs_norms`.
+        """
         return state
 
     @property
@@ -275,7 +297,16 @@ class Protocol(abc.ABC):
 
     @abc.abstractmethod
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
-        """Client: the reports for one update x of shape (dim,), with the client's own budget if it has one."""
+        """Client: the reports for one update.
+
+        Runs under `jax.vmap` and `jax.jit`, for all clients of a chunk at once.
+
+        Arguments:
+            x: the update, float32 of shape (dim,); any value may come, NaN and infinities included.
+            state: the round's public state.
+            key: this client's randomness in this round, used for nothing else.
+            budget: the client's own eps_local, where `budgets` are personal.
+        """
 
     def messages(self, dim: int) -> Messages:
         """What deployed clients send and the analyzer reads, for updates of this dimension, all settled."""
@@ -300,7 +331,7 @@ class Protocol(abc.ABC):
         return None
 
     def tally(self, reports: ShuffledReports, dim: int) -> Any:
-        """Analyzer: sums that add up over any split of the messages; here for dense reports.
+        """Analyzer: sums that add up over any split of the messages; here the sum of dense reports, slot by slot.
 
         What is not valid is masked before it is added, whatever it holds, and products are taken in full precision: a
         coarser one (TF32 on GPUs) would make a sum of clipped vectors longer than their clip norm.
@@ -313,14 +344,29 @@ class Protocol(abc.ABC):
 
     @abc.abstractmethod
     def estimate(self, tally: Any, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
-        """Analyzer: the estimated mean update, and the next public state; `size` is a public number of users."""
+        """Analyzer: the estimated mean update, and the next public state.
+
+        Arguments:
+            tally: the sum of the tallies of all messages.
+            size: a public number of users that the sum is divided by.
+            state: the round's public state.
+            key: the analyzer's randomness, for a curator's noise.
+        """
 
     @abc.abstractmethod
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
-        """One round in privacy terms."""
+        """One round in privacy terms: what is certified follows from this, and nothing checks it but attacks.
+
+        Arguments:
+            cohort: what is public about the round.
+            dim: coordinates of an update.
+            neighbors: which inputs must look alike; refuse a relation that the protocol has no event for.
+
+        Returns: the event of the round, with who takes part, and the scope: against whom, under which assumptions.
+        """
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """One client's reports with its name on them: what remains if nobody is trusted."""
+        """One client's reports with its name on them: the event of what remains if nobody is trusted."""
         return NonPrivate(reason="not certified: the protocol does not declare what a client's own reports reveal")
 
     def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:

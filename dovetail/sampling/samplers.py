@@ -111,7 +111,7 @@ class UserSampler(Sampler):
 
     @property
     def table(self) -> Clients:
-        """The users."""
+        """The users themselves."""
         return self.clients
 
     @property
@@ -121,7 +121,7 @@ class UserSampler(Sampler):
 
     @property
     def capacity(self) -> int:
-        """That of the schedule."""
+        """The most users that the schedule draws."""
         return self.schedule.capacity
 
     def sample(self, index: int, users: np.ndarray) -> RoundSample:
@@ -137,7 +137,7 @@ class UserSampler(Sampler):
         return self.schedule.size_of(index) / self.schedule.population
 
     def divisor(self, index: int, *, learning_rate: float) -> float:
-        """The planned size."""
+        """The planned number of users of the round."""
         return self.schedule.size_of(index)
 
     def noise_std(self, index: int, *, dim: int) -> float:

@@ -53,7 +53,7 @@ class Field:
 
     @property
     def dtype(self) -> type:
-        """Of arrays of elements."""
+        """The NumPy type of an array of elements."""
         return np.uint64 if self.size <= 8 else object
 
     def zeros(self, *shape: int) -> np.ndarray:
@@ -80,11 +80,11 @@ class Field:
         return (a + b) % self._p
 
     def sub(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """The difference."""
+        """The difference, element by element."""
         return (a + (self._p - b)) % self._p
 
     def mul(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """The product."""
+        """The product, element by element."""
         return (a * b) % self._p
 
     def sum(self, x: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -100,7 +100,7 @@ class Field:
         return np.asarray(value % self.modulus, self.dtype)
 
     def inverse(self, value: int) -> int:
-        """1 / value."""
+        """The multiplicative inverse of an integer, as an integer."""
         return pow(value, -1, self.modulus)
 
     def root_of(self, order: int) -> int:

@@ -51,7 +51,7 @@ class PineVariant:
 
     @property
     def field(self) -> Field:
-        """That of the layout."""
+        """The field that vectors are shared in."""
         return self.layout.field
 
     @functools.cached_property

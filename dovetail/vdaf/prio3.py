@@ -61,7 +61,7 @@ class Prio3:
 
     @property
     def field(self) -> Field:
-        """That of the circuit."""
+        """The field that vectors are shared in."""
         return self.proof.circuit.field
 
     @property

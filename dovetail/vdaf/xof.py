@@ -30,7 +30,7 @@ class Xof(abc.ABC):
 
     @abc.abstractmethod
     def next(self, length: int) -> bytes:
-        """The next bytes."""
+        """So many further bytes of the stream."""
 
     def vector(self, field: Field, length: int) -> np.ndarray:
         """The next field elements; integers above the modulus are passed over."""
@@ -43,12 +43,12 @@ class Xof(abc.ABC):
 
     @classmethod
     def seed(cls, seed: bytes, tag: bytes, *binder: bytes) -> bytes:
-        """Another seed."""
+        """A seed derived from this one, a tag and whatever it is bound to."""
         return cls(seed, tag, *binder).next(SEED)
 
     @classmethod
     def expand(cls, field: Field, seed: bytes, tag: bytes, binder: bytes, length: int) -> np.ndarray:
-        """So many elements."""
+        """So many uniform field elements, derived from a seed."""
         return cls(seed, tag, binder).vector(field, length)
 
 

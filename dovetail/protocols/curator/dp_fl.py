@@ -168,7 +168,7 @@ class DpFl(Protocol, Fast, Claimed):
 
     @property
     def needs_norms(self) -> bool:
-        """For the median."""
+        """Whether updates are clipped to the median of their norms."""
         return self.clip == "median"
 
     def prepare(self, state: Clipping, *, noise_scale: jax.Array, norms: jax.Array | None = None) -> Clipping:
@@ -228,7 +228,7 @@ class DpFl(Protocol, Fast, Claimed):
         )
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """The clipped update itself."""
+        """Nothing: the curator gets the clipped update as it is."""
         return CURATOR_SEES
 
     def _mechanism(self, cohort: Cohort, neighbors: Neighbors) -> Mechanism:
@@ -269,7 +269,7 @@ class DpFl(Protocol, Fast, Claimed):
         return self.std / size
 
     def clip_update(self, x: jax.Array, state: Clipping) -> jax.Array:
-        """Scaled to S."""
+        """Updates scaled down to norm S."""
         return clip_l2(x, state.clip_norm)
 
     def clip_norm_at(self, state: Clipping) -> jax.Array | None:

@@ -52,7 +52,7 @@ class FedAvg(Protocol, Fast):
         return CURATOR_SEES
 
     def noise_std(self, size: int, dim: int) -> float:
-        """None."""
+        """Zero: nothing is added."""
         return 0.0
 
     def scaling(self, norm: jax.Array, state: Any) -> jax.Array:

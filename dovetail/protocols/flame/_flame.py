@@ -192,7 +192,7 @@ class Flame(Protocol, Fast):
         return jnp.clip(x, -self.clip_value, self.clip_value)
 
     def _position(self, x: jax.Array, depends_on_data: jax.Array) -> jax.Array:
-        """The clipped value on [0, 1]; its middle, where bits and Laplace noise are their own blanket, if not told."""
+        """The clipped value on [0, 1]; its middle, where bits and Laplace noise are their own blanket, on decoys."""
         return jnp.where(depends_on_data, jnp.clip(x / (2 * self.clip_value) + 0.5, 0.0, 1.0), 0.5)
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
@@ -292,11 +292,11 @@ class _Coordinates(Levels):
 
     @property
     def per_client(self) -> int:
-        """The protocol's."""
+        """As many as the protocol reports."""
         return self.protocol.per_client(self.dim)
 
     def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:
-        """The clipped values on [0, 1] of the chosen coordinates."""
+        """The clipped values on [0, 1] of the coordinates that are reported."""
         x = self.check_update(x, self.dim)
         slot, depends_on_data = self.protocol.select_exactly(x, sampler=sampler)
         with np.errstate(over="ignore"):

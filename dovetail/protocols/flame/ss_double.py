@@ -74,7 +74,7 @@ class SsDouble(Padded, Claimed):
         return [half, {**half, "randomizer": "laplace", "pad_to": max(2, num_users // 2), "published": True}]
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """Pads to the cohort's size unless told otherwise."""
+        """Pads to the cohort's size, unless set."""
         if cohort.aggregators is not None:
             raise self.not_shared()
         pad_to = self.padded_to(cohort)

@@ -82,7 +82,7 @@ class SsTopk(SharedLevels, Padded, Claimed):
         return [bits, {**bits, "decoys": some, "pad_to": few}, {**bits, **levels}, {**bits, **laplace}]
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """All other coordinates are decoys (none as published), slots are padded to the cohort's size, unless told."""
+        """All other coordinates are decoys (none as published), slots are padded to the cohort's size, unless set."""
         if self.k == 0:
             return dataclasses.replace(self, k=max(1, dim // _SHARE)).settle(cohort, dim)
         if self.k > dim:

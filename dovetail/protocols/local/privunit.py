@@ -77,7 +77,7 @@ class PrivUnit(Protocol, Fast):
         return Layout(slots=dim, reports_per_client=dim, shufflers=1, linkage="vector")
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
-        """A unit vector."""
+        """The update as a random unit vector, in one message."""
         return Reports(slot=None, value=self.local(len(x))(x, key=key), valid=jnp.ones(()))
 
     @property
@@ -105,7 +105,7 @@ class PrivUnit(Protocol, Fast):
         return self.local(xs.shape[1]).total(xs, present, keys=keys, onto=total)
 
     def messages(self, dim: int) -> Messages:
-        """One seed."""
+        """The seed of the unit vector."""
         return _Seeds(SeededPrivUnit(self.local(dim)))
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
@@ -113,7 +113,7 @@ class PrivUnit(Protocol, Fast):
         return self.local(value.shape[-1]).log_density(value, x)[..., None]
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
-        """To the clip norm."""
+        """Updates scaled down to the clip norm."""
         return clip_l2(x, self.clip_norm)
 
     def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
@@ -125,13 +125,13 @@ class PrivUnit(Protocol, Fast):
         return float(np.sqrt(self.local(dim).variance(np.zeros(dim))[-1]) / math.sqrt(size))
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """One message."""
+        """A single message, from which the whole update is estimated."""
         local = self.local(dim)
         report = Report(kind="cap", eps_local=local.eps_local, cap_mass=local.cap_mass)
         return Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
 
     def slots_seen(self, dim: int) -> DataIndependent:
-        """There is one slot."""
+        """All messages are in one slot."""
         return SLOTS_TELL_NOTHING
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
@@ -155,14 +155,14 @@ class _Seeds(Messages):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """The generator's, too."""
+        """Also that directions generated from seeds look uniform."""
         return (
             *super().assumptions,
             "directions generated from seeds are indistinguishable from uniform ones (AES-128)",
         )
 
     def randomize(self, x: np.ndarray, *, sampler: ExactSampler) -> Sent:
-        """One seed."""
+        """The seed of the update's direction."""
         x = self.check_update(x, self.randomizer.law.dim)
         return Sent(np.zeros(1, np.int64), self.randomizer(x, sampler=sampler)[None])
 

@@ -82,5 +82,5 @@ class LdpMin(Pldp):
     formula: ClassVar[Formula] = staticmethod(claims.apes.ldp_min)
 
     def budgets_spent(self, budgets: tuple[float, ...]) -> tuple[float, ...]:
-        """The smallest budget, everyone."""
+        """The smallest of all budgets, for every user."""
         return (min(budgets),) * len(budgets)

@@ -122,7 +122,7 @@ class NoisySum(Protocol, Fast):
         return collected.residues + skellam.words(noise)
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
-        """To the clip norm."""
+        """Updates scaled down to the clip norm."""
         return clip_l2(x, self.clip_norm)
 
     def clip_norm_at(self, state: Any) -> float:
@@ -178,12 +178,12 @@ class WholeNoise:
 
     @property
     def draws(self) -> int:
-        """2^j."""
+        """How many draws are added up: a power of two."""
         return 1 << max(0, math.ceil(math.log2(self.variance / _LARGEST_PART)))
 
     @property
     def part(self) -> ExactSkellam:
-        """One of the draws."""
+        """The law of one draw."""
         return ExactSkellam(self.variance / self.draws)
 
     @property

@@ -74,7 +74,7 @@ class ReportedSum(Protocol):
         return "eps_local"
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """Nothing to choose."""
+        """The protocol as it is, for updates of one number."""
         of_numbers(dim, self.name)
         return self
 
@@ -173,7 +173,7 @@ class _Slots(Levels):
 
     @property
     def slots(self) -> int:
-        """The protocol's."""
+        """As many as the protocol has."""
         return self.protocol.slots
 
     @property
@@ -182,7 +182,7 @@ class _Slots(Levels):
         return self.protocol.slots
 
     def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:
-        """A position for every slot, all told."""
+        """A position for every slot; all depend on the data."""
         x = self.check_update(x, 1)
         position = self.protocol.exact_positions(np.asarray(x, np.float64), sampler=sampler)
         return Positions(np.arange(self.slots), position, np.ones(self.slots, bool))

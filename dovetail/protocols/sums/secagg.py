@@ -76,7 +76,7 @@ class EncodedUpdate(Contribution):
 
     @property
     def bits(self) -> int:
-        """Those of the modulus."""
+        """The bits of an integer below the modulus."""
         return self.modulus.bit_length() - 1
 
     @property
@@ -135,7 +135,7 @@ class ProvenUpdate(EncodedUpdate):
 
     @property
     def proof(self) -> Pine:
-        """Of the norm."""
+        """That the integers have at most the certified norm."""
         return Pine.of(dim=self.length, squared=self.squared_norm, shares=self.aggregators)
 
     @property

@@ -118,7 +118,7 @@ class SplitAndMixProtocol(NoisySum):
         return Reports(slot=None, value=shares.ravel(), valid=jnp.ones((), bool))
 
     def messages(self, dim: int) -> Shares:
-        """A share a message."""
+        """One share in every message."""
         return Shares(
             encoding=self.encoding(dim),
             noise=ExactSkellam(self.noise_part),
@@ -137,7 +137,7 @@ class SplitAndMixProtocol(NoisySum):
         return jnp.sum(slots.reshape(dim, -1), axis=1, dtype=jnp.uint32)
 
     def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
-        """Every client's part."""
+        """The parts of all clients together."""
         return skellam.skellam(self.noise_part, shape, key=key, times=users)
 
     def noise_std(self, size: int, dim: int) -> float:
