@@ -95,9 +95,8 @@ class RealSum(ReportedSum, Fast):
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
         """Every method."""
-        split: dict[str, Any] = {"method": "split", "noise_multiplier": 1.0}
-        mix = SplitAndMixProtocol.variants(dim, num_users)[0]
-        return [{"method": "single"}, {"method": "unary"}, {**split, "mix": mix} if mix else split]
+        mix = {"mix": {"shares": 5}}
+        return [{"method": "single"}, {"method": "unary"}, {"method": "split", "noise_multiplier": 1.0, **mix}]
 
     @property
     def sharing(self) -> SplitAndMixProtocol | None:
