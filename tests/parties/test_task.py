@@ -228,6 +228,12 @@ def test_a_task_is_not_signed_that_outlasts_a_key():
     sign(task_of(shufflers=(short,), round_seconds=86_000 / 5), SIGNER)
     with pytest.raises(ValueError, match="a key of shuffler 0 expires before 5 rounds of 17300 seconds"):
         sign(task_of(shufflers=(short,), round_seconds=17_300), SIGNER)
+    now = int(time.time())
+    sign(task_of(shufflers=(short,), round_seconds=17_300, ends=now + 80_000), SIGNER)  # over before the key is
+    with pytest.raises(ValueError, match="a key of shuffler 0 expires before"):  # which begins an hour from now
+        sign(task_of(shufflers=(short,), round_seconds=86_000 / 5, begins=now + 3600), SIGNER)
+    with pytest.raises(ValueError, match="a key of shuffler 0 expires before"):
+        sign(task_of(shufflers=(short,), round_seconds=17_300, ends=now + 90_000), SIGNER)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +242,13 @@ def test_a_task_is_not_signed_that_outlasts_a_key():
         ({"protocol": "privunti"}, "did you mean 'privunit'"),
         ({"settings": {"clip_norm": 1.0, "eps": 1}}, "unknown key of protocol"),
         ({"min_clients": 2000}, "min_clients"),
+        ({"min_clients": 0}, "min_clients"),
+        ({"max_clients": 0, "min_clients": 0}, "expected max_clients >= 1"),
+        ({"colluders": -1}, "expected colluders >= 0"),
+        ({"dim": 0}, "expected dim >= 1"),
         ({"delta": 0.0}, "expected 0 < delta < 1"),
+        ({"delta": 1.0}, "expected 0 < delta < 1"),
+        ({"eps": 0.0}, "expected eps > 0"),
         ({"rounds": 0}, "expected rounds >= 1"),
         ({"round_seconds": -1.0}, "expected round_seconds > 0"),
         ({"version": 1}, "expected a task of version 2"),

@@ -313,6 +313,30 @@ def sampled_cases():
         yield pytest.param(case, one, marks=[pytest.mark.soak] * soak, id=f"{label(case)}-{type(one).__name__}")
 
 
+def said_of(protocol, delta=1e-4):
+    """What is certified of two rounds, or the reason why nothing is, with all that is assumed."""
+    view = protocol.view(COHORT, DIM, neighbors=protocol.relation)
+    try:
+        return view.scope, accounting.bound([view.round] * 2, delta=delta).eps
+    except NotApplicable as refusal:
+        return view.scope, str(refusal)
+
+
+@only(lambda case: {"clip_norm", "clip_value"} & set(case.parameters))
+def test_only_lengths_change_with_the_unit_that_updates_are_measured_in(case, updates):
+    """In an eighth of the unit whatever has a length is eight times as long; no bound and no sentence changes."""
+    (key,) = {"clip_norm", "clip_value"} & set(case.parameters)
+    other = dataclasses.replace(case, parameters={**case.parameters, key: 8 * case.parameters[key]})
+    one, longer = settled(case.build()), settled(other.build())
+    np.testing.assert_allclose(
+        longer.clip_update(8 * updates, longer.init(DIM)), 8 * one.clip_update(updates, one.init(DIM)), rtol=1e-6
+    )
+    assert longer.noise_std(CLIENTS, DIM) == pytest.approx(8 * one.noise_std(CLIENTS, DIM), rel=1e-6)
+    (scope, eps), (other_scope, other_eps) = said_of(one), said_of(longer)
+    assert scope == other_scope
+    assert other_eps == (eps if isinstance(eps, str) else pytest.approx(eps, rel=1e-9))
+
+
 @pytest.mark.parametrize(("case", "participation"), list(sampled_cases()), indirect=["case"])
 def test_every_view_certifies_or_says_why_not(case, protocol, participation):
     size = protocols.Cohort(participation=participation, size=CLIENTS, min_size=CLIENTS if protocol.shuffled else 0)

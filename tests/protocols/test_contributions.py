@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -261,3 +262,15 @@ def test_sums_that_do_not_fit_a_word_are_refused():
     many = dataclasses.replace(COHORT, size=2**33, min_size=2)
     with pytest.raises(NotApplicable, match="at most 32 bits, got 34"):
         SHARED[0].protocol.contribution(many, DIM)
+
+
+@pytest.mark.parametrize("clip_norm", [0.5, 1.0, 7.3])
+@pytest.mark.parametrize("dim", [1, 6, 650])
+def test_the_norm_that_is_proven_is_the_one_that_is_accounted_and_not_one_more(dim, clip_norm):
+    """Squared norms of integers are integers: the largest below the accounted one is let through, the next is not."""
+    settings = {**CENTRAL, "clip_norm": clip_norm, "noise": "aggregators", "aggregators": 2, "verified": True}
+    protocol = protocols.build("secagg", settings).settle(COHORT, dim)
+    proven = protocol.contribution(COHORT, dim)
+    accounted = Fraction(protocol.encoding(dim).norm) ** 2
+    assert proven.squared_norm <= accounted < proven.squared_norm + 1
+    assert proven.proof.layout.squared == proven.squared_norm and proven.proof.shares == 2
