@@ -12,6 +12,7 @@ from parties.household import Direct, opened
 
 from dovetail.learners.moments import Moments
 from dovetail.learners.server import Ridge, Server
+from dovetail.mechanisms import ExactSampler
 from dovetail.parties.analyzer.learning import Learner, Learning
 from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.http_clients import Gone, Unreachable
@@ -482,6 +483,31 @@ def test_the_mean_of_the_last_models_is_published_when_training_is_over(tmp_path
     said = analyzer.privacy()["statement"]["assumptions"]
     assert any(f"mean of the models after the last {count} of 4 rounds" in line for line in said)
     analyzer.shut()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "settings"),
+    [
+        ("ss_simple", None),
+        ("privunit", {"clip_norm": 1.0, "eps_local": 2.0}),
+        ("split_and_mix", {"clip_norm": 1.0, "noise_multiplier": 1.0, "shares": 4}),
+    ],
+)
+def test_messages_that_are_tallied_some_at_a_time_add_up_to_the_whole(tmp_path, monkeypatch, protocol, settings):
+    """What is expanded at a time bounds memory, and nothing else: neither sums nor counts of refused messages."""
+    small = Small(tmp_path, protocol=protocol, settings=settings, shufflers=2 if protocol == "split_and_mix" else 1)
+    task = small.deployment.task
+    learner = Learner(task, Learning(initial=np.zeros(DIM, np.float32), server=Server()))
+    sent = [task.messages().randomize(update, sampler=ExactSampler()) for update in updates()]
+    slot, body = (np.concatenate([getattr(one, name) for one in sent]) for name in ("slot", "body"))
+    body[[0, -1]] = 255
+    whole, refused = learner.tally(slot, body)
+    for at_a_time in (1, 3):
+        monkeypatch.setattr("dovetail.parties.analyzer.learning._LARGEST_BLOCK", at_a_time * DIM)
+        parts, counted = learner.tally(slot, body)
+        assert counted == refused
+        for one, other in zip(parts, whole, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_of_its_own_length_is_solved_from_moments(tmp_path):

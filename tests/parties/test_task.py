@@ -265,6 +265,22 @@ def test_a_task_that_cannot_be_is_refused(changed, sentence):
         task_of(**changed)
 
 
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"min_clients": 0}, "expected min_clients >= 1"),
+        *(({name: 0.0}, f"expected {name} > 0") for name in ("eps_round", "eps_task", "eps_lifetime", "eps_local")),
+        ({"delta_lifetime": 0.0}, "expected 0 < delta_lifetime < 1"),
+        ({"delta_lifetime": 1.0}, "expected 0 < delta_lifetime < 1"),
+        ({"epoch_seconds": -1.0}, "expected epoch_seconds >= 0"),
+        ({"number": -1}, "expected number >= 0"),
+    ],
+)
+def test_a_policy_that_bounds_nothing_is_refused(changed, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        policy_of(**changed)
+
+
 def test_a_policy_admits_what_it_agrees_to():
     assert policy_of().admit(sign(task_of(), SIGNER)) == task_of()
     pinned = policy_of(shufflers=(service_keys().key_id, SHUFFLER.key_id))
@@ -328,6 +344,7 @@ def test_the_lifetime_of_all_tasks_is_bounded(tmp_path):
     assert spending.total()[0] == pytest.approx(2 * one)
     few = Spending(tmp_path / "few", policy_of(delta_lifetime=1.5e-6))
     few.spend(task_of(), 1)
+    few.spend(task_of(), 2)  # a task's delta is spent once, however many rounds it has
     with pytest.raises(Refused, match="would bring all tasks to"):
         few.spend(task_of(name="another"), 1)
 
