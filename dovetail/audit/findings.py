@@ -60,7 +60,7 @@ class Finding:
         return self.bound.eps > self.claimed.eps
 
     def to_json(self) -> dict[str, Any]:
-        """The machine-readable form."""
+        """The finding as plain data; the eps of an unbounded bound is None."""
         return {
             "protocol": self.protocol,
             "view": self.view,

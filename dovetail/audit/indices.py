@@ -325,7 +325,8 @@ def claimed_nu(*, dim: int, top: int, decoys: int) -> float:
         raise NotApplicable(
             "FLAME Prop. 2 claims nothing without decoys (l = 1): the reported indices are the k largest"
         )
-    sent, beta = (top + decoys) / top, top / dim
+    sent = (top + decoys) / top
+    beta = top / dim
     return max(1.0, dim / (top + decoys), (1 - beta) * sent / (sent - 1))
 
 
@@ -367,7 +368,8 @@ def audit_indices(
     """
     users, dim = _shape(updates, rounds)
     _validate.in_open_interval(0, 1, confidence=confidence)
-    top, decoys = protocol.k, cast(int, protocol.require("decoys"))
+    top = protocol.k
+    decoys = cast(int, protocol.require("decoys"))
     if top + decoys > dim:
         raise ValueError(f"k + decoys = {top} + {decoys} is more than the {dim} coordinates of an update")
     nu = claimed_nu(dim=dim, top=top, decoys=decoys)

@@ -105,7 +105,8 @@ def _round_step(rough: float) -> float:
 def _labels(ticks: tuple[float, ...], step: float, percent: bool) -> tuple[str, ...]:
     """Each tick with as many digits as the step has."""
     if percent:
-        ticks, step = tuple(100 * tick for tick in ticks), 100 * step
+        ticks = tuple(100 * tick for tick in ticks)
+        step = 100 * step
     most = max(abs(tick) for tick in ticks)
     end = "%" if percent else ""
     if most >= 1e6 or step < 1e-4:

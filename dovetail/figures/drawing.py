@@ -182,7 +182,8 @@ def _draw_legend(lines: Sequence[Line], below: float) -> tuple[list[str], float]
         needed = 30 + _CHAR * len(name) + 12
         if x > _PAD and x + needed - 12 > _WIDTH - _PAD:
             x, y = _PAD, y + _ROW
-        colour, middle = i % _COLOURS, y - 8
+        colour = i % _COLOURS
+        middle = y - 8
         if line.style == "bars":
             light = " dt-bar-light" if sum(other.style == "bars" for other in lines[:i]) % 2 else " dt-bar"
             box = f'x="{x + 4:.1f}" y="{middle - 5:.1f}" width="16" height="10"'
@@ -260,7 +261,8 @@ def _draw_x_ticks(x_axis: Axis, across: Callable[[float], float], top: float, bo
     """Grid lines at every tick; labels where they do not touch the one before."""
     free = 0.0
     for tick, label in zip(x_axis.ticks, x_axis.labels, strict=True):
-        x, half = across(tick), _CHAR * len(label) / 2
+        x = across(tick)
+        half = _CHAR * len(label) / 2
         yield f'<line class="dt-grid" x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom + 4:.1f}"/>'
         middle = min(x, _WIDTH - half - 1)
         if middle - half >= free:
@@ -280,7 +282,8 @@ def _draw_line(
     i: int, line: Line, places: list[_Place], across: Callable[[float], float], up: Callable[[float], float]
 ) -> Iterator[str]:
     """A line in its unbroken pieces, with band or error bars, and its markers."""
-    colour, dashed = i % _COLOURS, " dt-dashed" if line.style == "dashed" else ""
+    colour = i % _COLOURS
+    dashed = " dt-dashed" if line.style == "dashed" else ""
     present = [place for place in places if place is not None]
     band = line.style != "points" and len(present) >= _BAND_FROM
     for is_gap, group in itertools.groupby(places, lambda place: place is None) if line.style != "points" else ():
@@ -326,7 +329,8 @@ def _draw_bars(
 ) -> Iterator[str]:
     """Bars from zero (or the foot of a logarithmic axis), those of several lines side by side."""
     light = " dt-bar-light" if which % 2 else " dt-bar"
-    colour, foot = i % _COLOURS, up(y_axis.low if y_axis.log else 0.0)
+    colour = i % _COLOURS
+    foot = up(y_axis.low if y_axis.log else 0.0)
     for place in places:
         if place is None:
             continue

@@ -64,7 +64,8 @@ def write(folder: Path) -> Path:
 
 def _review(statement: Statement, others: Mapping[str, Statement], summary: dict[str, Any]) -> dict[str, Any]:
     """What a reviewer goes through before signing: who sees what, how, under which assumptions, at which cost."""
-    origin, protocol = summary.get("origin") or {}, summary["protocol"]
+    origin = summary.get("origin") or {}
+    protocol = summary["protocol"]
     settings = {key: value for key, value in protocol.items() if isinstance(value, str | int | float)}
     return {
         "parties": review.parties(statement, protocol, local=others.get("local"), shuffler=others.get("shuffler")),

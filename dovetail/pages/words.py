@@ -86,7 +86,7 @@ def numbers(statement: Statement) -> str:
 
 
 def title(statement: Statement) -> str:
-    """The page's heading."""
+    """The heading of a run's page: what is promised, and to whom."""
     if statement.is_unbounded:
         return "No guarantee"
     return f"{numbers(statement)} for one {statement.unit.value}"
@@ -98,7 +98,7 @@ def whom(statement: Statement) -> str:
 
 
 def trust(statement: Statement) -> str:
-    """Whom one must trust."""
+    """Whom one must trust for the statement to hold, in a sentence."""
     match statement.trust:
         case Trust.CURATOR:
             return "You must trust the curator, who sees every update."

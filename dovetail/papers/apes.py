@@ -198,7 +198,8 @@ FIG2A = Part(
 )
 
 
-_DIM, _DELTA = 7850, 3.6e-5
+_DIM = 7850
+_DELTA = 3.6e-5
 _UNIFORM2 = [0.05, 1.0]
 _KEPT = 0.2
 _PRINTED: dict[str, dict[str, float]] = {

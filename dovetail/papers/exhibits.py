@@ -45,7 +45,7 @@ class Measurement:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     def to_json(self) -> dict[str, Any]:
-        """The machine-readable form."""
+        """The measurement as plain data, with mean and spread."""
         return {"metric": self.metric, "values": list(self.values), "mean": self.mean, "spread": self.spread}
 
 

@@ -133,7 +133,9 @@ class Runner:
         return audit.audit(protocol, plan, trials=0).bound
 
     def _train(self, text: str, label: str) -> SeedRuns:
-        results, accuracies, diagnoses = [], [], []
+        results = []
+        accuracies = []
+        diagnoses = []
         begun = time.perf_counter()
         for seed in range(self.seeds):
             self.observe(label if self.seeds == 1 else f"{label}, seed {seed}")

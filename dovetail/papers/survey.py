@@ -120,7 +120,8 @@ def _worst_input(protocol: Sum) -> float:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _collect(protocol: Sum, users: int, x: float, key: jax.Array) -> Any:
-    xs, present = jnp.full((users, 1), x), jnp.ones(users, bool)
+    xs = jnp.full((users, 1), x)
+    present = jnp.ones(users, bool)
     return fast_path(protocol, 1).collect(xs, present, (), keys=jax.random.split(key, users))
 
 
@@ -131,7 +132,7 @@ def _estimate(protocol: Sum, size: int, collected: Any, key: jax.Array) -> jax.A
 
 
 def _estimated_sum(protocol: Sum, size: int, x: float, key: jax.Array) -> float:
-    """One round."""
+    """What one round estimates the sum to be, where everybody holds x."""
     sizes = [min(_CHUNK, size - start) for start in range(0, size, _CHUNK)]
     parts = [_collect(protocol, users, x, jax.random.fold_in(key, i)) for i, users in enumerate(sizes)]
     total = jax.tree.map(lambda *leaves: sum(leaves), *parts)
@@ -190,13 +191,16 @@ def _error_figure(title: str) -> Any:
 def _slopes(rows: Sequence[Row]) -> list[str]:
     notes = []
     for series in dict.fromkeys(row.series for row in rows if row.ours):
-        mine = [row for row in rows if row.series == series]
-        notes.append(f"{series}: squared error grows as n^{slope(mine, 'exact'):.2f}, measured n^{slope(mine):.2f}.")
+        points = [row for row in rows if row.series == series]
+        notes.append(
+            f"{series}: squared error grows as n^{slope(points, 'exact'):.2f}, measured n^{slope(points):.2f}."
+        )
     return notes
 
 
 def _bit_notes(rows: Sequence[Row]) -> list[str]:
-    size, prob = 10_000, 0.1
+    size = 10_000
+    prob = 0.1
     wrong = published.binary_sum_estimate(reports_sum=size * prob / 2, num_users=size, prob_random=prob)
     rate = published.error_shuffled_response(eps=EPS, delta=DELTA)
     return [

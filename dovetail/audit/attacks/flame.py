@@ -83,7 +83,9 @@ def attack_ss_double_round(protocol: SsDouble, cohort: Cohort, dim: int) -> list
     """The printed form, where k of `dim` coordinates are drawn; the repaired one is what its event says."""
     if protocol.inclusion != "fixed-k":
         return []
-    users, width, pad_to = cohort.crowd(), protocol.num_selected(dim), protocol.padding.pad_to
+    users = cohort.crowd()
+    width = protocol.num_selected(dim)
+    pad_to = protocol.padding.pad_to
     others = users - cohort.colluders - 1
     overflow = dim * float(binom.sf(pad_to, users, width / dim)) * 1.01
     missing = dim * pad_to - users * width
@@ -109,7 +111,8 @@ def attack_ss_double_client(protocol: SsDouble, cohort: Cohort, dim: int) -> lis
     """Which coordinates are reported is seen, and depends on nobody's data."""
     if protocol.inclusion == "fixed-k":
         return _own.reports(protocol.report, protocol.num_selected(dim))
-    ends, beta = cells.of_report(protocol.report).ends(protocol.report.eps_local), np.longdouble(protocol.beta)
+    ends = cells.of_report(protocol.report).ends(protocol.report.eps_local)
+    beta = np.longdouble(protocol.beta)
     high, low = (np.append(beta * end, 1 - beta) for end in ends)
     return _own.independent(high, low, dim)
 
@@ -117,11 +120,14 @@ def attack_ss_double_client(protocol: SsDouble, cohort: Cohort, dim: int) -> lis
 @stronger.register(SsTopk)
 def attack_ss_topk_round(protocol: SsTopk, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """What is beyond the exact attacks on the event."""
-    users, pad_to, decoys = cohort.crowd(), protocol.padding.pad_to, protocol.per_client(dim) - protocol.k
+    users = cohort.crowd()
+    pad_to = protocol.padding.pad_to
+    decoys = protocol.per_client(dim) - protocol.k
     rest = dim - protocol.k
     if protocol.linkage == "vector":
         if decoys == rest:
-            others, dummies = users - cohort.colluders - 1, max(0, pad_to - users)
+            others = users - cohort.colluders - 1
+            dummies = max(0, pad_to - users)
             return attack_whole_messages(one_probs(protocol.report), protocol.k, others=others, dummies=dummies)
         messages = users + -(-dim * pad_to // protocol.k)
         if decoys == 0 and math.comb(dim, protocol.k) > messages + 1:
@@ -138,7 +144,8 @@ def attack_ss_topk_round(protocol: SsTopk, cohort: Cohort, dim: int) -> list[Exa
 @on_own_reports.register(SsTopk)
 def attack_ss_topk_client(protocol: SsTopk, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The signs of the k largest; or which they are, unless a client reports every coordinate."""
-    rest, decoys = dim - protocol.k, protocol.per_client(dim) - protocol.k
+    rest = dim - protocol.k
+    decoys = protocol.per_client(dim) - protocol.k
     if decoys == rest:
         return _own.reports(protocol.report, protocol.k)
     changed = min(protocol.k, rest)

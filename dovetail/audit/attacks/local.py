@@ -34,7 +34,8 @@ __all__ = ["alone_mass", "attack_privunit_client", "attack_privunit_round", "cap
 _ROUNDED_DOWN = 1e-10  # what `cap_mass` takes off to be on the safe side of an upper bound
 _CAP_ERROR = 1e-12  # relative; 50 digits show 4e-15 in up to a million dimensions
 _LEAST_DIM = 10  # below, the density of lengths ends too abruptly for the quadrature
-_NODES, _PIECES = 20, 40
+_NODES = 20
+_PIECES = 40
 
 on_own_reports.register(LdpFl, _own.by_event)
 

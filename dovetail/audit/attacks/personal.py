@@ -71,7 +71,8 @@ def attack_s_apes_client(protocol: SApes, cohort: Cohort, dim: int) -> list[Exac
     if protocol.num_kept(dim) == dim and protocol.sparsify != "threshold":
         return attack_apes_client(protocol, cohort, dim)
     settled = protocol.settle(cohort, dim)
-    laws, budgets = sparsified_laws(settled, dim), settled.eps_locals.max(keepdims=True)
+    laws = sparsified_laws(settled, dim)
+    budgets = settled.eps_locals.max(keepdims=True)
     return _own.independent(laws(budgets, 1.0)[0], laws(budgets, 0.0)[0], dim)
 
 

@@ -81,12 +81,15 @@ def attack_counts(
 
 def _count(parts: Sequence[Binomial]) -> tuple[int, np.ndarray, float]:
     """The first value, the probabilities from there on, and what was cut off."""
-    start, masses, lost = 0, np.ones(1), 0.0
+    start = 0
+    masses = np.ones(1)
+    lost = 0.0
     for part in parts:
         if not part.trials:
             continue
         low, here = binomial_window(part.trials, part.prob)
-        high, here = low + len(here) - 1, here.astype(np.float64)
+        high = low + len(here) - 1
+        here = here.astype(np.float64)
         if len(here) * len(masses) > _MOST_PRODUCTS:
             raise NotApplicable(f"too many bits to count: {part.trials} beside {len(masses)} values")
         start, masses = start + low, np.convolve(masses, here)

@@ -135,7 +135,8 @@ def _attack_from_other_levels(crowd: _Crowd, others: int, slots: int) -> list[Ex
     law = crowd.level(1)
     attacks = []
     scores = np.zeros(len(law), np.int64)
-    scores[0], scores[1:-1] = 0, 1
+    scores[0] = 0
+    scores[1:-1] = 1
     scores[-1] = 2
     crowded = _Messages(law, scores, others * slots)
     first, second = (_Messages(own, scores, slots) for own in (crowd.high, crowd.low))

@@ -75,7 +75,8 @@ def log_cells(log_cdf: np.ndarray, log_sf: np.ndarray) -> np.ndarray:
 @on_event.register(Laplace)
 def attack_laplace(event: Laplace, rounds: int) -> list[ExactAttack]:
     """Every query moves by its sensitivity; at delta = 0 all answers beyond both values show the full ratio."""
-    family, copies = cells.partition("laplace"), event.count * rounds
+    family = cells.partition("laplace")
+    copies = event.count * rounds
     high, low = family.ends(event.eps_each)
     return attack_repeated("log-likelihood ratios of all answers", high, low, copies)
 
@@ -167,7 +168,8 @@ def _error(items: int) -> float:
 def _attack_one_mixture(attack: str, law: np.ndarray, unit: float) -> ExactAttack:
     """A single release: the mixture's likelihood ratio rises with the value, and tails are closed forms."""
     likely = np.flatnonzero(law > _NEVER)
-    shifts, log_weights = unit * likely, np.log(law[likely]).astype(np.float64)
+    shifts = unit * likely
+    log_weights = np.log(law[likely]).astype(np.float64)
     cuts = np.linspace(-_FAR, float(shifts[-1]) + _FAR, _CELLS + 1)
     tails = [np.empty(len(cuts)), np.empty(len(cuts))]
     for start in range(0, len(cuts), 512):
@@ -206,7 +208,8 @@ def _narrow_masses(middles: np.ndarray, width: np.longdouble) -> np.ndarray:
 
     The k-th term is He_2k (width / 2)^2k / (2k + 1)!; of those left out, the first is below 1e-18.
     """
-    square, half = middles**2, (width / 2) ** 2
+    square = middles**2
+    half = (width / 2) ** 2
     second = square - 1
     fourth = square**2 - 6 * square + 3
     sixth = square**3 - 15 * square**2 + 45 * square - 15

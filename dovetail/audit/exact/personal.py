@@ -112,7 +112,8 @@ def _multiply_spectra(
     angles = turn * ((alive[:, None] * values) % size).astype(np.longdouble)
     roots = np.cos(angles) - 1j * np.sin(angles)
     product = np.ones(len(alive), np.clongdouble)
-    log_size, relative = np.zeros(len(alive)), np.zeros(len(alive))
+    log_size = np.zeros(len(alive))
+    relative = np.zeros(len(alive))
     amount = (8 * masses.shape[1] + 520) * ULP
     for row, count in zip(masses, users.tolist(), strict=True):
         factor = roots @ row
@@ -132,7 +133,9 @@ def _relevant_frequencies(masses: np.ndarray, times: np.ndarray, values: np.ndar
     for start in range(0, size // 2 + 1, _FREQUENCIES):
         alive = np.arange(start, min(start + _FREQUENCIES, size // 2 + 1))
         angles = (2 * np.pi / size) * ((alive[:, None] * values) % size)
-        cos, sin, log_size = np.cos(angles), np.sin(angles), np.zeros(len(alive))
+        cos = np.cos(angles)
+        sin = np.sin(angles)
+        log_size = np.zeros(len(alive))
         looked_at = 0
         while looked_at < len(masses) and len(alive):
             more = min(_USERS, 8 + looked_at)

@@ -111,7 +111,8 @@ class Mixture:
     def transform(self, size: int) -> tuple[np.ndarray, float]:
         """The sum over C of weight some^C rest^(total - C), by Horner's rule in both."""
         (some, error), (rest, other_error) = self.some.transform(size), self.rest.transform(size)
-        value, turned = np.full_like(some, self.weights[-1]), np.ones_like(rest)
+        value = np.full_like(some, self.weights[-1])
+        turned = np.ones_like(rest)
         for weight in self.weights[-2::-1]:
             turned = turned * rest
             value = value * some + weight * turned
@@ -160,7 +161,8 @@ def spectrum_of(parts: Sequence[SumPart | Mixture], size: int, cache: _Cache | N
     `cache` keeps what was computed for a part, for the other world has most of them, too.
     """
     cache = {} if cache is None else cache
-    value, log_size = np.ones(size // 2 + 1, np.clongdouble), np.zeros(size // 2 + 1)
+    value = np.ones(size // 2 + 1, np.clongdouble)
+    log_size = np.zeros(size // 2 + 1)
     roundings_of = []
     for part in parts:
         if not part.times:

@@ -92,12 +92,12 @@ class Game:
 
     @property
     def dim(self) -> int:
-        """Coordinates of an update."""
+        """How many coordinates an update has."""
         return self.worlds.others.shape[-1]
 
     @property
     def rounds(self) -> int:
-        """Rounds of a trial."""
+        """How many rounds a trial has."""
         return self.worlds.victim.shape[1]
 
     @property
@@ -117,7 +117,7 @@ class Game:
 
     @property
     def reports(self) -> int:
-        """Reports that a trial draws."""
+        """How many reports a trial draws."""
         rows = len(self.worlds.others) + self.worlds.victim.shape[2]
         return rows * max(1, self.protocol.layout(self.dim).reports_per_client) * self.rounds
 
@@ -163,7 +163,8 @@ class _Rules:
     def _round(
         self, xs: jax.Array, owned: int, budgets: jax.Array | None, state: Any, key: jax.Array, index: int
     ) -> tuple[TrialView, Any]:
-        protocol, dim = self.protocol, xs.shape[1]
+        protocol = self.protocol
+        dim = xs.shape[1]
         key_join, key_shuffle, key_estimate = jax.random.split(jax.random.fold_in(key, index), 3)
         present = ~jnp.isnan(xs).any(axis=1)
         if not protocol.private_steps:  # whose steps have samples of their own
@@ -218,7 +219,8 @@ class _Rules:
     def _private_update(self, xs: jax.Array, present: jax.Array, key: jax.Array) -> jax.Array:
         """One user's noisy steps on these records, each of which has the same gradient in every step."""
         protocol = record_level(self.protocol)
-        steps, batch = protocol.private_steps, protocol.require("batch")
+        steps = protocol.private_steps
+        batch = protocol.require("batch")
         key_noise, *keys_join = jax.random.split(key, 1 + steps)
         rows = jnp.stack([present & self._joins(len(xs), key_join) for key_join in keys_join]).astype(jnp.float32)
 

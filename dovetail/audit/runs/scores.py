@@ -154,7 +154,8 @@ def _density_ratios(game: Game, value: np.ndarray, valid: np.ndarray, index: int
 def _victim_or_dummy_density(game: Game, value: np.ndarray, world: int, index: int) -> np.ndarray:
     """The victim's density; a dummy stands in its place as often as it leaves a coordinate out."""
     own = _victim_density(game, value, world, index)
-    included, padding = game.protocol.inclusion_rate(game.dim), game.protocol.layout(game.dim).padding
+    included = game.protocol.inclusion_rate(game.dim)
+    padding = game.protocol.layout(game.dim).padding
     if included == 1 or padding is None:
         return own
     return np.logaddexp(np.log(included) + own, np.log1p(-included) + padding.blanket.log_density(value))
@@ -162,8 +163,11 @@ def _victim_or_dummy_density(game: Game, value: np.ndarray, world: int, index: i
 
 def _background(game: Game, value: np.ndarray) -> np.ndarray:
     """The average density of the others' messages and the dummies."""
-    protocol, others = game.protocol, game.worlds.others
-    included, total, weight = protocol.inclusion_rate(game.dim), 0.0, 0.0
+    protocol = game.protocol
+    others = game.worlds.others
+    included = protocol.inclusion_rate(game.dim)
+    total = 0.0
+    weight = 0.0
     budgets = np.full(len(others), np.nan) if game.budgets is None else game.budgets[1:]
     kinds, times = np.unique(np.column_stack([budgets, others]), axis=0, return_counts=True, equal_nan=True)
     for (budget, *x), count in zip(kinds, times, strict=True):

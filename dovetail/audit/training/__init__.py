@@ -222,7 +222,8 @@ def _score_black_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.nd
     """How much lower than expected the last loss is on what a canary has in its first world, less in its second."""
     attacker = Attacker(plan, hidden)
     last = expected = jnp.asarray(to_host(plan.engine.start().params))
-    momentum, state = attacker.server.init(expected), plan.sampler.protocol.init(plan.engine.dim)
+    momentum = attacker.server.init(expected)
+    state = plan.sampler.protocol.init(plan.engine.dim)
     for view in _train(plan, hidden, released):
         last = jnp.asarray(view.after)
         own = view._replace(before=expected, state=state)

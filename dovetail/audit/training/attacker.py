@@ -24,7 +24,8 @@ from dovetail.statements import Unit
 
 __all__ = ["Attacker", "AttackerView"]
 
-_CHUNK, _CHUNK_FLOATS = 256, 2**24
+_CHUNK = 256
+_CHUNK_FLOATS = 2**24
 
 
 class AttackerView(NamedTuple):
@@ -46,8 +47,11 @@ class Attacker:
     """
 
     def __init__(self, plan: Plan, hidden: Canaries) -> None:
-        self._plan, self._hidden = plan, hidden
-        self._inputs, self._labels, self._views = plan.dataset.inputs, plan.dataset.labels, plan.dataset.views
+        self._plan = plan
+        self._hidden = hidden
+        self._inputs = plan.dataset.inputs
+        self._labels = plan.dataset.labels
+        self._views = plan.dataset.views
         self.server = plan.engine.server
         self._first_canary = len(self._labels) - hidden.num_records
         _, self._unravel = ravel_pytree(plan.model.init(jax.random.key(0)))
@@ -81,14 +85,17 @@ class Attacker:
 
     def weights(self, view: AttackerView) -> np.ndarray:
         """How many times each canary's update is in the sum, on average over what the adversary does not see."""
-        hidden, schedule = self._hidden, self._plan.sampler.schedule
+        hidden = self._hidden
+        schedule = self._plan.sampler.schedule
         if hidden.unit is not Unit.USER or schedule.kind in ("fixed", "poisson", "secret"):
             return np.full(hidden.count, self._plan.sampler.times(view.number, records=hidden.items))
         return np.isin(schedule.population - hidden.count + np.arange(hidden.count), view.users).astype(float)
 
     def others(self, view: AttackerView) -> np.ndarray:
         """What the real users or records add; on average where who is drawn would tell of who else is."""
-        schedule, users, weight = self._plan.sampler.schedule, view.users, 1.0
+        schedule = self._plan.sampler.schedule
+        users = view.users
+        weight = 1.0
         if self._hidden.unit is Unit.USER:
             real = schedule.population - self._hidden.count
             users = users[users < real]
@@ -123,7 +130,8 @@ class Attacker:
 
     def _sum_updates(self, view: AttackerView, index: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """The sum of the clipped updates of users with these records, a chunk at a time."""
-        total, floats = np.zeros(self._plan.engine.dim), index.shape[1] * self._views * self._inputs[0].size
+        total = np.zeros(self._plan.engine.dim)
+        floats = index.shape[1] * self._views * self._inputs[0].size
         size = max(1, min(_CHUNK, _CHUNK_FLOATS // (floats + 2 * self._plan.engine.dim)))
         for low in range(0, len(counts), size):
             short = size - len(counts[low : low + size])

@@ -38,7 +38,8 @@ def _train_row(
     """The row of a training with what is claimed, certified and shown of one epoch of it."""
     row = runner.row(label, preset, overrides, **more)
     config = read(preset, overrides)
-    name, protocol = config.protocol["name"], config.protocol_settings
+    name = config.protocol["name"]
+    protocol = config.protocol_settings
     quoted = quotes.quote(name, plan(**protocol))
     if name == "ss_topk" and protocol.get("published") and protocol.get("decoys"):
         protocol["linkage"] = "coordinate"  # counts alone are attacked, which is less than is shown
