@@ -651,7 +651,7 @@ def test_an_analyzer_that_never_ends_a_round_is_noticed(analyzer, tmp_path, monk
     monkeypatch.setattr(strategy, "_POLL", 0.02)
     made = DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id)
     with pytest.raises(TimeoutError, match="the analyzer has not ended round 1 in time"):
-        made._next(1)
+        made._wait_for_end_of(1)
 
 
 def test_a_model_of_another_size_and_a_task_of_another_signer_are_refused(analyzer, tmp_path):
