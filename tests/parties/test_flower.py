@@ -119,7 +119,7 @@ def policy_of(task: TrainingTask, **changed) -> Policy:
 @pytest.fixture
 def simulated(tmp_path, task, monkeypatch):
     """The configuration of a run in a simulation."""
-    monkeypatch.setattr(mod, "_simulated", lambda: True)
+    monkeypatch.setattr(mod, "_is_simulated", lambda: True)
     folder = tmp_path / "simulation"
     folder.mkdir()
     (folder / "policy.json").write_bytes(msgspec.json.encode(policy_of(task)))
@@ -306,7 +306,7 @@ def test_the_same_round_again_gives_the_same_envelope_and_another_one_costs_more
 
 
 def test_a_real_node_never_takes_its_policy_from_a_run(task, simulated, monkeypatch):
-    monkeypatch.setattr(mod, "_simulated", lambda: False)
+    monkeypatch.setattr(mod, "_is_simulated", lambda: False)
     reply = dovetail_mod(asked(task), context_of(simulated), never)
     assert reply.error.reason == "this node cannot train this task or this model; its own log says why"
 
@@ -800,7 +800,7 @@ def test_a_relay_between_a_grid_and_two_shuffler_services(tmp_path, monkeypatch)
     }
     deployment = fleet.lay_out(tmp_path / "deployment", fields, shufflers=2, enrolled=enrolled)
     np.save(deployment.folder / "model.npy", np.zeros(4, np.float32))
-    monkeypatch.setattr(mod, "_simulated", lambda: True)
+    monkeypatch.setattr(mod, "_is_simulated", lambda: True)
     (tmp_path / "policy.json").write_bytes(msgspec.json.encode(fleet.lenient_policy(deployment.signed)))
     with fleet.Fleet(deployment) as running:
         running.start_analyzer()
@@ -850,7 +850,7 @@ def sharing(folder: Path, monkeypatch, *, nodes: int, **fields) -> Iterator[tupl
     }
     made = fleet.lay_out(folder / "deployment", {**asked, **fields}, aggregators=2, enrolled=enrolled)
     np.save(made.folder / "model.npy", np.zeros(4, np.float32))
-    monkeypatch.setattr(mod, "_simulated", lambda: True)
+    monkeypatch.setattr(mod, "_is_simulated", lambda: True)
     (folder / "policy.json").write_bytes(msgspec.json.encode(fleet.lenient_policy(made.signed)))
     with fleet.Fleet(made) as running:
         running.start_analyzer()
