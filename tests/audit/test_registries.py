@@ -12,10 +12,11 @@ import dovetail.audit
 from dovetail import audit as audits
 from dovetail import events
 from dovetail.audit import attacks, exact
+from dovetail.audit.attacks import _own
 from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.events import Everyone, Gaussian, Poisson, Round, View
 from dovetail.guarantee import quotes
-from dovetail.protocols import PROTOCOLS, Cohort
+from dovetail.protocols import PROTOCOLS, Cohort, fill_settings
 from dovetail.protocols.curator.dp_fl import DpFl
 from dovetail.protocols.personal.s_apes import SApes
 from dovetail.statements import Neighbors, NotApplicable
@@ -124,9 +125,29 @@ def test_a_subclass_of_a_bundled_protocol_inherits_its_attacks():
     assert attacks.shows_less(MyApes())
 
 
-def test_attacks_on_clients_own_reports_are_known_for_every_bundled_protocol():
-    unknown = attacks.on_own_reports.dispatch(object)
-    assert all(attacks.on_own_reports.dispatch(cls) is not unknown for cls in PROTOCOLS.values())
+def settled(name):
+    dim = PROTOCOLS[name].only_dim or 3
+    terms = quotes.Terms(num_users=10, dim=dim, delta=0.01, settings=fill_settings(name, dim, {}))
+    return *quotes.settle_protocol(name, terms), dim
+
+
+def test_attacks_on_clients_own_reports_are_registered_or_follow_from_what_is_declared():
+    default = attacks.on_own_reports.dispatch(object)
+    for name, cls in PROTOCOLS.items():
+        if attacks.on_own_reports.dispatch(cls) is default:
+            try:
+                assert attacks.on_own_reports(*settled(name))
+            except NotApplicable as reason:  # then they are counted
+                assert "no exact attack" in str(reason)
+
+
+@pytest.mark.parametrize("name", ["binary_sum", "ss_simple", "ldp_fl"])
+def test_what_follows_from_a_declaration_is_as_good_as_what_is_registered(name):
+    registered, default = (
+        max(attack.eps(delta=0.01).eps for attack in find(*settled(name)))
+        for find in (attacks.on_own_reports, _own.as_declared)
+    )
+    assert default == pytest.approx(registered, rel=1e-9) and default > 0
 
 
 @pytest.mark.parametrize("file", sorted(SOURCE.rglob("*.py")), ids=lambda file: str(file.relative_to(SOURCE)))
