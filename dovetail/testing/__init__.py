@@ -98,7 +98,7 @@ def check_protocol(protocol: type[Protocol], *, trials: int = _TRIALS) -> Contra
         bench = Bench.build(protocol, settings)
         for name, obligation in OBLIGATIONS.items():
             go_through(_label(name, settings), functools.partial(obligation, bench))
-    with _registered(protocol):
+    with _registration(protocol):
         for settings in protocol.variants(protocol.only_dim or _SMALL_DIM, _SMALL_USERS):
             for name, promise in _PROMISES.items():
                 go_through(_label(name, settings), functools.partial(promise, protocol, settings, trials))
@@ -131,7 +131,7 @@ def _check_class(protocol: type[Protocol]) -> None:
 
 
 @contextlib.contextmanager
-def _registered(protocol: type[Protocol]) -> Iterator[None]:
+def _registration(protocol: type[Protocol]) -> Iterator[None]:
     """The protocol by its name, for as long as it is checked."""
     before = PROTOCOLS.get(protocol.name)
     if before is not protocol:

@@ -72,7 +72,7 @@ class Bench:
         """The budgets of the first clients, where budgets are personal."""
         return None if self.protocol.budgets is None else jnp.asarray(self.protocol.budgets[:count], jnp.float32)
 
-    def expected(self, updates: np.ndarray) -> np.ndarray:
+    def expected_mean(self, updates: np.ndarray) -> np.ndarray:
         """The mean of what these updates count as."""
         state = self.protocol.init(self.dim)
         return np.asarray(self.protocol.expected_update(jnp.asarray(updates), state), np.float64).mean(axis=0)

@@ -97,7 +97,7 @@ def check_unbiased(bench: Bench, *, bias: float | None = None) -> None:
     """
     allowed = bench.protocol.bias(bench.dim) if bias is None else bias
     for about, updates in (("updates of all sizes", bench.updates), ("updates beyond every clip norm", bench.corners)):
-        truth, drawn = bench.expected(updates), bench.estimates(updates, from_messages)
+        truth, drawn = bench.expected_mean(updates), bench.estimates(updates, from_messages)
         if not np.isfinite(drawn).all():
             refuse(f"the estimate is not finite on {about}")
         mean, spread = drawn.mean(axis=0), _standard_error(drawn)
@@ -138,7 +138,7 @@ def check_noiseless(bench: Bench) -> None:
             for updates in (bench.updates, bench.corners):
                 estimates = quiet.estimates(updates, from_messages)
                 if _standard_error(estimates).max() <= 2 * _ROUNDING:
-                    _check_mean(quiet, estimates.mean(axis=0), quiet.expected(updates))
+                    _check_mean(quiet, estimates.mean(axis=0), quiet.expected_mean(updates))
                     return
         except (ValueError, ArithmeticError):
             continue  # so little noise is refused
@@ -174,7 +174,7 @@ def check_not_finite(bench: Bench) -> None:
     if change > 1.5 * most + _ROUNDING:
         refuse(f"updates with NaN or infinite entries move the estimate by {change:.4g}, finite ones by {most:.4g}")
     nothing = np.full_like(bench.updates, np.nan)
-    counts_as = bench.expected(nothing)
+    counts_as = bench.expected_mean(nothing)
     counts_as = np.where(np.isfinite(counts_as), counts_as, 0.0)
     drawn = bench.estimates(nothing, path)
     if not np.isfinite(drawn).all():
