@@ -35,6 +35,39 @@ def test_what_a_user_reports_has_the_norm_that_is_accounted(held_out, facts):
         assert len(whole) == 20 + 3 + 3 + 4 + 2
 
 
+@pytest.mark.parametrize("held_out", [False, True])
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize(
+    ("facts", "as_if"),
+    [
+        ({}, {}),
+        ({"accuracy": 7.0}, {"accuracy": 1.0}),
+        ({"accuracy": -7.0}, {"accuracy": 0.0}),
+        ({"loss": -1.0}, {"loss": 0.0}),
+        *(({"loss": loss}, {"loss": 5.0}) for loss in (6.0, math.inf, -math.inf, math.nan)),
+        ({"labels": [0, 0, 0]}, {}),
+        ({"labels": [0.25, 0, 0.25]}, {}),
+    ],
+)
+def test_every_measure_of_its_own_has_norm_one_at_most(facts, as_if, held_out, within):
+    """Whatever a user measured; what is out of range counts as the nearest end, and no number at all as the worst."""
+    for measure in ALL:
+        vector = measure.vector({**FACTS, **facts}, held_out=held_out, within=within)
+        assert vector.shape == (measure.size,) and np.linalg.norm(vector) <= 1 + 1e-12
+        if "labels" not in facts:
+            np.testing.assert_array_equal(vector, measure.vector({**FACTS, **as_if}, held_out=held_out, within=within))
+    labels = LABELS.vector({**FACTS, **facts}, held_out=held_out, within=within)
+    assert labels.sum() == pytest.approx(min(1.0, sum({**FACTS, **facts}["labels"])))
+
+
+def test_quantiles_of_noisy_shares_do_not_fall_back():
+    """Noise may make the share of an interval negative: what is below a later edge is no less for it."""
+    for counts, median in (([60.0, -20.0, 30.0, 30.0], 20.0), ([55.0, -25.0, 5.0, 65.0], 20.0)):
+        found = AGE.read(np.array(counts), 1.0)["quantiles"]
+        assert found["0.5"] == median
+        assert list(found.values()) == sorted(found.values())
+
+
 def test_measures_are_read_back_from_sums():
     """100 users, every tenth held out, no noise."""
     total = np.zeros(2 + 12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -10,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from dovetail.guarantee import quotes
+from dovetail.guarantee import Guarantee, Spread, quotes
+from dovetail.parties.common import guarantees
 from dovetail.parties.common.guarantees import calibrate_noise, certify_task
 from dovetail.parties.common.keys import KeyPair, ServiceKeys
 from dovetail.parties.common.task import SignedTask, TrainingTask, sign, verify
@@ -154,6 +156,35 @@ def test_it_costs_what_the_quote_of_the_smallest_round_says():
     assert (certified.eps, local.eps) == (quote.certified.eps, quote.local.eps)
     assert certify_task(task_of(), 3)[0].eps == certified.eps  # more users are welcome, and not counted on
     assert certify_task(task_of(colluders=300), 3)[0].eps > certified.eps
+
+
+MIXED = {**SHARED, "settings": {"clip_norm": 1.0, "noise_multiplier": 8.0, "mixing_error": 1e-9}}
+
+
+def test_what_sampling_is_off_by_is_taken_from_delta_and_adds_up_over_users():
+    """A millionth of delta is set aside for it: the rest is what is certified, and both together are what is stated."""
+    task, part = task_of(**MIXED), 1e-6
+    messages = task.messages()
+    off = guarantees._released_by_users(task)[1]
+    assert off > 0 and off == pytest.approx(1000 * messages.distance, abs=0)
+    protocol, cohort = task.build()
+    terms = {"dim": 20, "relation": protocol.relation, "spread": Spread(users=1000)}
+    exact = Guarantee(protocol=protocol, cohorts=(cohort,) * 2, delta=1e-6 * (1 - part), **terms).bound().eps
+    said = certify_task(task, 2)[0]
+    assert (said.eps, said.delta) == (exact, 1e-6)
+    (spent,) = [one for one in said.proof.spent if "law is not exact" in one.on]
+    assert spent.delta == 1e-6 * part
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_sampling_that_is_too_coarse_for_its_part_of_delta_is_not_certified(monkeypatch, rounds):
+    """Of rounds * (1 + e^eps) * distance, what the part of delta holds to the last digit, and no more."""
+    task = task_of(**MIXED)
+    eps = certify_task(task, rounds)[0].eps
+    largest = 1e-6 * 1e-6 / (rounds * (1 + math.exp(eps)))
+    for factor, holds in ((1 - 1e-9, True), (1 + 1e-9, False)):
+        monkeypatch.setattr(guarantees, "_released_by_users", lambda task, at=factor: (task.messages(), at * largest))
+        assert guarantees._certify.__wrapped__(task.body, rounds)[0].is_unbounded != holds
 
 
 def test_a_task_names_a_protocol_that_is_installed_and_no_module():
@@ -399,7 +430,7 @@ def test_noise_that_is_not_given_is_calibrated_to_the_budget():
     settings = calibrate_noise(settings={"clip_norm": 1.0}, **fields, colluders=10, eps=1.0, delta=1e-6)
     task = task_of(settings=settings, colluders=10, rounds=3)
     assert 0.98 < certify_task(task, 3)[0].eps <= 1.0
-    with pytest.raises(ValueError, match=r"expected privacy\.eps or protocol\.eps_local, got neither"):
+    with pytest.raises(ValueError, match=r"give the budget, privacy\.eps, or the noise, protocol\.eps_local"):
         calibrate_noise(settings={"clip_norm": 1.0}, **fields, colluders=0, eps=None, delta=1e-6)
 
 
