@@ -17,14 +17,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-__all__ = ["REQUIRED", "Field", "fields", "is_settings", "meanings", "summary", "types", "with_fields_in_help"]
+__all__ = ["REQUIRED", "Setting", "fields", "is_settings", "meanings", "summary", "types", "with_fields_in_help"]
 
 REQUIRED = object()
 
 _Kind = TypeVar("_Kind", bound=type)
 
 
-class Field(NamedTuple):
+class Setting(NamedTuple):
     """A setting: its default is `REQUIRED` where it has none."""
 
     name: str
@@ -45,16 +45,16 @@ def types(kind: type) -> dict[str, Any]:
     return {field.name: field.type for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
 
 
-def fields(kind: type) -> list[Field]:
+def fields(kind: type) -> list[Setting]:
     """The settings of a class in their order."""
     texts = meanings(kind)
     if issubclass(kind, msgspec.Struct):
         return [
-            Field(field.name, field.type, _default(field, msgspec.NODEFAULT), texts.get(field.name, ""))
+            Setting(field.name, field.type, _default(field, msgspec.NODEFAULT), texts.get(field.name, ""))
             for field in msgspec.structs.fields(kind)
         ]
     return [
-        Field(field.name, field.type, _default(field, dataclasses.MISSING), texts.get(field.name, ""))
+        Setting(field.name, field.type, _default(field, dataclasses.MISSING), texts.get(field.name, ""))
         for field in dataclasses.fields(kind)  # type: ignore[arg-type]
     ]
 

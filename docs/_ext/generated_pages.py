@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import typer.main
 
-from dovetail._fields import REQUIRED, Field, fields, is_settings, summary
+from dovetail._fields import REQUIRED, Setting, fields, is_settings, summary
 from dovetail.cli import app as command_line
 from dovetail.experiment.config import Config
 from dovetail.protocols import PROTOCOLS
@@ -182,7 +182,7 @@ def config_page() -> str:
     return "\n".join(lines)
 
 
-def _table(keys: Iterable[Field]) -> list[str]:
+def _table(keys: Iterable[Setting]) -> list[str]:
     rows = [f"| `{key.name}` | {_type(key.type)} | {_value(key.default)} | {_cell(key.meaning)} |" for key in keys]
     return ["| key | type | default | |", "|---|---|---|---|", *rows, ""] if rows else ["No keys of its own.", ""]
 
