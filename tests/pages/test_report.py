@@ -202,7 +202,7 @@ def test_labels_that_are_numbers_have_a_score_and_no_accuracy(runs, tmp_path):
     scores = {"accuracy": None, "metrics": {"r2": 0.51}, "baseline": {"rule": "mean baseline", "r2": 0.0}}
     (tmp_path / "privacy.json").write_text(json.dumps({**data, **scores}))
     page = read(pages.write(tmp_path)).text
-    assert "test R2 0.51 always the mean 0" in page
+    assert "test R2 0.51 mean baseline 0" in page
     assert "test accuracy" not in page
 
 

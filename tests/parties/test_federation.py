@@ -5,9 +5,11 @@ from dovetail import experiment
 from dovetail.engine import chunks
 from dovetail.experiment.config import parse
 from dovetail.parties import federation
+from dovetail.randomness import Randomness
 from dovetail.sampling import RoundSample
 
 USERS = 5
+NOISE = Randomness.from_os(0)  # which nothing here adds
 
 
 @pytest.fixture
@@ -39,7 +41,8 @@ def test_users_train_as_in_the_simulation(config, same_order):
         training = engine.start()
         first = np.array(training.params)
         np.testing.assert_array_equal(first, fleet.initial)
-        after = engine.step(training, np.array([user]), index=0, capacity=1, sample=RoundSample(np.array([user]), 1))
+        alone = RoundSample(np.array([user]), 1)
+        after = engine.step(training, alone.users, index=0, capacity=1, sample=alone, randomness=NOISE)
         distance = np.linalg.norm(fleet.train(user)(first) - (np.asarray(after.params) - first))
         assert (distance < 1e-5) == same_order
     assert engine.metrics(after)["accuracy"] == pytest.approx(fleet.learning().evaluate(np.asarray(after.params)))
@@ -58,7 +61,7 @@ def test_users_send_the_moments_of_the_simulation():
     engine, fleet = experiment.prepare(config).engine, federation.federation(config)
     assert engine.dim == fleet.dim == len(fleet.initial) == 66 + 110
     drawn = RoundSample(np.array([2]), 1)
-    after = engine.step(engine.start(), np.array([2]), index=0, capacity=1, sample=drawn)
+    after = engine.step(engine.start(), np.array([2]), index=0, capacity=1, sample=drawn, randomness=NOISE)
     np.testing.assert_allclose(fleet.train(2)(fleet.initial), np.asarray(after.params), rtol=1e-4, atol=1e-5)
     assert fleet.learning().evaluate(engine.model_arrays(after)["params"].ravel()) == pytest.approx(
         engine.metrics(after)["accuracy"]

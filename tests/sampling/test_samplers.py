@@ -74,7 +74,7 @@ def test_only_users_that_are_there_and_what_they_hold_are_drawn(name, kind):
         drawn = ready.sample(index, users)
         held = ready.table
         for place, client in enumerate(drawn.users):
-            mine = held.of(client)
+            mine = held.records_of(client)
             if drawn.items is not None:
                 mine = drawn.items.rows[place].ravel()
                 assert owners_of(mine[mine >= 0]) <= {int(client)}, "a user's steps are on its own records"
@@ -92,7 +92,7 @@ def test_what_joins_is_what_the_engine_works_on(name, kind):
             worked_on = drawn.items.rows[drawn.items.rows >= 0]
         else:
             table = ready.table
-            worked_on = np.concatenate([table.of(i) for i in drawn.users] or [[]])
+            worked_on = np.concatenate([table.records_of(i) for i in drawn.users] or [[]])
         joined = np.concatenate([row[:count] for row, count in zip(rows, counts, strict=True)] or [[]])
         np.testing.assert_array_equal(np.sort(joined), np.sort(worked_on))
 
