@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import mpmath
@@ -6,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.accounting import gaussian, groups
-from dovetail.statements import Bound, Theorem
+from dovetail.statements import Bound, Spent, Theorem
 
 SOME = Theorem(key="some", where="some theorem")
 
@@ -26,6 +27,17 @@ def test_the_geometric_sum_rounded_up_and_never_above_the_printed_theorem(eps, d
     assert ours.delta >= min(1, exact)
     assert ours.delta <= min(1.0, float(exact) * (1 + 1e-9))
     assert ours.delta <= min(1.0, size * math.exp((size - 1) * eps) * delta) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+@pytest.mark.parametrize("eps", [0.0, 0.4])
+def test_parts_of_delta_that_were_spent_grow_with_delta(eps, size):
+    """What a part of delta went to for one item takes the same part of it for several."""
+    parts = (Spent(2e-7, "noise that is rounded"), Spent(1e-8, "shares that are not mixed"))
+    whole = dataclasses.replace(bound(eps, 1e-6), proof=SOME.proof.with_spent(*parts))
+    ours = groups.for_group(whole, size=size)
+    assert [part.on for part in ours.proof.spent] == [part.on for part in parts]
+    assert [part.delta / ours.delta for part in ours.proof.spent] == pytest.approx([0.2, 0.01])
 
 
 def test_it_holds_for_the_gaussian_whose_groups_are_known_exactly():

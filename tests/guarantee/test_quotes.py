@@ -211,6 +211,22 @@ def test_bad_input_is_one_sentence(arguments, sentence, command):
     assert out == ""
 
 
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"num_users": 1}, "expected num_users >= 2"),
+        ({"dim": 0}, "expected dim >= 1"),
+        ({"rounds": 0}, "expected rounds >= 1"),
+        ({"delta": 0.0}, "expected 0 < delta < 1"),
+        ({"delta": 1.0}, "expected 0 < delta < 1"),
+        ({"colluders": 0.5}, "expected colluders to be a whole number"),
+    ],
+)
+def test_terms_that_cannot_be_are_refused(changed, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        quotes.Terms(**{"num_users": 9, "dim": 3, "delta": 1e-6, **changed})
+
+
 def test_rounds_for_everyone_count_beside_the_epochs_of_disjoint_batches():
     training = quotes.guarantee("ss_simple", plan(eps_local=0.2, dim=10))
 
