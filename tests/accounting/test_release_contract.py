@@ -15,7 +15,7 @@ from dovetail.accounting.releases import release_of
 from dovetail.audit import exact
 from dovetail.audit.bounds import best
 from dovetail.events import Everyone, FixedSize, Poisson, Report, Round
-from dovetail.statements import Neighbors
+from dovetail.statements import Neighbors, NotApplicable
 
 DELTA = 1e-3
 ROUNDS = (1, 2, 30)
@@ -111,6 +111,24 @@ def test_more_coordinates_cost_more(name, times):
 def test_more_of_a_subject_costs_no_less(name, changed, times):
     event = CASES[name]
     assert eps_of(dataclasses.replace(event, **changed), times) >= eps_of(event, times) * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        Report(kind="rr", eps_local=0.5, levels=5),
+        Report(kind="laplace", eps_local=0.5),
+        Report(kind="generic", eps_local=0.5),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["padded", "padded, fewer reports", "top", "top, fewer users than reports"])
+def test_padding_is_certified_for_fair_coins_alone(name, report):
+    """Dummies of other reports are not like those of users: no proof covers them, whatever their eps."""
+    event = dataclasses.replace(CASES[name], report=report)
+    for times in (1, 30):
+        with pytest.raises(NotApplicable, match="padding is proven for binary randomized response only"):
+            eps_of(event, times)
 
 
 @pytest.mark.parametrize("times", ROUNDS)

@@ -144,6 +144,16 @@ def test_calibration_meets_the_target_from_the_safe_side(name, settings, paramet
     assert quotes.quote(name, asked.with_setting(chosen, worse)).certified.eps > 0.3
 
 
+def test_a_report_lies_more_often_than_a_computer_errs_however_large_the_budget():
+    """eps_local ends at 50; noise that is added has no such end."""
+    name, value, found = quotes.calibrate("privunit", quotes.Terms(num_users=20, dim=3, delta=1e-6), eps=1e4)
+    assert name == "eps_local" and 49 < value <= 50 and found.certified.eps <= 1e4
+    settings = {"clip_norm": 1.0}
+    terms = quotes.Terms(num_users=20, dim=3, delta=1e-6, settings=settings)
+    name, value, found = quotes.calibrate("dp_fl", terms, eps=1e5)
+    assert name == "noise_multiplier" and 0 < value < 0.02 and found.certified.eps == pytest.approx(1e5, rel=1e-3)
+
+
 def test_bound_and_certify_give_one_number():
     report = Report(kind="generic", eps_local=1.0)
     rounds = [Round(mechanism=Shuffled(report=report, num_users=500), participation=Everyone())] * 3

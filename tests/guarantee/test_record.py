@@ -1,11 +1,12 @@
 """One contract for whatever a protocol states: over rounds, sampling, adversaries and units, and rounds that follow."""
 
 import dataclasses
+import itertools
 
 import pytest
 
 from dovetail.events import Everyone, FixedSize, NonPrivate, Poisson
-from dovetail.guarantee import Guarantee, quotes
+from dovetail.guarantee import Guarantee, Spread, quotes
 from dovetail.guarantee.quotes import Terms
 from dovetail.statements import NotApplicable, Trust, Unit, Verdict
 
@@ -128,3 +129,12 @@ def test_only_where_a_shuffler_is_trusted_is_it_an_adversary(name):
     assert (record.shuffler_statement() is not None) == shuffled
     if shuffled and not isinstance(record.slots, NonPrivate):
         assert record.shuffler_statement().eps <= record.local_statement().eps
+
+
+@pytest.mark.parametrize("name", ["central_sub", "local_sub", "dp_fl"])
+def test_that_nobody_knows_whom_records_are_about_is_said_of_data_and_of_subjects_alone(name):
+    for known, describes_data in itertools.product((False, True), repeat=2):
+        spread = Spread(known=known, describes_data=describes_data, alone=False)
+        said = training(name, spread=spread).record().certified_statement().assumptions
+        unknown = any("the data do not say whom a record is about" in line for line in said)
+        assert unknown == (name != "dp_fl" and describes_data and not known)
