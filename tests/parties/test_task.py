@@ -380,6 +380,29 @@ def test_the_lifetime_of_all_tasks_is_bounded(tmp_path):
         few.spend(task_of(name="another"), 1)
 
 
+def test_a_ceiling_may_be_reached_and_not_passed(tmp_path):
+    """To the last digit, of a round, a task and a lifetime, of eps and of delta."""
+    task = task_of(rounds=2)
+    once, whole = (certify_task(task, rounds)[0].eps for rounds in (1, 2))
+    exact = {"eps_round": once, "eps_task": whole, "eps_lifetime": whole, "delta_lifetime": 1e-6}
+    policy = policy_of(**exact, eps_local=certify_task(task, 2)[1].eps)
+    assert policy.admit(sign(task, SIGNER)) == task
+    spending = Spending(tmp_path / "all", policy)
+    spending.spend(task, 1)
+    spending.spend(task, 2)
+    assert spending.total() == (whole, 1e-6)
+    for name, value in exact.items():
+        less = msgspec.structs.replace(policy, **{name: math.nextafter(value, 0)})
+        if name in ("eps_round", "eps_task"):
+            with pytest.raises(Refused, match=name):
+                less.admit(sign(task, SIGNER))
+        if name != "eps_round":
+            with pytest.raises(Refused, match=f"{name}="):
+                spent = Spending(tmp_path / name, less)
+                spent.spend(task, 1)
+                spent.spend(task, 2)
+
+
 def test_many_at_once_spend_a_round_once(tmp_path):
     task, outcomes = task_of(), []
 

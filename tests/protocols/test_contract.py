@@ -488,3 +488,18 @@ def test_a_unit_brings_as_many_records_as_its_caps_leave_it(name, adaptive):
             expected = items or 1
         assert settled(protocol).rows_of_unit(COHORT) == expected
     assert protocols.build("dp_fl", CENTRAL).rows_of_unit(COHORT) == 1
+
+
+@pytest.mark.parametrize("colluders", [0, 1, CLIENTS - 2])
+@pytest.mark.parametrize("name", ["secagg", "split_and_mix"])
+def test_only_the_noise_of_users_that_do_not_collude_is_certified(name, colluders):
+    """Of a cohort that is smaller than the planned one too, where parts of the noise are missing."""
+    settings = {**CENTRAL, "shares": 5} if name == "split_and_mix" else CENTRAL
+    cohort = dataclasses.replace(COHORT, colluders=colluders)
+    protocol = protocols.build(name, settings).settle(cohort, DIM)
+    event = protocol.view(cohort, DIM, neighbors=protocol.relation).round.mechanism
+    assert event.noise_variance == pytest.approx(protocol.noise_part * (CLIENTS - colluders), rel=1e-12)
+    least = 1 if name == "secagg" else 2  # honest users
+    fewer = dataclasses.replace(cohort, min_size=CLIENTS - 3, colluders=min(colluders, CLIENTS - 3 - least))
+    certified = protocol.view(fewer, DIM, neighbors=protocol.relation).round.mechanism.noise_variance
+    assert certified == pytest.approx(protocol.noise_part * (fewer.min_size - fewer.colluders), rel=1e-12)
