@@ -84,6 +84,26 @@ def test_what_does_not_follow_is_refused(place, do, sentence):
     assert ledger.entries == before
 
 
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"eps": -0.1}, "expected eps >= 0"),
+        ({"eps": math.nan}, "expected eps >= 0"),
+        ({"delta": -1e-7}, "expected delta >= 0"),
+        ({"delta": math.nan}, "delta"),
+        ({"round": 0}, "expected round >= 1"),
+        ({"round": 1.5}, "expected round to be a whole number"),
+    ],
+)
+def test_what_is_no_cost_is_refused(place, changed, sentence):
+    """No comparison with what was spent would tell that a number is none."""
+    ledger = opened(place("ledger"))
+    asked = {"round": 1, "eps": 0.1, "delta": 1e-7, **changed}
+    with pytest.raises(ValueError, match=sentence):
+        ledger.reserve(asked["round"], eps=asked["eps"], delta=asked["delta"])
+    assert ledger.total == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("changed", [{"task_id": bytes(32)}, {"eps": 2.0}, {"delta": 1e-4}])
 def test_another_task_or_budget_is_refused(place, changed):
     opened(place("ledger")).close()
