@@ -496,7 +496,7 @@ def test_only_the_noise_of_users_that_do_not_collude_is_certified(name, colluder
     """Of a cohort that is smaller than the planned one too, where parts of the noise are missing."""
     settings = {**CENTRAL, "shares": 5} if name == "split_and_mix" else CENTRAL
     cohort = dataclasses.replace(COHORT, colluders=colluders)
-    protocol = protocols.build(name, settings).settle(cohort, DIM)
+    protocol: Any = protocols.build(name, settings).settle(cohort, DIM)
     event = protocol.view(cohort, DIM, neighbors=protocol.relation).round.mechanism
     assert event.noise_variance == pytest.approx(protocol.noise_part * (CLIENTS - colluders), rel=1e-12)
     least = 1 if name == "secagg" else 2  # honest users

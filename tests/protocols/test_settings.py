@@ -1,0 +1,45 @@
+"""What is no setting is refused before anything runs, for every number that a protocol takes."""
+
+import dataclasses
+import math
+
+import pytest
+
+from dovetail import protocols
+from dovetail.events import Everyone
+from dovetail.protocols import Cohort
+
+CLIENTS, DIM = 150, 40
+COHORT = Cohort(participation=Everyone(), size=CLIENTS, min_size=CLIENTS)
+FILLED_IN = {"claimed_eps"}  # by a recipe, never by a user
+
+
+def settings_of(cls):
+    dim = cls.only_dim or DIM
+    settings = cls.variants(dim, CLIENTS)[0]
+    return {**cls.example(dim, settings), **settings}
+
+
+NUMBERS = [
+    (name, field.name, "float" in str(field.type))
+    for name, cls in protocols.PROTOCOLS.items()
+    for field in dataclasses.fields(cls)
+    if ("float" in str(field.type) or "int" in str(field.type)) and field.name not in FILLED_IN
+]
+
+
+def settled(name, **changed):
+    cls = protocols.PROTOCOLS[name]
+    return protocols.build(name, {**settings_of(cls), **changed}).settle(COHORT, cls.only_dim or DIM)
+
+
+@pytest.mark.parametrize("name", protocols.PROTOCOLS)
+def test_settings_as_they_are_pass(name):
+    assert settled(name)
+
+
+@pytest.mark.parametrize(("name", "field", "real"), NUMBERS)
+def test_no_setting_is_negative_infinite_no_number_or_a_word(name, field, real):
+    for value in (-1.0 if real else -1, math.nan, math.inf, -math.inf, "nonsense", *([] if real else [1.5])):
+        with pytest.raises((ValueError, TypeError)):
+            settled(name, **{field: value})
