@@ -9,7 +9,7 @@ __all__ = ["at_least", "at_most", "round_to"]
 
 
 def round_to(value: float, digits: int, rounding: str) -> float:
-    """The value at so many significant digits, rounded as `decimal` names it.
+    """The value rounded to so many significant digits.
 
     Arguments:
         value: any number; what is not finite is returned as it is.

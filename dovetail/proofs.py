@@ -15,8 +15,8 @@ __all__ = ["Proof", "Spent", "Theorem"]
 class Theorem:
     """A published or proven result, and where to find it."""
 
-    key: str
-    where: str
+    key: str  # short, for tables and for `references.sources`: "BW18.thm8"
+    where: str  # a citation in words
     url: str | None = None
 
     @property
@@ -61,20 +61,20 @@ class Proof:
         return "; ".join((*(theorem.where for theorem in self.theorems), *self.notes, *spent))
 
     def then(self, *theorems: Theorem) -> Proof:
-        """This proof, and then these theorems."""
+        """This proof with these theorems added at its end, even if it names them already."""
         return dataclasses.replace(self, theorems=self.theorems + theorems)
 
     def after(self, *theorems: Theorem) -> Proof:
-        """This proof, where these theorems came first; none of them twice."""
+        """This proof with these theorems put before its own; what it names already is not added again."""
         first = tuple(theorem for theorem in dict.fromkeys(theorems) if theorem not in self.theorems)
         return dataclasses.replace(self, theorems=first + self.theorems)
 
     def with_notes(self, *notes: str) -> Proof:
-        """This proof, and these remarks after its own."""
+        """This proof with these remarks added after its own."""
         return dataclasses.replace(self, notes=self.notes + notes)
 
     def with_spent(self, *parts: Spent) -> Proof:
-        """This proof with what it spends of delta."""
+        """This proof with these parts of delta added to what it spends; parts of 0 are left out."""
         return dataclasses.replace(self, spent=self.spent + tuple(part for part in parts if part.delta))
 
     def to_json(self) -> dict[str, Any]:

@@ -43,28 +43,28 @@ class NotApplicable(ValueError):  # noqa: N818 - it says why a theorem does not 
 
 
 class Trust(enum.Enum):
-    """Who must be trusted for the statement to hold."""
+    """The trust model of a statement: who must be honest for it to hold."""
 
-    NONE = "none"
-    CURATOR = "curator"
-    LOCAL = "local"
-    SHUFFLE = "shuffle"
-    SHARES = "shares"
+    NONE = "none"  # nobody is trusted, and nothing is promised either; no bundled protocol has it
+    CURATOR = "curator"  # a server that sees every update and adds the noise
+    LOCAL = "local"  # nobody but the user's own device
+    SHUFFLE = "shuffle"  # the shuffler, not to collude with the analyzer; of several, those that the assumptions name
+    SHARES = "shares"  # at least one of several aggregators
 
 
 class Neighbors(enum.Enum):
     """Which pairs of inputs count as neighbours."""
 
-    REPLACE_ONE = "replace-one"
-    ADD_REMOVE = "add-remove"
+    REPLACE_ONE = "replace-one"  # the data of one unit are others; how many units there are stays the same
+    ADD_REMOVE = "add-remove"  # one unit is there or not
 
 
 class Unit(enum.Enum):
     """Whose data may differ between neighbours."""
 
-    ITEM = "item"
-    USER = "user"
-    SUBJECT = "subject"
+    ITEM = "item"  # one record
+    USER = "user"  # all records on one device, or at one silo
+    SUBJECT = "subject"  # all records about one person, whichever users hold them
 
 
 class Verdict(enum.Enum):
@@ -170,9 +170,9 @@ class Statement:
     verdict: Verdict
     span: str = ""
     premises: tuple[Statement, ...] = ()
-    per_user: tuple[float, ...] | None = None
-    population: int | None = None
-    lower: float | None = dataclasses.field(default=None, compare=False)  # of the number, as of a `Bound`
+    per_user: tuple[float, ...] | None = None  # every user's eps, in the users' order, where users differ
+    population: int | None = None  # how many such units there are, where that is known
+    lower: float | None = dataclasses.field(default=None, compare=False)  # `Bound.lower`; not in `to_json`
 
     def __post_init__(self) -> None:
         check_guarantee(eps=self.eps, delta=self.delta)
@@ -210,7 +210,7 @@ class Statement:
         return dataclasses.replace(self, verdict=own, premises=premises)
 
     def without_users(self) -> Statement:
-        """The same guarantee without the eps of each user, of which there may be thousands."""
+        """The same guarantee, and its premises, without the list `per_user`, which may have thousands of entries."""
         premises = tuple(premise.without_users() for premise in self.premises)
         return dataclasses.replace(self, per_user=None, premises=premises)
 
@@ -227,6 +227,7 @@ class Statement:
         return f"{numbers} [{scope}]   {self.verdict.value}{', with a warning' * bool(self.warnings)}"
 
     def _lines(self, indent: str, stated: tuple[str, ...]) -> list[str]:
+        """The printed lines of this statement and its premises; assumptions in `stated` are not printed again."""
         lines = [indent + self.headline(), *(f"{indent}  warning: {text}" for text in self.warnings)]
         lines.append(f"{indent}  {'reason:' if self.is_unbounded else 'by'} {self.proof}")
         lines += [f"{indent}  if {assumption}" for assumption in self.assumptions if assumption not in stated]
@@ -279,19 +280,19 @@ class Statement:
 
 
 def check_guarantee(*, eps: float, delta: float) -> None:
-    """Check that eps is in [0, inf] and delta in [0, 1]."""
+    """Raise ValueError unless eps is in [0, inf] and delta in [0, 1]."""
     if math.isnan(eps) or eps < 0:
         raise ValueError(f"expected eps >= 0, got eps={eps!r}")
     _validate.in_interval(0, 1, delta=delta)
 
 
 def no_guarantee(scope: Scope, *, reason: str, delta: float = 0.0, span: str = "") -> Statement:
-    """A statement that gives no guarantee, with the reason.
+    """A statement whose eps is infinite, with the reason in place of a proof.
 
     Arguments:
         scope: what the statement says beside its numbers.
         reason: why nothing is promised, in words.
-        delta: that was asked for, if any.
+        delta: the one that was asked for, if any.
         span: what it covers, in words.
     """
     nothing = Bound(eps=math.inf, delta=delta, proof=Proof(missing=reason))

@@ -58,22 +58,27 @@ _ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(range(11, 65)) + (80,
 _WHOLE_ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)  # where sampled releases cost little to compute
 _OUTWARD = 1 + 1e-9
 _MOST_CASES = 64  # ways in which subjects may be spread over users that are composed one by one
-_DEVIATIONS = 40  # of a sum that is resolved
+_DEVIATIONS = 40  # width of the window in which a sum of losses is resolved, in its standard deviations
 _MOST_LOSSES = 2**22  # points that a sum may take
-_FINER = 16  # times is a grid from below finer
-_MOST_BELOW = 2**20  # points of a grid from below
-_PARTS = 24.0  # of the deviation of a sampled release's loss that an interval is
+_FINER = 16  # how many times finer the grid for lower ends is
+_MOST_BELOW = 2**20  # points of the grid for lower ends
+_PARTS = 24.0  # intervals to one standard deviation of a sampled release's loss
 _FEW = 4  # different releases that are composed on the finest grid
-_TINIEST = 1e-300  # a delta that underflows is not 0
+_TINIEST = 1e-300  # the least mu: one that underflows is not 0
+_SUM_ERROR = 1e-15  # relative error of a sum, or a root of a sum of squares, for each of its terms and four more
 _NOT_GAUSSIAN = "the gap between Skellam and Gaussian noise"
 
 
 def exact_gaussian(exposures: Sequence[Exposure]) -> Curve:
-    """Gaussian releases in which nobody is sampled: exact; where they are only near to such, for their distance."""
+    """The curve of Gaussian releases in which nobody is sampled.
+
+    It is exact, and has a `lower` end, where all noise is Gaussian. Noise that is only close to Gaussian costs its
+    distance from that (`_charge_distance`), and then there is no lower end.
+    """
     mu = _total_mu(exposures)
     curve = _charge_distance(exposures, _gaussian_curve(exposures, mu))
     if not curve.delta_spent(0.0) and not delta_spent(exposures, eps=0.0):
-        least = mu * (1 - 4e-15 * (len(exposures) + 4))
+        least = mu * (1 - 4 * _SUM_ERROR * (len(exposures) + 4))  # undoes the rounding up in `_total_mu`, and more
         return dataclasses.replace(
             curve,
             best=frozenset({"eps", "delta"}),
@@ -83,7 +88,11 @@ def exact_gaussian(exposures: Sequence[Exposure]) -> Curve:
 
 
 def noise_ratio(exposures: Sequence[Exposure]) -> Curve:
-    """Releases whose noise is near to a Gaussian's, by the ratio of the laws of all noise; users may be sampled."""
+    """The curve of releases whose noise is close to Gaussian, by the ratio of the laws of all noise.
+
+    Users may be sampled. Beside exact Gaussian releases at least one must be only close to one, or `exact_gaussian` and
+    `privacy_loss` say as much without a ratio.
+    """
     near_releases = _near_releases(exposures)
     draws = [near.repeat(times).draws for times, near in near_releases]
     differing = [part for part in draws if part is not None]
@@ -105,21 +114,26 @@ def noise_ratio(exposures: Sequence[Exposure]) -> Curve:
 
 
 def _near_releases(exposures: Sequence[Exposure]) -> list[tuple[int, NearGaussian]]:
-    """How often each release that is near to a Gaussian is made, and that Gaussian."""
+    """(times, Gaussian) of every exposure whose release is Gaussian or close to it; others are left out."""
     return [(exposure.times, near) for exposure in exposures if (near := exposure.release.near_gaussian) is not None]
 
 
 def _total_mu(exposures: Sequence[Exposure]) -> float:
+    """mu of all releases together, the root of the sum of squares: rounded up, and never 0.
+
+    Refuses sampled users, and noise that is not close to Gaussian.
+    """
     shifts = []
     for exposure in exposures:
         near = exposure.release.near_gaussian
         if near is None or exposure.sampling != Everyone():
             raise NotApplicable("the exact Gaussian formula needs Gaussian noise and no sampling of users")
         shifts.append(near.mu * math.sqrt(exposure.times))
-    return max(math.hypot(*shifts) * (1 + 1e-15 * (len(exposures) + 4)), _TINIEST)
+    return max(math.hypot(*shifts) * (1 + _SUM_ERROR * (len(exposures) + 4)), _TINIEST)
 
 
 def _gaussian_curve(exposures: Sequence[Exposure], mu: float) -> Curve:
+    """The exact curve of one Gaussian release of this mu, whose proof also cites the theorems of the exposures."""
     return Curve(
         proof=_cite_releases(exposures, gaussian.ANALYTIC.proof),
         eps=lambda delta: gaussian.eps_of(mu, delta=_require_proper(delta)),
@@ -128,9 +142,13 @@ def _gaussian_curve(exposures: Sequence[Exposure], mu: float) -> Curve:
 
 
 def _charge_distance(exposures: Sequence[Exposure], curve: Curve) -> Curve:
-    """The curve of Gaussian releases with what it costs that some are only near to them."""
+    """The curve, with the delta added that some releases cost because they are only close to Gaussian.
+
+    `curve` treats every release that is close to Gaussian as that Gaussian. Divergences add up over releases, rounded
+    up; where all are exactly Gaussian the curve is returned as it is.
+    """
     near_releases = _near_releases(exposures)
-    outward = 1 + 1e-15 * (len(exposures) + 4)
+    outward = 1 + _SUM_ERROR * (len(exposures) + 4)
     divergence = math.fsum(times * near.divergence for times, near in near_releases) * outward
     if not divergence:
         return curve
@@ -142,7 +160,7 @@ def _charge_distance(exposures: Sequence[Exposure], curve: Curve) -> Curve:
 
 
 def renyi(exposures: Sequence[Exposure]) -> Curve:
-    """Renyi divergences of all releases, added up at every order and converted; the best order counts."""
+    """The curve by Renyi divergences: added up over all releases at every order, then converted at the best order."""
     orders = _orders(exposures)
     total = np.zeros(len(orders))
     proof = RENYI.proof
@@ -165,7 +183,11 @@ def renyi(exposures: Sequence[Exposure]) -> Curve:
 
 
 def _orders(exposures: Sequence[Exposure]) -> tuple[float, ...]:
-    """Orders at which these exposures are known best; of special ones the fewest, which the others know, too."""
+    """The Renyi orders at which all exposures are asked.
+
+    Releases that name orders of their own (`Release.orders`) answer at any others, too: if all of them do, the shortest
+    list is taken; otherwise it is the usual orders, or whole ones where many releases are sampled.
+    """
     special = [orders for exposure in exposures if (orders := exposure.release.orders) is not None]
     if len(special) < len(exposures):
         sampled = sum(not isinstance(exposure.sampling, Everyone) for exposure in exposures)
@@ -174,7 +196,7 @@ def _orders(exposures: Sequence[Exposure]) -> tuple[float, ...]:
 
 
 def privacy_loss(exposures: Sequence[Exposure]) -> Curve:
-    """Numerical privacy-loss distributions, convolved on one grid.
+    """The curve by numerical privacy-loss distributions, convolved on one grid of losses.
 
     Where a release has several possible losses, so does the composition, and the worst counts. Different releases are
     combined in every way, also in those that no one subject can bring about.
@@ -184,7 +206,10 @@ def privacy_loss(exposures: Sequence[Exposure]) -> Curve:
 
 @functools.lru_cache(maxsize=8)
 def _loss_curve(exposures: tuple[Exposure, ...]) -> Curve:
-    """That of the losses alone; of noise that is near to a Gaussian's, as if it were one."""
+    """The curve of the losses alone, kept for later questions: `delta_spent` of releases is not taken off yet.
+
+    Noise that is close to Gaussian counts as Gaussian here; callers charge the difference (`_charge_distance`).
+    """
     grid = _grid(exposures)
     possible = [releases.losses(exposure.mechanism, exposure.sampling, grid) for exposure in exposures]
     cases = math.prod(len(losses) for losses in possible)
@@ -204,7 +229,15 @@ def _loss_curve(exposures: tuple[Exposure, ...]) -> Curve:
 
 
 def _lower_eps(exposures: Sequence[Exposure], grid: float, delta: float) -> float:
-    """A lower end of the eps of the same releases: losses rounded down, on a finer grid, for that costs more."""
+    """A number that is never above the exact eps of the same releases at this delta.
+
+    Losses are rounded down, on a grid finer than the upper bound's, because rounding down costs more tightness.
+
+    Arguments:
+        exposures: what one user is exposed to.
+        grid: the interval of losses that the upper bound used.
+        delta: at which eps is asked for, in (0, 1).
+    """
     scales = [(exposure.times, exposure.release.scale(exposure.sampling)) for exposure in exposures]
     spread = math.hypot(*(scale.std * math.sqrt(times) for times, scale in scales if scale is not None))
     interval = max(grid / _FINER, spread * _DEVIATIONS / _MOST_BELOW)
@@ -224,10 +257,11 @@ def _sampling_theorems(exposures: Sequence[Exposure]) -> list[Theorem]:
 
 
 def _grid(exposures: Sequence[Exposure]) -> float:
-    """One interval of losses for all.
+    """The interval of losses on which all releases are composed: it decides how tight and fast, never how sound.
 
-    A few different releases are composed on the finest that one of them asks for. Noisy sums over subjects, or with
-    many different noises and sampling rates, on one that resolves their mean square loss, to which a grid adds.
+    A few different releases get the finest interval that one of them asks for, or a power of two times it where their
+    sum would take too many points. For subjects, or for many different releases, the interval is chosen from the root
+    mean square of their losses, because rounding to a grid adds to that.
     """
     for_subjects = any(exposure.release.concerns_subjects for exposure in exposures)
     if not for_subjects and len(exposures) <= _FEW:
@@ -257,14 +291,14 @@ def _grid(exposures: Sequence[Exposure]) -> float:
 
 
 def _finest(exposure: Exposure) -> float:
-    """The interval that a release asks for; users that are rarely drawn lose little in most rounds."""
+    """The interval that a release asks for: a finer one where users are sampled, who lose little in most rounds."""
     scale = None if exposure.sampling == Everyone() else exposure.release.scale(exposure.sampling)
     wanted = exposure.release.resolution
     return wanted if scale is None else min(wanted, scale.std / _PARTS)
 
 
 def equal_rounds(exposures: Sequence[Exposure]) -> Curve:
-    """One release, any number of times, by a theorem of its own."""
+    """The curve of one release, any number of times, by a theorem of its own (`Release.equal_rounds`)."""
     if len(exposures) != 1:
         raise NotApplicable(
             f"theorems of one release need rounds that are all equal, got {len(exposures)} different ones"
@@ -274,18 +308,22 @@ def equal_rounds(exposures: Sequence[Exposure]) -> Curve:
 
 
 def pure(exposures: Sequence[Exposure]) -> Curve:
-    """Basic composition of pure mechanisms, which needs no delta: their eps add up."""
+    """The curve by basic composition: pure eps add up, delta is 0 from their sum on and 1 below it."""
     terms = []
     for exposure in exposures:
         if not isinstance(exposure.sampling, Everyone):
             raise NotApplicable("basic composition without delta needs pure mechanisms and no sampling of users")
         terms.append(exposure.times * exposure.release.pure_eps)
-    total = math.fsum(terms) * (1 + 1e-15 * (len(terms) + 4))
+    total = math.fsum(terms) * (1 + _SUM_ERROR * (len(terms) + 4))
     return Curve(proof=BASIC.proof, eps=lambda delta: total, delta=lambda eps: 0.0 if eps >= total else 1.0)
 
 
 def _after_spending(exposures: Sequence[Exposure], curve: Curve) -> Curve:
-    """The same curve for the whole delta, of which the rounds and its own proof have spent some already."""
+    """The same curve for the whole delta, some of which goes to what is not noise.
+
+    That is what the releases spend (`exposure.delta_spent`) and what the curve's own proof spends
+    (`Curve.delta_spent`), both of which may grow with eps. Where that is nothing even at eps = 0, the curve is returned as it is.
+    """
 
     def parts(eps: float) -> tuple[Spent, ...]:
         return tuple(part for part in (*delta_spent(exposures, eps=eps), *curve.delta_spent(eps)) if part.delta)
@@ -313,6 +351,7 @@ def _cite_releases(exposures: Sequence[Exposure], proof: Proof) -> Proof:
 
 
 def _require_proper(delta: float) -> float:
+    """This delta, if it is above 0 and below 1; `NotApplicable` otherwise."""
     if not 0 < delta < 1:
         raise NotApplicable(f"this theorem needs 0 < delta < 1, got delta={delta}")
     return delta

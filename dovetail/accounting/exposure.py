@@ -78,7 +78,9 @@ def without_sampling(exposures: Sequence[Exposure]) -> tuple[Exposure, ...] | No
         Whatever holds for the result holds for the rounds, also if it is known who was drawn.
     """
     sampled = [exposure for exposure in exposures if exposure.sampling != Everyone()]
-    if not sampled or not all(exposure.release.holds_if_sample_known(exposure.sampling) for exposure in sampled):
+    if not sampled or not all(
+        exposure.release.full_round_covers_known_sample(exposure.sampling) for exposure in sampled
+    ):
         return None
     counts: Counter[tuple[Mechanism, Sampling]] = Counter()
     for exposure in exposures:

@@ -43,14 +43,17 @@ PRIVACY_LOSS = Theorem(
     url="https://arxiv.org/abs/2207.04380",
 )
 
-_OUTWARD = 1 + 1e-9
+_OUTWARD = 1 + 1e-9  # more than the rounding errors of an eps or a delta
 _ROUNDINGS = 256  # of a tail, whose logarithm is above -50, and of what is made of it
 _SUM_ERROR = 1e-13  # of a sum of as many probabilities as a distribution may have
-_LEAST = 1e-300
+_LEAST = 1e-300  # stands for a delta that may have underflowed
 
 
 class Side(NamedTuple):
-    """The loss against one neighbour: probabilities of the multiples from `lowest` on, and of an infinite loss."""
+    """The privacy loss of one neighbour against the other.
+
+    `probs[i]` is the probability of a loss of `lowest + i` intervals, `infinite` that of an infinite loss.
+    """
 
     lowest: int
     probs: np.ndarray
@@ -59,13 +62,16 @@ class Side(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LossDistribution:
-    """The privacy loss of one release on multiples of an interval, rounded up; one side where both are equal."""
+    """The privacy loss of one release on multiples of an interval, rounded up (for `lower_eps` alone: down).
+
+    `sides` has one entry where both directions have the same loss, else two. Arrays are shared: do not write to them.
+    """
 
     interval: float
     sides: tuple[Side, ...]
 
     def side(self, index: int) -> Side:
-        """The first neighbour's against the second, or (1) the other way round."""
+        """The loss of the first neighbour against the second (0), or the other way round (1)."""
         return self.sides[min(index, len(self.sides) - 1)]
 
     def eps(self, delta: float) -> float:
@@ -95,6 +101,7 @@ class Composition:
 
     @property
     def _sides(self) -> list[list[LossPart]]:
+        """For each direction the parts of the sum; one direction where all releases have one side."""
         count = max(len(loss.sides) for loss, _ in self.parts)
         return [[LossPart(*loss.side(index), times) for loss, times in self.parts] for index in range(count)]
 
@@ -103,7 +110,10 @@ class Composition:
         return tuple(Total(parts, self._interval) for parts in self._sides)
 
     def lower_eps(self, delta: float) -> float:
-        """An eps at which delta is still above this one, of losses that were rounded down."""
+        """An eps at which the exact delta is still above this one; for releases whose losses were rounded *down*.
+
+        For losses that were rounded up it would bound nothing. 0 where none is known.
+        """
         _validate.in_open_interval(0, 1, delta=delta)
         return max(TotalBelow(parts, self._interval).lower_eps(delta) for parts in self._sides)
 
@@ -135,6 +145,7 @@ def from_dp_accounting(loss: pld.PrivacyLossDistribution) -> LossDistribution:
 
 
 def _rounded_up(pmf: pld_pmf.PLDPmf) -> Side:
+    """One side of dp-accounting's distribution, with its rounding errors added as `from_dp_accounting` says."""
     dense = pmf.to_dense_pmf()
     probs = np.asarray(dense._probs, dtype=float)
     infinite = float(dense._infinity_mass)
@@ -186,6 +197,7 @@ def compose(losses: Sequence[Loss]) -> Composition:
 
 
 def _as_composition(loss: Loss) -> Composition:
+    """This composition, or that of one release alone."""
     return loss if isinstance(loss, Composition) else Composition([(loss, 1)])
 
 
@@ -194,11 +206,11 @@ def _parts(loss: Loss) -> tuple[tuple[LossDistribution, int], ...]:
 
 
 def mixture(parts: Sequence[tuple[float, LossDistribution | None]], *, interval: float) -> LossDistribution:
-    """The loss of one of several releases, drawn with these weights, where it is seen which; None is no loss.
+    """The loss of one of several releases, drawn at random, where it is seen which was drawn; rounded up.
 
     Arguments:
-        parts: weights and the losses of the releases; weights sum to 1.
-        interval: of the grid, which all of them share.
+        parts: the weight and the loss of every release; None for one that loses nothing. Weights sum to 1.
+        interval: of the grid, which all losses must share.
     """
     _validate.positive(interval=interval)
     if all(loss is None for _, loss in parts):

@@ -41,6 +41,7 @@ ULP = 2.0**-52
 _NEGLIGIBLE = -100.0  # log of Fourier coefficients that are charged, not summed
 _TINY = 1e-300  # stands for what underflows
 _PER_STAGE = 6  # roundings that a halving of a transform costs at the most, twiddle factors included
+_NO_OVERFLOW = 709.0  # e to at most that is a float
 
 
 def eps_bound(value: float) -> float:
@@ -72,12 +73,14 @@ def smallest(values: Iterable[float] | np.ndarray) -> float:
 
 
 def exp(value: float) -> float:
-    """e^value; infinite where it would overflow, and for NaN."""
-    return math.exp(value) if value < 709.0 else math.inf
+    """e^value, to a rounding; infinite where it would overflow, and for NaN."""
+    return math.exp(value) if value < _NO_OVERFLOW else math.inf
 
 
 def binomial_outward(trials: Any) -> Any:
-    """The factor that covers the error of a binomial probability or tail, which grows with the number of trials.
+    """1 + e, where e is more than the relative error of a binomial probability or tail from this file.
+
+    Multiply by it to round up; the error grows with the number of trials (a number or an array).
 
     At a million trials scipy is off by up to 1.8e-12, at 1e12 by up to 2.7e-9 (tests/accounting/test_numerics.py).
     """
@@ -100,6 +103,10 @@ def binomial_sf(counts: Any, trials: Any, prob: float) -> np.ndarray:
 
 
 def _possible(law: Any, counts: Any, trials: Any, prob: float, *, below: float, beyond: float) -> np.ndarray:
+    """law(count, trials, prob) for counts from 0 to trials; `below` for smaller counts and `beyond` for larger ones.
+
+    Counts are rounded down to whole numbers; counts and trials are broadcast against each other.
+    """
     counts = np.floor(np.asarray(counts, dtype=float))
     trials = np.asarray(trials, dtype=float)
     if not 0 <= prob <= 1 or (trials < 0).any():
@@ -118,7 +125,7 @@ def transform_error(length: int) -> float:
 
 
 def power(values: np.ndarray, times: int) -> np.ndarray:
-    """values^times, by squaring: right to less than four roundings for each of the times."""
+    """values^times for times >= 1, by squaring: right to less than four roundings for each of the times."""
     result = None
     while True:
         if times & 1:
@@ -130,11 +137,18 @@ def power(values: np.ndarray, times: int) -> np.ndarray:
 
 
 def tilt(log_probs: np.ndarray, along: np.ndarray, *, down: bool = False) -> tuple[float, np.ndarray]:
-    """log M and a law with sum 1: M law is at least (or at most) e^along times the probabilities, however M is rounded.
+    """(log M, law), the law with sum 1, such that M law >= e^along times the probabilities; if `down`, <= instead.
+
+    That holds however log M itself is rounded; callers round its error in their own direction.
 
     A law that is tilted so that the sums in question become the likely ones has them right to a relative error, however
     rare they are. The exponent of e is a logarithm, a product and the difference to the largest exponent; its error is
     that of its terms, each rounded once.
+
+    Arguments:
+        log_probs: logarithms of the probabilities, -inf where one is 0.
+        along: the exponent of the tilt at each of them.
+        down: whether to round down instead of up.
     """
     exponent = log_probs + along
     top = float(exponent.max())
@@ -160,7 +174,7 @@ def coefficients(law: np.ndarray, size: int) -> np.ndarray:
 
 
 class Spectrum(NamedTuple):
-    """The Fourier coefficients of a law on a circle: those that matter, how far each may be off, what others may be.
+    """The Fourier coefficients of a law on a circle of `size` points: those that matter, and how far all may be off.
 
     This is the one place that goes back from coefficients to probabilities. Whatever made the law - powers, a
     generating function, a product that is known - says how far its coefficients may be off; what the way back adds, and
@@ -168,33 +182,37 @@ class Spectrum(NamedTuple):
     """
 
     size: int
-    where: np.ndarray
-    values: np.ndarray
-    off: np.ndarray
-    rest: float
+    where: np.ndarray  # the frequencies that are kept, of 0, ..., size // 2
+    values: np.ndarray  # complex: the coefficients at these frequencies, in the last axis
+    off: np.ndarray  # how far each of them may be from the exact one
+    rest: float  # the largest modulus that a coefficient which was left out may have
 
     def law(self) -> np.ndarray:
-        """The probabilities, each right to `error_of_a_point`, all together to `error`."""
+        """The probabilities of all points, each right to `error_of_a_point`, all together to `error`.
+
+        They may come out a little negative.
+        """
         whole = np.zeros((*self.values.shape[:-1], self.size // 2 + 1), dtype=complex)
         whole[..., self.where] = self.values
         return irfft(whole, self.size)
 
     def error_of_a_point(self) -> np.ndarray:
-        """How far any one probability of `law` may be off: the mean of what all coefficients are off."""
+        """How far any one probability of `law` may be off, rounded up: the mean of what all coefficients are off."""
         modulus = self.off + transform_error(self.size) * np.abs(self.values)
         return (2 / self.size * modulus.sum(axis=-1) + self.rest) * (1 + 1e-9)
 
     def error(self) -> float:
-        """How far `law` may be off in the Euclidean norm."""
+        """How far `law` may be off in the Euclidean norm, rounded up; for coefficients in one row."""
         spread = math.sqrt(2 / self.size)
         norm = float(np.linalg.norm(self.off)) + transform_error(self.size) * float(np.linalg.norm(self.values))
         return (spread * norm + math.sqrt(2) * self.rest) * (1 + 1e-9)
 
     def against(self, kernel: np.ndarray, largest: float) -> float:
-        """The law's sum against positive weights, rounded up; weights and sums are right to some roundings of theirs.
+        """The sum of weight times probability over all points, rounded up, for weights that are not negative.
 
-        `kernel` is the sum of the weights times e^(i angle index) at each of these frequencies, and `largest` that of
-        the weights alone, which no other exceeds.
+        Arguments:
+            kernel: at each of these frequencies the sum of the weights times e^(i angle index), right to a few ULP.
+            largest: the sum of the weights alone, which no modulus of the kernel exceeds.
         """
         off = self.off + 32 * ULP * np.abs(self.values)
         twice = np.where((self.where == 0) | (2 * self.where == self.size), 1.0, 2.0)
@@ -205,10 +223,18 @@ class Spectrum(NamedTuple):
 def law_of_sum(laws: Iterable[tuple[np.ndarray, int]], size: int) -> tuple[np.ndarray, float]:
     """The law of a sum of so many draws from each law, on a circle of `size` points, and its error.
 
-    Each law is on the indices from 0 on; what lies beyond the circle is wrapped around. The error is in the Euclidean
-    norm: with coefficients right to e, and m a computed one's modulus plus e, a product of powers is right to the
+    Each law is on the indices from 0 on; what lies beyond the circle is wrapped around. Laws may be tilted before, and
+    their sums are at most about 1.
+
+    Arguments:
+        laws: each law with how many draws of it there are, 1 or more.
+        size: of the circle; a length that `scipy.fft` is fast for.
+
+    Returns: the law, not negative, and how far it may be off in the Euclidean norm, rounded up.
+
+    With coefficients right to e, and m a computed one's modulus plus e, a product of powers is right to the
     product of all m^times times the sum of times e / m: one factor after the other changes, and none exceeds its m.
-    Products that are too small to matter are charged and not summed. Laws may be tilted before.
+    Products that are too small to matter are charged and not summed.
     """
     off = transform_error(size)
     alive = np.arange(size // 2 + 1)
@@ -228,7 +254,7 @@ def law_of_sum(laws: Iterable[tuple[np.ndarray, int]], size: int) -> tuple[np.nd
 
 
 def lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The corners, one per row, of the lower convex hull of points at rising x."""
+    """The corners of the lower convex hull of points (x, y) at strictly rising x: one (x, y) per row, x rising."""
     hull: list[tuple[float, float]] = []
     for point in zip(x.tolist(), y.tolist(), strict=True):
         while len(hull) > 1 and _rise(hull[-1], point) <= _rise(hull[-2], hull[-1]):
@@ -238,6 +264,7 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _rise(a: tuple[float, float], b: tuple[float, float]) -> float:
+    """The slope of the line through two points (x, y)."""
     return (b[1] - a[1]) / (b[0] - a[0])
 
 
@@ -256,7 +283,10 @@ def decaying_sums(values: np.ndarray, slope: float) -> np.ndarray:
 
 
 def decaying_norm(slope: float, interval: float, count: int) -> float:
-    """The Euclidean norm of (1 - e^(-h m)) e^(-slope m), m = 1, 2, ..., count, or a little more."""
+    """The Euclidean norm of (1 - e^(-h m)) e^(-slope m) over m = 1, ..., count, h the interval; rounded up.
+
+    Slope and interval are not negative.
+    """
     if slope == 0:
         return math.sqrt(count)
     square = math.exp(-2 * slope)

@@ -36,19 +36,23 @@ __all__ = [
 ]
 
 _MOST_POINTS = 2**25  # of one transform
-_LEVEL = math.log(100.0)  # deltas within such a factor share a tilt
+_LEVEL = math.log(100.0)  # deltas within such a factor share a tilt, and so a window
 _ABOVE = math.log(1e-12)  # what may lie above the window, relative to delta
 _AROUND = math.log(1e-13)  # about what may be wrapped around from either side, after the tilt
-_SLOPES = 96
-_STEEPEST = 40.0
+_SLOPES = 96  # slopes that are tried
+_STEEPEST = 40.0  # the largest of them, in units of one over the interval
 _TINY = 1e-300  # stands for what underflows
-_FEW_VIEWS = 3
-_FEW_PARTS = 16
+_FEW_VIEWS = 3  # windows that are kept
+_FEW_PARTS = 16  # different parts, of which more are sketched less finely
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LossPart:
-    """`times` independent losses: probabilities at the indices from `lowest` on, and that of an infinite loss."""
+    """`times` independent copies of one loss.
+
+    `probs[i]` is the probability of a loss of `lowest + i` intervals, `infinite` that of an infinite loss. What is
+    rounded up may sum to a little more than 1. Arrays are shared and cached: do not write to them.
+    """
 
     lowest: int
     probs: np.ndarray
@@ -71,13 +75,15 @@ class LossPart:
             return np.log(self.probs)
 
     def tilt(self, slope: float) -> tuple[float, np.ndarray]:
-        """log M and a law: M law is at least e^(slope (index - highest)) times the probabilities."""
+        """(log M, law), the law with sum 1, such that M law >= e^(slope (index - highest)) probs at every index."""
         return numerics.tilt(self.log_probs, slope * np.arange(1.0 - len(self.probs), 1.0))
 
     def sketch(self, fineness: int) -> tuple[np.ndarray, np.ndarray]:
-        """Few indices and the logarithms of the masses about them: to choose by, never for a bound.
+        """A coarse picture of the law: to choose slopes and windows by, never for a bound.
 
-        Blocks grow with the distance from the mean, by one in `fineness`.
+        Indices are taken in blocks that grow with the distance from the mean, by one in `fineness`.
+
+        Returns: the mean index of every block, and the logarithm of its mass.
         """
         count = len(self.probs)
         weighted = self.probs * np.arange(count)
@@ -93,16 +99,16 @@ class LossPart:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _View:
-    """Upper bounds on delta at the indices of a window: e^(log_scale - slope (index - first)) excess + aside."""
+    """A window of indices with upper bounds on delta: e^(log_scale - slope (index - first)) excess + aside at each."""
 
-    first: int
-    excess: np.ndarray
+    first: int  # the window's first index
+    excess: np.ndarray  # the tilted excess at every index of the window
     slope: float
     log_scale: float
-    aside: float
+    aside: float  # delta of infinite losses and of what lies above the window, the same at every index
 
     def at(self, index: int) -> float:
-        """The delta at this index, which is not below the window."""
+        """Delta at this index, rounded up; the index must not be below `first`."""
         place = index - self.first
         if place >= len(self.excess):
             return numerics.probability(self.aside)
@@ -112,7 +118,11 @@ class _View:
 
 
 class Total:
-    """The sum of the losses of all parts, in units of the interval."""
+    """The sum of the independent losses of all parts, each a multiple of `interval`, from above.
+
+    Guarantees:
+        `eps` and `delta` are never below those of the exact sum of the parts' laws.
+    """
 
     def __init__(self, parts: Sequence[LossPart], interval: float) -> None:
         kept = [part for part in (_trim(part) for part in parts) if part is not None]
@@ -127,7 +137,7 @@ class Total:
         self._views: dict[int, _View] = {}
 
     def eps(self, delta: float) -> float:
-        """The smallest eps at this delta, rounded up; infinite where there is none."""
+        """The smallest eps >= 0 at this delta (above 0), rounded up; infinite where there is none."""
         if not self._infinite < delta:
             return math.inf
         view = self._view(math.floor(math.log(delta) / _LEVEL))
@@ -140,16 +150,20 @@ class Total:
             middle = (low + high) // 2
             low, high = (low, middle) if view.at(middle) <= delta else (middle, high)
         above, below = view.at(low), view.at(high)
+        # between two multiples delta is at most the chord, linear in e^eps; a larger part of it means a larger eps
         part = min(1.0, (above - delta) / (above - below) * (1 + 8 * ULP))
         return (low * self._interval + math.log1p(part * math.expm1(self._interval))) * (1 + 8 * ULP)
 
     def delta(self, eps: float) -> float:
-        """The smallest delta at this eps, rounded up."""
+        """The smallest delta at this eps, rounded up; eps must be at least 0."""
         index = math.floor(eps / self._interval)
         if self._infinite == 1 or index > self._highest:
             return self._infinite
         least = max(self._log_delta(eps), math.log(self._infinite + _TINY))
         view = self._view(math.floor(least / _LEVEL), index)
+        # On the chord from `low` down to `high` delta is low - (low - high) part: a smaller part is the safe side.
+        # 1 - 8 ULP pays for both expm1 and their quotient, 4 ULP (1 + index) for the rounding of index * interval in
+        # units of the interval (which takes index >= 0), and 1 + 4 ULP for the last line.
         low, high = view.at(index), view.at(index + 1)
         part = math.expm1(max(0.0, eps - index * self._interval)) / math.expm1(self._interval) * (1 - 8 * ULP)
         part = min(1.0, max(0.0, part - 4 * ULP * (1 + index)))
@@ -157,6 +171,7 @@ class Total:
 
     @functools.cached_property
     def _slopes(self) -> np.ndarray:
+        """The slopes that are tried, rising, per index: from a thousandth of one over the sum's std to the steepest."""
         variance = 0.0
         for part in self._parts:
             index = np.arange(float(len(part.probs)))
@@ -166,11 +181,12 @@ class Total:
 
     @functools.cached_property
     def _sketches(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """For every part how often it is in the sum, and its sketch: indices and logarithms of masses."""
         fineness = 128 if len(self._parts) <= _FEW_PARTS else 32
         return [(part.times, *part.sketch(fineness)) for part in self._parts]
 
     def _estimate_log_moments(self, slopes: np.ndarray) -> np.ndarray:
-        """About the logarithm of the mean of e^(slope sum)."""
+        """About the logarithm of the mean of e^(slope sum), for each of these slopes: never for a bound."""
         total = np.zeros(len(slopes))
         for times, index, log_mass in self._sketches:
             exponent = np.multiply.outer(slopes, index) + log_mass
@@ -184,17 +200,20 @@ class Total:
 
     @functools.cached_property
     def _log_best(self) -> np.ndarray:
-        """log of the largest (1 - e^-x) e^(-a x), a = slope over interval: what a mean of e^(slope sum) is worth."""
+        """For every slope the log of the largest (1 - e^-x) e^(-a x) over x > 0, with a = slope over interval.
+
+        Delta at eps is at most this times e^(-a eps) times the mean of e^(slope sum).
+        """
         a = np.minimum(self._slopes, 1e300 * self._interval) / self._interval
         return -a * np.log1p(1 / a) - np.log1p(a)
 
     def _log_delta(self, eps: float) -> float:
-        """About the logarithm of delta at this eps, by moments alone."""
+        """About the logarithm of delta at this eps, by moments alone: to choose a window by."""
         bounds = self._log_moments + self._log_best - self._slopes * (eps / self._interval)
         return min(0.0, numerics.smallest(bounds))
 
     def _view(self, level: int, index: int | None = None) -> _View:
-        """The window for deltas of this level; given an index, it does not begin above it."""
+        """The window for deltas near e^(level `_LEVEL`), kept; given an index, one that does not begin above it."""
         view = self._views.get(level)
         if view is None or (index is not None and index < view.first):
             if len(self._views) >= _FEW_VIEWS:
@@ -203,6 +222,7 @@ class Total:
         return view
 
     def _make_view(self, log_delta: float, index: int | None) -> _View:
+        """The window for deltas from e^log_delta to 100 times that; a single loss needs neither tilt nor transform."""
         if sum(part.times for part in self._parts) == 1:
             only = self._parts[0]
             first = only.lowest if index is None else min(index, only.lowest)
@@ -216,7 +236,10 @@ class Total:
         return self._window(law[: last - first + 1], first, slope=slope, error=error, log_scale=log_scale, above=above)
 
     def _circle(self, slope: float, last: int, index: int | None) -> tuple[int, int]:
-        """Where a circle begins that holds about all of the tilted sum up to `last`, and its size."""
+        """First index and number of points of a circle for the transform.
+
+        It holds about all of the tilted sum up to `last`, and `index` if one is given; what lies beyond wraps around.
+        """
         low, high = self._bulk_range(slope)
         first = min(low, last) if index is None else min(low, last, index)
         size = next_fast_len(max(last, high) - first + 1, real=True)
@@ -225,7 +248,7 @@ class Total:
         return first, size
 
     def _window_end(self, log_delta: float) -> tuple[int, float]:
-        """The last index of the window, and an upper bound on the mass above it."""
+        """The last index of the window for this delta, and an upper bound on the mass above it (Chernoff's)."""
         steep = float(self._slopes[int(np.argmin((self._log_moments - log_delta - _ABOVE) / self._slopes))])
         terms, slack = [], []
         for part in self._parts:
@@ -240,7 +263,7 @@ class Total:
         return last, numerics.exp(log_moment + gap * (1 + 4 * ULP))
 
     def _bulk_range(self, slope: float) -> tuple[int, int]:
-        """Indices between which about all of the tilted sum lies: its wrapping around costs tightness alone."""
+        """(first, last) index between which about all of the tilted sum lies; what wraps around costs tightness."""
         here = float(self._estimate_log_moments(np.array([slope]))[0]) + _AROUND
         low = -numerics.smallest((self._estimate_log_moments(slope - self._slopes) - here) / self._slopes)
         high = numerics.smallest((self._estimate_log_moments(slope + self._slopes) - here) / self._slopes)
@@ -248,7 +271,11 @@ class Total:
         return first, min(self._highest, math.ceil(high)) if math.isfinite(high) else self._highest
 
     def _tilted_sum(self, slope: float, first: int, size: int) -> tuple[np.ndarray, float, float]:
-        """The tilted law on a circle from `first` on, its error in the Euclidean norm, and the log of its scale."""
+        """The law of the sum, tilted, on a circle of `size` indices from `first` on.
+
+        Returns: the law; how far it may be off in the Euclidean norm; and log_scale, rounded up, such that
+            e^(log_scale - slope (index - first)) times the law is at least the untilted probability at index.
+        """
         terms, slack = [], []
 
         def tilted_laws() -> Iterator[tuple[np.ndarray, int]]:
@@ -266,13 +293,26 @@ class Total:
     def _window(
         self, law: np.ndarray, first: int, *, slope: float, error: float, log_scale: float, above: float
     ) -> _View:
-        """Delta at every index, from the tilted law of the sum; `error` is the law's, in the Euclidean norm."""
+        """The view that this tilted law gives, rounded up.
+
+        Arguments:
+            law: tilted probabilities at the indices from `first` on.
+            first: the window's first index.
+            slope: of the tilt, per index.
+            error: how far the law may be off in the Euclidean norm.
+            log_scale: as `_tilted_sum` returns it.
+            above: the untilted mass above the window.
+        """
         excess = self._excess(law, slope) * (1 + 8 * ULP * (slope + self._interval + 64))
         excess += error * numerics.decaying_norm(slope, self._interval, len(law))
         return _View(first, excess, slope, log_scale, numerics.probability(self._infinite + above))
 
     def _excess(self, law: np.ndarray, slope: float) -> np.ndarray:
-        """At every index the sum over m > 0 of (1 - e^(-h m)) e^(-slope m) of the law m indices further, about."""
+        """At every index j the sum over m > 0 of (1 - e^(-h m)) e^(-slope m) law[j + m], h the interval.
+
+        That is delta at j intervals of what the law is tilted from, up to the scale. Right to some roundings, which the
+        caller adds or takes away.
+        """
         h = self._interval
         mass = numerics.decaying_sums(law, slope)
         return math.exp(-slope) * -math.expm1(-h) * np.append(numerics.decaying_sums(mass, slope + h)[1:], 0.0)
@@ -289,14 +329,18 @@ def _trim(part: LossPart) -> LossPart | None:
     return LossPart(part.lowest + low, part.probs[low:high], part.infinite, part.times)
 
 
-_LARGEST_EXPONENT = 700.0
+_LARGEST_EXPONENT = 700.0  # e to a larger one may overflow
 
 
 class TotalBelow(Total):
-    """The sum of the losses of all parts, whose probabilities are lower ends: of every loss, or of all from it on."""
+    """The sum of the losses of all parts, from below.
+
+    The parts' probabilities are lower bounds, either on the probability of each loss or on that of each loss and all
+    larger ones. Only `lower_eps` is to be asked: `eps` and `delta` would bound nothing.
+    """
 
     def lower_eps(self, delta: float) -> float:
-        """An eps, a multiple of the interval, at which delta is still above this one; 0 where none is known.
+        """An eps, a multiple of the interval, at which the exact delta is above this one; 0 where none is known.
 
         Guarantees:
             Never above the exact eps of the parts.
@@ -308,7 +352,10 @@ class TotalBelow(Total):
         return max(0.0, (first + int(place[-1])) * self._interval * (1 - 4 * ULP)) if len(place) else 0.0
 
     def _lower_deltas(self, log_delta: float) -> tuple[int, np.ndarray]:
-        """The first index of a window, and delta at its indices, rounded down."""
+        """The first index of a window for deltas near e^log_delta, and delta at its indices, rounded down.
+
+        The same steps as `_tilted_sum` and `_window`, with every error taken away instead of added.
+        """
         if sum(part.times for part in self._parts) == 1:
             only = self._parts[0]
             return only.lowest, self._excess(only.probs, 0.0) * (1 - 256 * ULP)
@@ -327,9 +374,8 @@ class TotalBelow(Total):
         gap = slope * (self._highest - first)
         h = self._interval
         log_moment = math.fsum(terms) - math.fsum(slack)
-        wrapped = self._mass_beyond(slope, log_moment, first, size) * min(
-            1.0, h / slope
-        )  # the largest weight of a loss
+        largest_weight = min(1.0, h / slope)  # of (1 - e^(-h m)) e^(-slope m), over m > 0
+        wrapped = self._mass_beyond(slope, log_moment, first, size) * largest_weight
         excess = self._excess(law, slope) * (1 - 16 * ULP * (slope + h + 64))
         excess -= error * numerics.decaying_norm(slope, h, len(law)) + wrapped
         exponent = log_moment + gap * (1 - 4 * ULP) - slope * np.arange(len(law))
@@ -338,21 +384,32 @@ class TotalBelow(Total):
         return first, np.where(usable, np.exp(np.where(usable, exponent, 0.0)) * excess * (1 - 8 * ULP), 0.0)
 
     def _mass_beyond(self, slope: float, log_moment: float, first: int, size: int) -> float:
-        """An upper bound on the tilted mass outside of the circle."""
+        """An upper bound on the tilted mass outside of the circle, by Chernoff's bound on either side.
+
+        Arguments:
+            slope: of the tilt, per index.
+            log_moment: log of the mean of e^(slope (sum - highest)), rounded down.
+            first: the circle's first index.
+            size: its number of points.
+        """
         here = float(self._estimate_log_moments(np.array([slope]))[0])
         masses = []
-        for sign, reach in ((1.0, self._highest - first - size), (-1.0, self._highest - first + 1)):
+        # on either side, how far the first index beyond the circle is below the highest one
+        for sign, to_highest in ((1.0, self._highest - first - size), (-1.0, self._highest - first + 1)):
             about = self._estimate_log_moments(slope + sign * self._slopes) - here
-            steep = float(self._slopes[int(np.argmin(about - sign * self._slopes * (self._highest - reach)))])
+            steep = float(self._slopes[int(np.argmin(about - sign * self._slopes * (self._highest - to_highest)))])
             terms, slack = [], []
             for part in self._parts:
                 log_sum, law = numerics.tilt(part.log_probs, _exponents(part, slope + sign * steep))
                 terms.append(part.times * log_sum)
                 slack.append(part.times * ULP * (len(law) + 4 + 4 * abs(log_sum)))
-            exponent = math.fsum(terms) + math.fsum(slack) - log_moment + sign * steep * reach
-            masses.append(numerics.exp(exponent + 8 * ULP * (abs(exponent) + abs(log_moment) + steep * abs(reach))))
+            exponent = math.fsum(terms) + math.fsum(slack) - log_moment + sign * steep * to_highest
+            masses.append(
+                numerics.exp(exponent + 8 * ULP * (abs(exponent) + abs(log_moment) + steep * abs(to_highest)))
+            )
         return sum(masses)
 
 
 def _exponents(part: LossPart, slope: float) -> np.ndarray:
+    """slope (index - highest) at every index of the part."""
     return slope * np.arange(1.0 - len(part.probs), 1.0)

@@ -121,7 +121,7 @@ def test_samples_that_are_seen_cost_as_much_as_everyone_and_secret_coins_less():
     assert eps(FixedSize(size=900, population=9000)) == pytest.approx(eps(Everyone()), rel=1e-9)
     assert eps(Poisson(prob=0.1)) < 0.5 * eps(Everyone())
     small = FixedSize(size=5, population=9000)
-    assert not release_of(LARGE).holds_if_sample_known(small), "fewer than whose noise is counted on"
+    assert not release_of(LARGE).full_round_covers_known_sample(small), "fewer than whose noise is counted on"
     whole = dataclasses.replace(LARGE, num_users=0)
     assert eps(small, whole) == pytest.approx(eps(Everyone()), rel=1e-9), "where an aggregator adds it, any number"
 

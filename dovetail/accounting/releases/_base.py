@@ -30,15 +30,15 @@ __all__ = [
 
 Sampling = Everyone | FixedSize | Poisson
 _Event = TypeVar("_Event")
-INTERVAL = 1e-4
+INTERVAL = 1e-4  # between neighbouring privacy losses, unless a release asks for another one
 
 
 class Scale(NamedTuple):
-    """About the std and the width of the loss of one noisy sum, and how many sums a release has: to choose a grid."""
+    """About how large the privacy losses of a release are: to choose a grid by, never for a bound."""
 
-    std: float
-    width: float
-    sums: int
+    std: float  # of the loss of one of its noisy sums
+    width: float  # about the largest loss less the smallest one, of one of its sums
+    sums: int  # how many noisy sums one release has
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,13 +61,14 @@ class Curve:
 class Release(Generic[_Event]):
     """One release of an event, and everything that it implies.
 
-    A family overrides what it has an answer to. Divergences and losses hold for one release; what is spent of delta
-    beside them adds up over releases.
+    A family overrides what it has an answer to, and passes on to `super()` (which raises `NotApplicable`) what it has
+    none to. Every answer is an upper bound for both neighbours, unless it says *below*: rounding errors are rounded up.
+    Divergences and losses hold for one release; what is spent of delta beside them adds up over releases.
     """
 
-    orders: np.ndarray | None = None  # at which Renyi orders it is known best, if at special ones
+    orders: np.ndarray | None = None  # the Renyi orders at which `renyi` is best asked; None: the accountant's own
     mu: float | None = None  # of a Gaussian, sensitivity over std: the one number that its privacy depends on
-    refusal: str | None = None  # why nothing is promised at all
+    refusal: str | None = None  # why it promises nothing at all; None if it promises something
     span: str | None = None  # what it covers in words, where that is more than a round
     concerns_subjects: bool = False  # whether it is accounted for a subject, whose records may be at several users
 
@@ -76,7 +77,7 @@ class Release(Generic[_Event]):
 
     @property
     def neighbors(self) -> Neighbors:
-        """The relation that its event is stated under."""
+        """The neighbouring relation that its event is stated under."""
         relation = getattr(self.event, "neighbors", None)
         if relation is None:
             raise NotApplicable(f"{self._name} does not say which inputs are neighbours")
@@ -84,60 +85,67 @@ class Release(Generic[_Event]):
 
     @property
     def colluders(self) -> int:
-        """Users of the adversary's own, who see whether they are drawn."""
+        """How many users are the adversary's own, who see whether they are drawn; 0 if the event does not say."""
         return getattr(self.event, "colluders", 0)
 
     @property
     def near_gaussian(self) -> NearGaussian | None:
-        """The Gaussian release that it is or comes close to, whatever its input, where everyone takes part."""
+        """The Gaussian release that it is or comes close to, where everyone takes part; None if there is none."""
         return None if self.mu is None else NearGaussian(self.mu)
 
     @property
     def theorem(self) -> Theorem | None:
-        """What its divergence and loss rest on; None where the accountant's theorem says all."""
+        """The theorem that its divergence and loss rest on; None where the accountant's theorem is enough."""
         return None
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
-        """Its Renyi divergence at every order; infinite where none is known.
+        """Upper bounds on the Renyi divergence of one release, under both neighbours.
 
         Arguments:
             sampling: who takes part in the round.
-            orders: above 1.
+            orders: Renyi orders, each above 1.
+
+        Returns: one divergence for each order, infinite where none is known. It may be kept by callers: do not write
+            to it.
         """
         raise NotApplicable(f"no Renyi bound here for {self._description(sampling)}")
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """Its privacy loss on multiples of `interval`.
-
-        Several, where it depends on something fixed but unknown about the victim (how a subject's items are spread
-        over users): the loss of any number of such releases is the composition of one of them.
+        """The privacy loss of one release, rounded up to multiples of `interval`.
 
         Arguments:
             sampling: who takes part in the round.
-            interval: of the grid of losses.
+            interval: between neighbouring losses of the grid.
+
+        Returns: one loss for each thing that may be true of the victim, fixed but unknown (how a subject's items are
+            spread over users), and mostly just one. The loss of several such releases is the composition of copies of
+            one of them, and the worst one counts.
         """
         raise NotApplicable(f"no privacy-loss distribution here for {self._description(sampling)}")
 
     def losses_below(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """The same losses rounded down, for a lower end of what is computed from them."""
+        """The same losses as `losses`, rounded down: eps computed from them is a lower end of the exact one.
+
+        Only a pair that is the release itself, and no upper bound on it, may be rounded down here.
+        """
         raise NotApplicable(f"no privacy-loss distribution from below here for {self._description(sampling)}")
 
     @property
     def resolution(self) -> float:
-        """The interval of privacy losses that it should be composed on; of a `scale`, the finest that pays."""
+        """The interval of privacy losses that one release should be composed on: a finer one gains next to nothing."""
         return INTERVAL
 
     def scale(self, sampling: Sampling) -> Scale | None:
-        """The scale of a noisy sum; None for other releases."""
+        """About how large its losses are, to choose an interval by; None where `resolution` alone says it."""
         return None
 
     @property
     def pure_eps(self) -> float:
-        """An eps that holds without any delta."""
+        """An eps at which one release is (eps, 0)-DP, rounded up; `NotApplicable` if there is none."""
         raise NotApplicable(f"{self._name} has no pure guarantee")
 
     def equal_rounds(self, sampling: Sampling, times: int) -> Curve:
-        """So many of it by a theorem of its own.
+        """The curve of this many equal releases by a theorem of its own, instead of composing one of them.
 
         Arguments:
             sampling: who takes part in each round.
@@ -145,18 +153,20 @@ class Release(Generic[_Event]):
         """
         raise NotApplicable(f"{self._name} has no theorem of its own for equal rounds")
 
-    def holds_if_sample_known(self, sampling: Sampling) -> bool:
-        """Whether a round on such a sample, were it known, is this release for those drawn and tells nothing of others.
+    def full_round_covers_known_sample(self, sampling: Sampling) -> bool:
+        """Whether the bound of a round with *everyone* also holds on such a sample, even if it is known who was drawn.
 
-        Then it is never worse than a round with everyone, by joint convexity over the samples. A crowd is as many as
-        are drawn, and a user that is replaced is drawn or not under both neighbours.
+        It does where, given the sample, the round is this release for those drawn and says nothing of all others: by
+        joint convexity over the samples it is then never worse than a round with everyone. The bound that gains from
+        sampling never holds for a known sample. By default True for users that are replaced and a sample of fixed size
+        that is the crowd itself: a replaced user is drawn under both neighbours or under neither.
         """
         crowd = getattr(self.event, "num_users", None)
         fixed = isinstance(sampling, FixedSize) and sampling.size == crowd
         return fixed and self.neighbors is Neighbors.REPLACE_ONE
 
     def sampling_assumption(self, sampling: Sampling) -> str | None:
-        """What a statement assumes of such a sample, if it rests on it; None of everyone."""
+        """What a statement that gains from such a sample assumes of it, in words; None where everyone takes part."""
         match sampling:
             case Poisson(prob=prob):
                 return f"each user joins a round independently with probability {prob:.4g}, secret from the adversary"
@@ -168,7 +178,7 @@ class Release(Generic[_Event]):
         return None
 
     def per_user(self, times: int, *, delta: float) -> tuple[float, ...] | None:
-        """Every user's own eps after so many releases, where users differ.
+        """Every user's own eps after so many releases with everyone, in the users' order; None if all are alike.
 
         Arguments:
             times: how many releases there are.
@@ -177,7 +187,11 @@ class Release(Generic[_Event]):
         return None
 
     def delta_spent(self, eps: float) -> tuple[Spent, ...]:
-        """What it spends of delta beside its divergence, when eps is that of the whole; non-decreasing in eps."""
+        """What one release spends of delta beside its divergence or loss.
+
+        Arguments:
+            eps: that of everything together, not of this release; the answer never falls as eps rises.
+        """
         return ()
 
     def local(self, *, delta: float) -> Bound:
@@ -189,14 +203,14 @@ class Release(Generic[_Event]):
         raise NotApplicable(f"{self._name} does not describe what one client's reports reveal")
 
     def simplify(self, sampling: Sampling) -> Any:
-        """An event that says the same and has a sharper accountant, or the event itself."""
+        """An event with the same guarantee that accountants know better (a Gaussian), or the event itself."""
         return self.event
 
     def check_disjoint_batches(self) -> None:
-        """Refuse, with the reason, where disjoint batches of users do not concern different victims."""
+        """Raise `NotApplicable` where one victim may be in several disjoint batches of an epoch; else do nothing."""
 
     def of_users(self, participation: Participation, users: int) -> Round | None:
-        """The same round for so many users together, where their shifts just add up; None where they do not.
+        """The same round as a release about so many users who change together; None where group privacy is needed.
 
         Arguments:
             participation: who takes part in the round.

@@ -62,15 +62,15 @@ LOCAL = Theorem(
     key="DR14.thm3.16", where="basic composition of the reports of one client (Dwork, Roth 2014, Thm. 3.16)"
 )
 
-ORDERS = 1 + np.geomspace(0.05, 20_000, 300)
-_OUTWARD = 1 + 1e-9
-_UNDERFLOW = 1e-300
+ORDERS = 1 + np.geomspace(0.05, 20_000, 300)  # the Renyi orders at which crowds are asked; do not write to them
+_OUTWARD = 1 + 1e-9  # rounds up an eps or a delta by more than any rounding error in it
+_UNDERFLOW = 1e-300  # added to a probability that may have underflowed
 _MOST_USERS = 10**11  # a crowd of more users hides at least as well
 _INDICES_TELL = "which coordinates a client reports depends on its data"
 
 
 def theorem(event: Crowd) -> Theorem:
-    """The theorem that gives the pair of this event."""
+    """The theorem that gives the pair of this event: that of the sharper pair, where there is one."""
     _require_crowd(event)
     if not _exact_pair(event):
         return {Shuffled: CLONES, PaddedBernoulli: DOUBLE, PaddedTopk: TOPK}[type(event)]
@@ -125,7 +125,7 @@ def pair(event: Crowd) -> BinomialPair:
 
 
 def _exact_pair(event: Crowd) -> SymmetricPair | None:
-    """The pair of the randomizer itself, which also holds and is sharper, where there is one."""
+    """The pair of the randomizer itself (`binary`, `blanket_pair`), sharper than `pair`; None where there is none."""
     with contextlib.suppress(NotApplicable):
         if isinstance(event, Shuffled) and not _is_binary(event.report):
             return blanket_pair.pair(event)
@@ -138,7 +138,7 @@ def _exact_pair(event: Crowd) -> SymmetricPair | None:
 
 
 def renyi(event: Crowd, orders: np.ndarray) -> np.ndarray:
-    """Upper bounds on the Renyi divergence of one round, all coordinates, at each order > 1.
+    """Upper bounds on the Renyi divergence of one round with everyone, all coordinates, at each order > 1.
 
     Guarantees:
         Never below the divergence of the pair in 50-digit arithmetic, at any order.
@@ -153,12 +153,18 @@ def renyi(event: Crowd, orders: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=32)
 def loss(event: Crowd, *, interval: float = 1e-4) -> Loss:
-    """The privacy loss of one round, all coordinates, on multiples of `interval`; both directions are equal."""
+    """The privacy loss of one round with everyone, all coordinates, rounded up to multiples of `interval`.
+
+    Both directions are equal. By the sharper pair where there is one; without `overflow_delta`.
+    """
     return symmetric.folded_loss(_exact_pair(event) or pair(event), interval=interval)
 
 
 def delta(event: Crowd, *, eps: float) -> float:
-    """A delta at which one round is (eps, delta)-DP: the smaller of Renyi's and the privacy loss's."""
+    """A delta at which one round is (eps, delta)-DP, rounded up, `overflow_delta` included.
+
+    It is the smaller one of two: by Renyi divergences, and by the privacy loss where its grid is not too large.
+    """
     _validate.non_negative(eps=eps)
     deltas = [_delta_by_renyi(event, eps)]
     with contextlib.suppress(NotApplicable):
@@ -167,15 +173,18 @@ def delta(event: Crowd, *, eps: float) -> float:
 
 
 def _delta_by_renyi(event: Crowd, eps: float) -> float:
-    return conversion.delta_of(ORDERS, _special_renyi(event), eps=eps)
+    """Delta of one round at eps by Renyi divergences, without its `overflow_delta`."""
+    return conversion.delta_of(ORDERS, _renyi_at_orders(event), eps=eps)
 
 
 def _delta_by_loss(event: Crowd, eps: float) -> float:
+    """Delta of one round at eps by its privacy loss, without its `overflow_delta`; refuses too large a grid."""
     return loss_distributions.worst_delta([loss(event, interval=resolution(event))], eps=eps)
 
 
 @functools.lru_cache(maxsize=16)
-def _special_renyi(event: Crowd) -> np.ndarray:
+def _renyi_at_orders(event: Crowd) -> np.ndarray:
+    """`renyi` at `ORDERS`, kept: the array cannot be written to."""
     divergences = renyi(event, ORDERS)
     divergences.flags.writeable = False
     return divergences
@@ -183,15 +192,19 @@ def _special_renyi(event: Crowd) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _sampled_pair(event: Crowd, prob: float) -> SymmetricPair:
-    """The pair of one round on a secret sample of fixed size, all coordinates, without its `overflow_delta`."""
+    """The pair of one round on a secret sample of fixed size, all coordinates, without its `overflow_delta`.
+
+    `prob` is how probably an honest user is drawn, rounded up. The pair is made from the delta of the round with
+    everyone, by its privacy loss where the grid is not too large.
+    """
     used = _exact_pair(event) or pair(event)
     try:
         loss(event, interval=resolution(event))
-        by = _delta_by_loss
+        delta_by = _delta_by_loss
     except NotApplicable:
-        by = _delta_by_renyi
+        delta_by = _delta_by_renyi
     return sampled_pair(
-        lambda eps: by(event, eps) * _OUTWARD,
+        lambda eps: delta_by(event, eps) * _OUTWARD,
         prob=prob,
         eps_pure=used.folds * used.eps_pure * _OUTWARD,
         std=used.std_loss * math.sqrt(used.folds),
@@ -203,7 +216,7 @@ def eps(event: Crowd, *, delta: float) -> Bound:
 
     Arguments:
         event: one round.
-        delta: of the whole round.
+        delta: of the whole round; `NotApplicable` where `overflow_delta` alone is more.
     """
     _validate.in_open_interval(0, 1, delta=delta)
     left = (delta - overflow_delta(event)) * (1 - 1e-12)
@@ -211,16 +224,16 @@ def eps(event: Crowd, *, delta: float) -> Bound:
         raise NotApplicable(
             f"coordinates overflow with probability {overflow_delta(event):.3g}, more than delta={delta}"
         )
-    by_theorem = {RENYI: conversion.eps_of(ORDERS, _special_renyi(event), delta=left)}
+    by_theorem = {RENYI: conversion.eps_of(ORDERS, _renyi_at_orders(event), delta=left)}
     with contextlib.suppress(NotApplicable):
         round_loss = loss(event, interval=resolution(event))
         by_theorem[PRIVACY_LOSS] = loss_distributions.worst_eps([round_loss], delta=left)
-    how = min(by_theorem, key=lambda name: by_theorem[name])
-    return Bound(eps=by_theorem[how] * _OUTWARD, delta=delta, proof=theorem(event).proof.then(how))
+    accountant = min(by_theorem, key=lambda name: by_theorem[name])
+    return Bound(eps=by_theorem[accountant] * _OUTWARD, delta=delta, proof=theorem(event).proof.then(accountant))
 
 
 def local(event: Crowd, *, delta: float = 0.0) -> Bound:
-    """What holds for a client's own reports, with nobody trusted.
+    """(eps, delta) of one client's reports seen with its name on them, by basic composition over what it may send.
 
     Arguments:
         event: one round.
@@ -266,7 +279,7 @@ def most_reports(event: PaddedBernoulli, *, delta: float) -> int:
 
     Arguments:
         event: one round.
-        delta: how probably a client may report more.
+        delta: how probably a client may report more, in [0, 1].
     """
     _validate.in_interval(0, 1, delta=delta)
     low, high = -1, event.coordinates
@@ -279,13 +292,13 @@ def most_reports(event: PaddedBernoulli, *, delta: float) -> int:
 
 
 def _require_crowd(event: Crowd) -> None:
-    """Refuse what is no shuffled round."""
+    """Raise `NotApplicable` for an event that is no shuffled round."""
     if not isinstance(event, Crowd):
         raise NotApplicable(f"no dominating pair here for {type(event).__name__}")
 
 
 def resolution(event: Crowd) -> float:
-    """An interval of privacy losses that resolves a round."""
+    """The interval of privacy losses that one round with everyone should be composed on."""
     return symmetric.resolution(_exact_pair(event) or pair(event))
 
 
@@ -294,6 +307,7 @@ def _is_binary(report: Report) -> bool:
 
 
 def _require_binary(report: Report) -> None:
+    """Raise `NotApplicable` for a padded report that is not binary randomized response."""
     if not _is_binary(report):
         raise NotApplicable(
             "padding is proven for binary randomized response only, whose dummies are fair coins; "
@@ -308,28 +322,31 @@ def _round_up(prob: float) -> float:
 
 @releases(Shuffled, PaddedBernoulli, PaddedTopk)
 class CrowdRelease(Release[Crowd]):
-    """Coordinates that are shuffled independently, padded with blanket draws or not."""
+    """Coordinates that are shuffled independently, padded with dummies or not."""
 
     orders = ORDERS
 
     @property
     def theorem(self) -> Theorem:
-        """The theorem that gives its dominating pair."""
+        """The theorem that gives its dominating pair: the sharper one, where there is one."""
         return theorem(self.event)
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
-        """Everyone: no Renyi bound of a sampled shuffled round is claimed."""
+        """Its Renyi divergence with everyone, rounded up; `NotApplicable` on a sample, where no bound is known."""
         return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """Everyone, and samples of as many users as are shuffled (docs/proofs/fixed-size.md)."""
+        """The loss of one round, rounded up: with everyone, or on a sample of as many users as are shuffled.
+
+        The loss of a sampled round is that of docs/proofs/fixed-size.md; other samples are refused.
+        """
         if isinstance(sampling, FixedSize):
             return (_sampled_pair(self.event, self._prob_sampled(sampling)).loss(interval=interval),)
         is_everyone = sampling == Everyone()
         return (loss(self.event, interval=interval),) if is_everyone else super().losses(sampling, interval)
 
     def _prob_sampled(self, sampling: FixedSize) -> float:
-        """How probably an honest user is drawn, rounded up; colluders see whether they are."""
+        """How probably an honest user is drawn, rounded up; colluders see who of them is, and count as drawn."""
         if self.event.num_users != sampling.size:
             raise NotApplicable(f"the rounds shuffle {self.event.num_users} users, but {sampling.size} are drawn")
         honest = sampling.population - self.event.colluders
@@ -340,7 +357,10 @@ class CrowdRelease(Release[Crowd]):
         return min(1.0, sampling.size / honest * (1 + 2 * numerics.ULP))
 
     def losses_below(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """Those of the sharper pair, where there is one."""
+        """The round's losses with everyone, rounded down. Only the sharper pair has them.
+
+        `pair` is only an upper bound on the round, so that rounding it down would bound nothing from below.
+        """
         sharper = _exact_pair(self.event)
         if sampling != Everyone() or sharper is None:
             return super().losses_below(sampling, interval)
@@ -348,11 +368,14 @@ class CrowdRelease(Release[Crowd]):
 
     @property
     def resolution(self) -> float:
-        """An interval of losses that resolves the whole round."""
+        """The interval that a round with everyone should be composed on, all its coordinates."""
         return resolution(self.event)
 
     def scale(self, sampling: Sampling) -> Scale:
-        """The scale of all coordinates together, by the sharper pair where there is one."""
+        """Std and width of the loss of a round, to choose a grid by: by the sharper pair where there is one.
+
+        With everyone the std is that of all coordinates together, the width that of one.
+        """
         if isinstance(sampling, FixedSize):
             sampled = _sampled_pair(self.event, self._prob_sampled(sampling))
             return Scale(std=sampled.std_loss, width=min(sampled.eps_pure, LARGEST_LOSS), sums=1)
@@ -361,14 +384,14 @@ class CrowdRelease(Release[Crowd]):
 
     @property
     def pure_eps(self) -> float:
-        """The local guarantee, which shuffling cannot worsen; padding has none without a delta."""
+        """The local eps of all coordinates, which shuffling cannot worsen; padded rounds have none without a delta."""
         event = self.event
         return event.coordinates * event.report.eps_local if isinstance(event, Shuffled) else super().pure_eps
 
     def delta_spent(self, eps: float) -> tuple[Spent, ...]:
-        """Reports that may be dropped; charged in full where users are drawn, too."""
+        """`overflow_delta`: reports that may be dropped, at any eps; charged in full where users are sampled, too."""
         return (Spent(overflow_delta(self.event), "overflowing coordinates"),)
 
     def local(self, *, delta: float) -> Bound:
-        """What one client's reports promise: basic composition over those that it may send."""
+        """(eps, delta) of one client's reports with its name on them: basic composition over those it may send."""
         return local(self.event, delta=delta)

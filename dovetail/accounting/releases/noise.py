@@ -91,7 +91,7 @@ class GaussianRelease(Release[Gaussian]):
         loss = loss_distributions.from_dp_accounting(loss)
         return (loss_distributions.symmetrize(loss) if spliced else loss,)
 
-    def holds_if_sample_known(self, sampling: Sampling) -> bool:
+    def full_round_covers_known_sample(self, sampling: Sampling) -> bool:
         """Any sample, where a user is replaced; one that is added may change which others a fixed-size sample has."""
         return self.neighbors is Neighbors.REPLACE_ONE or isinstance(sampling, Poisson)
 
@@ -156,7 +156,7 @@ class LaplaceRelease(Release[Laplace]):
         )
         return (loss_distributions.self_compose(loss_distributions.from_dp_accounting(loss), self.event.count),)
 
-    def holds_if_sample_known(self, sampling: Sampling) -> bool:
+    def full_round_covers_known_sample(self, sampling: Sampling) -> bool:
         """Any sample, where a user is replaced, and Poisson samples, as for Gaussian noise."""
         return self.neighbors is Neighbors.REPLACE_ONE or isinstance(sampling, Poisson)
 

@@ -39,33 +39,33 @@ REPLACED_USERS = Theorem(
     where="mixtures over the number of a subject's users in a sample (docs/proofs/subjects.md, section 7)",
 )
 
-_NODES = Nodes(0.05, 5.5, 0.1, 9.0, 1.04)
+_NODES = Nodes(0.05, 5.5, 0.1, 9.0, 1.04)  # where the curve of a round is asked
 _RAREST = 1e-40  # a number of users drawn that is rarer is charged
-_MOST_DRAWN = 2000
+_MOST_DRAWN = 2000  # users of one subject that are told apart
 _LARGEST_SHIFT = 1000.0  # in standard deviations: beyond, eps is in the hundreds of thousands
 _SEEN = 1e-15  # losses that are rarer do not widen the grid
-_FARTHEST = 1e6  # threshold that is looked for
+_FARTHEST = 1e6  # the largest |a| at which a maximum is looked for
 _CLOSE = 1e-12  # width of its enclosure
-_UP = 1 + 1e-15
+_UP = 1 + 1e-15  # rounds up a product or quotient of a few numbers
 
 
 class NumberDrawn(NamedTuple):
-    """How likely 0, 1, ... of a subject's users are drawn, each right to `error` of itself; `rare` is the rest."""
+    """The law of how many of a subject's users are in a sample."""
 
-    weights: np.ndarray
-    error: float
-    rare: float
+    weights: np.ndarray  # the probabilities of 0, 1, ... users
+    error: float  # by how much each of them may be off, relative to itself
+    rare: float  # the probability of more users than that, rounded up
 
 
 def binomial_draws(users: int, prob: float) -> NumberDrawn:
-    """How many of so many users a Poisson sample has: Bin(users, prob)."""
+    """The law of how many of so many users a Poisson sample has: Bin(users, prob), 0 < prob < 1."""
     _validate.in_open_interval(0, 1, prob=prob)
     error = float(numerics.binomial_outward(users)) - 1
     return _without_rare(numerics.binomial_pmf(np.arange(users + 1), users, prob), error)
 
 
 def hypergeometric_draws(users: int, sampling: FixedSize) -> NumberDrawn:
-    """How many of so many users are in a sample of fixed size.
+    """The law of how many of so many users are in a sample of fixed size: hypergeometric.
 
     Guarantees:
         Right to `error`, by ratios of neighbouring probabilities from the end where none, or all, are drawn.
@@ -89,6 +89,7 @@ def hypergeometric_draws(users: int, sampling: FixedSize) -> NumberDrawn:
 
 
 def _without_rare(law: np.ndarray, error: float) -> NumberDrawn:
+    """The law up to the largest number of users whose upper tail is above `_RAREST`; the rest is `rare`."""
     above = np.cumsum(law[::-1])[::-1]
     last = int(np.count_nonzero(above > _RAREST))
     if last > _MOST_DRAWN:
@@ -103,9 +104,9 @@ def poisson_delta(count: NumberDrawn, shift: float, eps: float) -> float:
     It is the largest sum_k w_k (Phi(k shift - a) - e^eps Phi(-k shift - a)) of all a, which rises in a, then falls.
 
     Arguments:
-        count: how many of the subject's users are in the sum.
+        count: the law of how many of the subject's users are in the sum.
         shift: clip norm over standard deviation.
-        eps: at which delta is asked for.
+        eps: at which delta is asked for, 0 or more.
     """
     _validate.non_negative(eps=eps)
     shifts = shift * np.arange(len(count.weights))
@@ -125,9 +126,9 @@ def fixed_size_delta(count: NumberDrawn, shift: float, eps: float) -> float:
     falls.
 
     Arguments:
-        count: how many of the subject's users are in the sum.
+        count: the law of how many of the subject's users are in the sum.
         shift: twice the clip norm over the standard deviation.
-        eps: at which delta is asked for.
+        eps: at which delta is asked for, 0 or more.
     """
     _validate.non_negative(eps=eps)
     shifts = shift * np.arange(len(count.weights))
@@ -155,9 +156,14 @@ def _largest_delta(
     rises: Callable[[float], bool],
     at: Callable[[float, float], tuple[np.ndarray, np.ndarray]],
 ) -> float:
-    """The largest sum_k w_k (Phi(x_k) - e^eps Phi(y_k)) of all a, with (x, y) = at(low, high) for a in [low, high].
+    """The largest sum_k w_k (Phi(x_k) - e^eps Phi(y_k)) over all a, rounded up.
 
-    x is rounded up and y down; x_0 and y_0, of no user, are -low and -high.
+    Arguments:
+        count: the weights w_k.
+        eps: 0 or more.
+        rises: whether the sum rises at a; once it falls it falls from there on.
+        at: (x, y) that hold for every a from low to high, x rounded up and y down; the x_0 and y_0 of no user are -low
+            and -high.
     """
     weights, error, rare = count
     low, high = _enclose_maximum(rises)
@@ -173,7 +179,7 @@ def _largest_delta(
 
 
 def _enclose_maximum(rises: Callable[[float], bool]) -> tuple[float, float]:
-    """Two numbers, close to each other, between which a function that rises, then falls, is largest."""
+    """(low, high), close to each other, between which a function that rises, then falls, is largest."""
     low, high = -1.0, 1.0
     while not rises(low) and low > -_FARTHEST:
         low *= 2
@@ -193,7 +199,7 @@ def _log_weights(weights: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _pair(event: ReplacedUsers, sampling: Poisson | FixedSize) -> SymmetricPair:
-    """The dominating pair of one round, in both directions."""
+    """The dominating pair of one round on such a sample, in both directions; kept."""
     shift = event.clip_norm / event.std * _UP
     if isinstance(sampling, Poisson):
         count = binomial_draws(event.users, sampling.prob)
@@ -204,11 +210,12 @@ def _pair(event: ReplacedUsers, sampling: Poisson | FixedSize) -> SymmetricPair:
         shift = 2 * shift
     _require_small(count, shift)
     delta_at = functools.partial(delta, count, shift)
-    about = math.sqrt(2 * math.pi) * delta_at(0.0)  # of a Gaussian loss, its deviation
-    return sampled_pair(delta_at, prob=1.0, eps_pure=math.inf, std=about, nodes=_NODES)
+    about_std = math.sqrt(2 * math.pi) * delta_at(0.0)  # of the loss, as if it were Gaussian
+    return sampled_pair(delta_at, prob=1.0, eps_pure=math.inf, std=about_std, nodes=_NODES)
 
 
 def _require_small(count: NumberDrawn, shift: float) -> None:
+    """Refuse a sum that all users drawn could shift by more than `_LARGEST_SHIFT` standard deviations."""
     if not (len(count.weights) - 1) * shift <= _LARGEST_SHIFT:
         raise NotApplicable(
             f"users of {shift:.3g} standard deviations each may shift the sum by more than the {_LARGEST_SHIFT:g} "
@@ -218,19 +225,22 @@ def _require_small(count: NumberDrawn, shift: float) -> None:
 
 @releases(ReplacedUsers)
 class ReplacedUsersRelease(Release[ReplacedUsers]):
-    """A noisy sum over a sample, in which several users are replaced."""
+    """A noisy sum over a sample of the users, in which several of them are replaced."""
 
     theorem = REPLACED_USERS
     concerns_subjects = True
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """Poisson samples, and samples of fixed size."""
+        """The loss of one round, rounded up, on Poisson samples and samples of fixed size; with everyone there is none.
+
+        With everyone it is a Gaussian release: see `simplify`.
+        """
         if not isinstance(sampling, Poisson | FixedSize):
             return super().losses(sampling, interval)
         return (_pair(self.event, sampling).loss(interval=interval),)
 
     def scale(self, sampling: Sampling) -> Scale:
-        """Those of its pair, but for what is very rare."""
+        """Std and width of the loss of its pair, to choose a grid by; losses rarer than `_SEEN` do not count."""
         if isinstance(sampling, Everyone):
             raise NotApplicable("users that are all in the sum are a Gaussian release")
         pair = _pair(self.event, sampling)
@@ -239,16 +249,19 @@ class ReplacedUsersRelease(Release[ReplacedUsers]):
         return Scale(std=pair.std_loss, width=max(2 * math.atanh(float(points[-1])), 1e-15), sums=1)
 
     def simplify(self, sampling: Sampling) -> Gaussian | ReplacedUsers:
-        """A Gaussian, where everyone takes part."""
+        """The same as a Gaussian release where everyone takes part: all users are in the sum, and their shifts add up.
+
+        The sensitivity is rounded up.
+        """
         if sampling != Everyone():
             return self.event
-        reach = 2 * self.event.clip_norm * self.event.users * _UP
-        return Gaussian(std=self.event.std, sensitivity=reach, neighbors=Neighbors.REPLACE_ONE)
+        sensitivity = 2 * self.event.clip_norm * self.event.users * _UP
+        return Gaussian(std=self.event.std, sensitivity=sensitivity, neighbors=Neighbors.REPLACE_ONE)
 
-    def holds_if_sample_known(self, sampling: Sampling) -> bool:
-        """Any sample: given who was drawn, no more than all of the users change."""
+    def full_round_covers_known_sample(self, sampling: Sampling) -> bool:
+        """True: once it is known who was drawn, at most `event.users` of them differ, as in a round with everyone."""
         return True
 
     def check_disjoint_batches(self) -> None:
-        """Refused: the users may be in several batches."""
+        """Always refuses: the subject's users may be in several batches of an epoch."""
         raise NotApplicable("a subject may have data at users of several disjoint batches of an epoch")

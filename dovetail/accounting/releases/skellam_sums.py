@@ -148,7 +148,7 @@ class SkellamRelease(Release[_Sum]):
         """Skellam's own divergence where everyone takes part; none is known on samples."""
         return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
 
-    def holds_if_sample_known(self, sampling: Sampling) -> bool:
+    def full_round_covers_known_sample(self, sampling: Sampling) -> bool:
         """Any sample: there are `num_users` uploads at the least, or nothing is released."""
         least = getattr(self.event, "num_users", 0)
         return not isinstance(sampling, FixedSize) or sampling.size >= least
