@@ -322,7 +322,7 @@ def _after_spending(exposures: Sequence[Exposure], curve: Curve) -> Curve:
     """The same curve for the whole delta, some of which goes to what is not noise.
 
     That is what the releases spend (`exposure.delta_spent`) and what the curve's own proof spends
-    (`Curve.delta_spent`), both of which may grow with eps. Where neither spends any at eps = 0, the curve stays as it is.
+    (`Curve.delta_spent`), both of which may grow with eps. Where neither spends any at eps = 0, the curve is unchanged.
     """
 
     def parts(eps: float) -> tuple[Spent, ...]:
