@@ -144,6 +144,29 @@ def test_calibration_meets_the_target_from_the_safe_side(name, settings, paramet
     assert quotes.quote(name, asked.with_setting(chosen, worse)).certified.eps > 0.3
 
 
+@pytest.mark.parametrize(
+    ("settings", "parameter"),
+    [({"eps_local": 0.5, "pad_to": 40}, "beta"), ({"eps_local": 0.5, "beta": 0.1}, "pad_to")],
+)
+def test_what_is_reported_and_padded_is_calibrated_from_the_safe_side_too(settings, parameter):
+    terms = quotes.Terms(num_users=60, dim=2, delta=1e-3, settings={"clip_value": 1.0, **settings})
+    chosen, value, found = quotes.calibrate("ss_double", terms, eps=0.3, parameter=parameter)
+    assert chosen == parameter and 0 < found.certified.eps <= 0.3
+    worse = value - 1 if parameter == "pad_to" else 1.01 * value
+    assert parameter == "pad_to" or worse < 1, "the target is within reach, not at an end"
+    quote = quotes.quote("ss_double", terms.with_setting(parameter, worse)).certified
+    assert quote.is_unbounded or quote.eps > 0.3
+
+
+def test_more_users_take_part_than_there_are_is_refused():
+    terms = quotes.Terms(num_users=9, dim=3, delta=1e-6)
+    for kind in ("fixed", "poisson", "secret", "everyone"):
+        with pytest.raises(ValueError, match="population"):
+            quotes.with_sampling(terms, kind, 8)
+    with pytest.raises(ValueError, match="where everyone takes part, population is 9"):
+        quotes.with_sampling(terms, "everyone", 10)
+
+
 def test_a_report_lies_more_often_than_a_computer_errs_however_large_the_budget():
     """eps_local ends at 50; noise that is added has no such end."""
     name, value, found = quotes.calibrate("privunit", quotes.Terms(num_users=20, dim=3, delta=1e-6), eps=1e4)

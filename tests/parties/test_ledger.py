@@ -102,6 +102,8 @@ def test_what_is_no_cost_is_refused(place, changed, sentence):
     with pytest.raises(ValueError, match=sentence):
         ledger.reserve(asked["round"], eps=asked["eps"], delta=asked["delta"])
     assert ledger.total == (0.0, 0.0)
+    ledger.reserve(1, eps=0.0, delta=0.0)  # a round may cost nothing
+    assert ledger.reserved_rounds == [1]
 
 
 @pytest.mark.parametrize("changed", [{"task_id": bytes(32)}, {"eps": 2.0}, {"delta": 1e-4}])
