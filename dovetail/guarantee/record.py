@@ -195,7 +195,9 @@ class Record:
         _validate.at_least(1, **_validate.not_none(**{name: getattr(self.spread, name) for name in _COUNTS}))
         seen = [self.own.rounds, self.reports, *([] if self.replaced is None else [self.replaced.rounds])]
         if len({len(rounds) for rounds in seen}) > 1:
-            raise ValueError(f"the ledger's views are not of the same rounds: they have {[len(item) for item in seen]}")
+            raise ValueError(
+                f"ledger.json is damaged: its views must be of the same rounds, and have {[len(item) for item in seen]}"
+            )
 
 
 def _rounds_from_json(events: Sequence[Round], data: Mapping[str, Any]) -> ScopedRounds:
@@ -206,7 +208,9 @@ def _expand(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple[R
     for number, times in runs:
         _validate.integer(number=number, times=times)
         if not 0 <= number < len(events) or times < 1:
-            raise ValueError(f"the ledger lists round {number} {times} times, and has {len(events)} different rounds")
+            raise ValueError(
+                f"ledger.json is damaged: it has {len(events)} kinds of rounds, and asks {times} times for number {number}"
+            )
     return tuple(events[number] for number, times in runs for _ in range(times))
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.events import NonPrivate
+from dovetail import accounting
 from dovetail.mechanisms import ExactSampler
 from dovetail.protocols import Contribution, Fast, Messages, Protocol, fast_path
 from dovetail.shufflers import mask_absent
@@ -160,8 +160,8 @@ def check_not_finite(bench: Bench) -> None:
     protocol = bench.protocol
     if protocol.private_steps:
         raise NotOwed("users clip records in steps of their own, before `randomize`")
-    mechanism = protocol.view(bench.cohort, bench.dim, neighbors=protocol.relation).round.mechanism
-    if isinstance(mechanism, NonPrivate) and not protocol.needs_norms:
+    round = protocol.view(bench.cohort, bench.dim, neighbors=protocol.relation).round
+    if accounting.refusal([round]) is not None and not protocol.needs_norms:
         raise NotOwed("`view` promises nothing")
     path, place = bench.quickest, 3 % bench.dim
     poisoned, farthest = bench.updates.copy(), bench.updates.copy()

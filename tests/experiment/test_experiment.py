@@ -295,7 +295,7 @@ def test_a_shuffled_run_is_calibrated_to_its_crowd_and_stated_beside_the_claim(t
 def test_colluders_cost_noise_and_dropout_needs_a_minimum():
     alone, watched = (plan(*SHUFFLE, ("cohort.colluders", t)).sampler.protocol.eps_local for t in (0, 100))
     assert watched < alone
-    with pytest.raises(ValueError, match=r"expected cohort\.min_size with dropout=0\.1"):
+    with pytest.raises(ValueError, match=r"with dropout=0\.1 set cohort\.min_size"):
         plan(*SHUFFLE, ("cohort.dropout", 0.1))
     fewer = plan(*SHUFFLE, ("cohort.dropout", 0.1), ("cohort.min_size", 200))
     assert fewer.sampler.protocol.eps_local == pytest.approx(watched)

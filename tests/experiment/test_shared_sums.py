@@ -37,7 +37,7 @@ def test_five_silos_with_dropouts_and_colluders_void_no_round(tmp_path):
 
 
 def test_users_own_noise_needs_a_minimum_where_users_drop_out():
-    with pytest.raises(ValueError, match=r"expected cohort\.min_size with dropout"):
+    with pytest.raises(ValueError, match=r"with dropout=0\.4 set cohort\.min_size"):
         plan(("protocol.noise", "users"))
 
 

@@ -90,7 +90,7 @@ def test_without_a_curator_all_trials_are_counted():
 
 
 def test_the_best_of_non_private_trials_is_refused_a_statement():
-    with pytest.raises(ValueError, match="'fedavg', which gives no guarantee"):
+    with pytest.raises(ValueError, match="'fedavg' gives no guarantee with these settings"):
         tuned(("protocol", {"name": "fedavg"}), space=Space(axes={"server.learning_rate": (0.5, 1.0)}))
 
 

@@ -145,7 +145,7 @@ def test_a_share_of_another_form_is_turned_away(tmp_path):
     purpose = sharing.task.upload_purpose(1, 0, sender=client, report=report)
     for content in (b"", bytes(40), b"\x01" * 41):
         sealed = seal(content, sharing.keys[0].seal.public.sealing_key(), purpose)
-        with pytest.raises(UploadRefused, match="expected a share"):
+        with pytest.raises(UploadRefused, match="this is not a share of"):
             party.accept(1, client=client, upload=Upload(report, sealed))
 
 

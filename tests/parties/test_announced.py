@@ -416,7 +416,7 @@ def test_a_ledger_that_was_set_back_is_noticed_by_users(world):
     user.step()
     pair = KeyRing(world.household.ring.folder, "sign").current()
     world.service._status = sign_status(msgspec.structs.replace(status, head=bytes(32)), pair)
-    with pytest.raises(Rejected, match="expected round 1 as it was opened, got another one: the analyzer was set"):
+    with pytest.raises(Rejected, match="opened round 1 twice on other ledgers: its ledger was set back"):
         user.step()
 
 
@@ -440,7 +440,7 @@ def test_nobody_is_kept_away_for_longer_than_the_round_takes(world):
     user.step()
     user.step()
     assert world.line.retry_after == 600_000
-    assert user._later() < 1.3 * 601
+    assert user._backoff() < 1.3 * 601
 
 
 def test_a_task_without_a_key_for_it_is_not_signed(tmp_path):
