@@ -209,7 +209,7 @@ def _expand(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple[R
         _validate.integer(number=number, times=times)
         if not 0 <= number < len(events) or times < 1:
             raise ValueError(
-                f"ledger.json is damaged: it has {len(events)} kinds of rounds, and asks {times} times for number {number}"
+                f"ledger.json is damaged: it asks {times} times for number {number} of {len(events)} kinds of rounds"
             )
     return tuple(events[number] for number, times in runs for _ in range(times))
 
