@@ -9,7 +9,7 @@ from dovetail import accounting
 from dovetail.events import Disjoint
 from dovetail.guarantee import quotes, trials
 from dovetail.guarantee.record import Record
-from dovetail.statements import TUNING_ASSUMPTION, NotApplicable, Trust, Verdict
+from dovetail.statements import TUNING_ASSUMPTION, NotApplicable, Trust, Unit, Verdict
 
 TERMS = quotes.Terms(num_users=1000, dim=10, delta=1e-5, rounds=20)
 
@@ -47,6 +47,32 @@ def test_batches_of_different_trials_are_not_disjoint():
     naive = accounting.bound((*one.own.rounds, *one.own.rounds), delta=1e-5)
     assert naive.eps == one.certified_statement().eps  # what must not happen
     assert both.certified_statement().eps > 1.5 * one.certified_statement().eps
+
+
+def test_epochs_of_a_trial_stay_apart_and_follow_those_of_all_trials_before_it():
+    """In what everybody sees together, and in each user's own reports."""
+    two = in_batches(0).followed_by(in_batches(1))
+    both = trials.compose([two, two, in_batches(0)], tuning="")
+    for rounds in (both.own.rounds, both.reports, both.replaced.rounds):
+        assert [item.participation.epoch for item in rounds] == [epoch for epoch in range(5) for _ in range(4)]
+    apart = [
+        dataclasses.replace(one.own.rounds[0], participation=Disjoint(epoch=at)) for at, one in enumerate([two] * 5)
+    ]
+    assert both.certified_statement().eps == accounting.bound(apart, delta=1e-5).eps
+
+
+@pytest.mark.parametrize("combine", [trials.compose, functools.partial(trials.best_of, eta=0.0, gamma=0.5)])
+def test_what_holds_under_replacement_is_known_of_all_trials_or_of_none(combine):
+    """A record of several users changes by replacement: trials whose view of that is missing may not be left out."""
+    first, second = record(noise_multiplier=20.0), record(noise_multiplier=10.0)
+    assert first.replaced is not None and second.replaced is not None
+    both = combine([first, second], tuning="")
+    for alone in (first, second):
+        assert both.statements_by_unit()[Unit.ITEM].eps > alone.statements_by_unit()[Unit.ITEM].eps
+    lacking = dataclasses.replace(second, replaced=None)
+    for tried in ([first, lacking], [lacking, first]):
+        assert combine(tried, tuning="").replaced is None
+        assert combine(tried, tuning="").statements_by_unit()[Unit.ITEM].is_unbounded
 
 
 def test_shuffled_trials_are_counted_for_every_adversary():

@@ -448,6 +448,20 @@ def test_a_rotation_that_the_old_key_did_not_sign_replaces_nobody(tmp_path):
     assert enrol(path, [file]) == 1
 
 
+def test_a_key_that_is_replaced_in_the_same_list_of_files_is_not_enrolled_again(tmp_path):
+    """All files of one command, in whatever order: a user stays one user, and nothing is written of a command."""
+    keys, path = [KeyPair.generate("sign") for _ in range(2)], tmp_path / "enrolled.json"
+    files = [tmp_path / name for name in ("old.json", "rotation.json", "new.json")]
+    rotation = rotate_key(keys[0].public, keys[1].public, by=keys[0])
+    for file, what in zip(files, (keys[0].public, rotation, keys[1].public), strict=True):
+        file.write_bytes(msgspec.json.encode(what))
+    old, new, latest = files
+    with pytest.raises(ValueError, match="would make two users of one"):
+        enrol(path, [old, new, old])
+    assert not path.exists()
+    assert enrol(path, [old, new, latest]) == 1
+
+
 def test_enrolling_again_after_rotations_leaves_one_user(tmp_path):
     """The list forgot whose key it was, or took an old key for another user: one user had two uploads in a round."""
     keys = [KeyPair.generate("sign") for _ in range(3)]
