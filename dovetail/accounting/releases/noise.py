@@ -36,13 +36,13 @@ from dovetail.statements import Bound, Neighbors, Theorem
 
 __all__ = ["MOST_LOSSES", "GaussianRelease", "LaplaceRelease", "NonPrivateRelease", "UnrelatedRelease"]
 
-_LOG_ERROR = 1e-12
+_LOG_ERROR = 1e-12  # more than dp-accounting's error in the logarithm of a sum
 _LARGEST_MU = 1000.0  # beyond, eps is in the hundreds of thousands, and losses are too many to tell apart
-MOST_LOSSES = 2**20  # of one release
-_UP = 1 + 1e-15
-_PARTS = 20  # of eps_each that an interval is
+MOST_LOSSES = 2**20  # points that the loss of one release may take
+_UP = 1 + 1e-15  # rounds up a product or quotient of two numbers
+_PARTS = 20  # intervals to one eps_each
 _MANY = 100_000  # queries, of which more have a coarser grid
-_FEW_PARTS = 5  # of eps_each that an interval is for many queries
+_FEW_PARTS = 5  # intervals to one eps_each for many queries
 
 
 @releases(Gaussian)
@@ -55,7 +55,11 @@ class GaussianRelease(Release[Gaussian]):
         return self.event.mu
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
-        """Everyone under any relation, Poisson samples for adding a user, fixed-size samples for replacing one."""
+        """Its Renyi divergence, rounded up; infinite at orders where dp-accounting knows none, and without noise.
+
+        Known with everyone under any relation, on Poisson samples for adding or removing a user, and on samples of
+        fixed size for replacing one; other samples are refused.
+        """
         if self.event.std == 0:
             return np.full(len(orders), np.inf)
         noise = dp_event.GaussianDpEvent(1 / self.event.mu)
@@ -71,8 +75,9 @@ class GaussianRelease(Release[Gaussian]):
         return super().renyi(sampling, orders)
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """Everyone, Poisson samples, and for replacing a user samples of fixed size.
+        """The loss of one release, rounded up: with everyone, on Poisson samples, and on samples of fixed size.
 
+        The last only for replacing a user. Refuses mu = 0 and mu above `_LARGEST_MU` (so, too, releases without noise).
         The spliced profile of a sample of fixed size is, at eps >= 0, that of a user that a Poisson sample may have,
         and symmetric (docs/proofs/fixed-size.md).
         """
@@ -92,7 +97,10 @@ class GaussianRelease(Release[Gaussian]):
         return (loss_distributions.symmetrize(loss) if spliced else loss,)
 
     def full_round_covers_known_sample(self, sampling: Sampling) -> bool:
-        """Any sample, where a user is replaced; one that is added may change which others a fixed-size sample has."""
+        """True for replacing a user, and on Poisson samples.
+
+        A user that is added or removed may change which others are in a sample of fixed size.
+        """
         return self.neighbors is Neighbors.REPLACE_ONE or isinstance(sampling, Poisson)
 
     @property
@@ -102,7 +110,10 @@ class GaussianRelease(Release[Gaussian]):
         return max(INTERVAL, mu * (mu + 20) / MOST_LOSSES) if self.event.std > 0 else INTERVAL
 
     def scale(self, sampling: Sampling) -> Scale | None:
-        """Those of a Gaussian, or of one that is rarely there."""
+        """About the std and the width of its loss; None without noise.
+
+        Where a user is drawn with probability q, the std is at most about q sqrt(e^(mu^2) - 1).
+        """
         if not self.event.std > 0:
             return None
         mu, prob = self.event.mu, _prob_sampled(sampling)
@@ -110,7 +121,11 @@ class GaussianRelease(Release[Gaussian]):
         return Scale(std=max(std, 1e-15), width=max(mu * mu + 20 * mu, 1e-15), sums=1)
 
     def of_users(self, participation: Participation, users: int) -> Round | None:
-        """Shifts add up; of a sample as many of the users join as are drawn, by a binomial or hypergeometric law."""
+        """The release of this many users who change together; None without noise on a sample.
+
+        With everyone their shifts add up: the sensitivity grows by `users`, rounded up. On a sample only those of them
+        count that are drawn: a `SampledSubject` where they come or go, `ReplacedUsers` where they are replaced.
+        """
         noise = self.event
         match participation:
             case FixedSize(size=size, population=population) if size < population:
@@ -124,11 +139,14 @@ class GaussianRelease(Release[Gaussian]):
                     std=noise.std, clip_norm=noise.sensitivity, items=users, prob_item=prob, users_spanned=users
                 )
                 return Round(mechanism=joined, participation=Everyone())
-        reach = noise.sensitivity * users * _UP
-        return Round(mechanism=dataclasses.replace(noise, sensitivity=reach), participation=participation)
+        sensitivity = noise.sensitivity * users * _UP
+        return Round(mechanism=dataclasses.replace(noise, sensitivity=sensitivity), participation=participation)
 
     def _of_replaced(self, participation: Participation, users: int) -> Round | None:
-        """So many users replaced at once, each by any other: a sum of vectors of at most half the sensitivity."""
+        """A sampled round in which so many users are replaced at once; None under add-remove, or without noise.
+
+        Under replacement the sensitivity is twice the clip norm.
+        """
         noise = self.event
         if noise.neighbors is not Neighbors.REPLACE_ONE or not noise.std > 0:
             return None
@@ -138,17 +156,17 @@ class GaussianRelease(Release[Gaussian]):
 
 @releases(Laplace)
 class LaplaceRelease(Release[Laplace]):
-    """Scalars with Laplace noise, all of one unit."""
+    """`count` scalar queries on the same unit, each with Laplace noise."""
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
-        """All queries of one unit, where everyone takes part; none is known on samples."""
+        """The Renyi divergence of all queries together with everyone, rounded up; refuses samples."""
         if not isinstance(sampling, Everyone):
             return super().renyi(sampling, orders)
         query = dp_event.LaplaceDpEvent(self.event.scale / self.event.sensitivity)
         return self.event.count * _renyi(query, orders)
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """All queries of one unit, where everyone takes part; none is known on samples."""
+        """The loss of all queries together with everyone, rounded up; refuses samples."""
         if not isinstance(sampling, Everyone):
             return super().losses(sampling, interval)
         loss = pld.from_laplace_mechanism(
@@ -157,18 +175,21 @@ class LaplaceRelease(Release[Laplace]):
         return (loss_distributions.self_compose(loss_distributions.from_dp_accounting(loss), self.event.count),)
 
     def full_round_covers_known_sample(self, sampling: Sampling) -> bool:
-        """Any sample, where a user is replaced, and Poisson samples, as for Gaussian noise."""
+        """True for replacing a user, and on Poisson samples, as for Gaussian noise."""
         return self.neighbors is Neighbors.REPLACE_ONE or isinstance(sampling, Poisson)
 
     @property
     def resolution(self) -> float:
-        """Connecting the dots costs the square of their distance over eps_each, and only between the largest losses."""
+        """A fixed part of eps_each, and no less than the usual interval.
+
+        Rounding up costs the square of the interval over eps_each, and only where a loss lies between the two largest.
+        """
         parts = _PARTS if self.event.count < _MANY else _FEW_PARTS
         return max(INTERVAL, self.event.eps_each / parts)
 
     @property
     def pure_eps(self) -> float:
-        """The eps of all queries together."""
+        """The eps of all queries together, by basic composition."""
         return self.event.count * self.event.eps_each
 
 
@@ -187,7 +208,10 @@ class NonPrivateRelease(Release[NonPrivate]):
 
 @releases(DataIndependent)
 class UnrelatedRelease(Release[DataIndependent]):
-    """A release that has the same distribution whatever the data are."""
+    """A release that has the same distribution whatever the data are.
+
+    It has no divergence or loss here, only a `local` guarantee.
+    """
 
     def local(self, *, delta: float) -> Bound:
         """(0, 0): a client's part does not depend on its data."""
@@ -197,7 +221,7 @@ class UnrelatedRelease(Release[DataIndependent]):
 
 
 def _prob_sampled(sampling: Sampling) -> float:
-    """How probably a user is drawn, rounded up where it is a quotient."""
+    """How probably a user is drawn, rounded up where that is a quotient of two numbers; 1 with everyone."""
     return min(1.0, sampling.prob_drawn * _UP) if isinstance(sampling, FixedSize) else sampling.prob_drawn
 
 
@@ -207,7 +231,7 @@ def _neighboring_relation(add_remove: bool) -> privacy_accountant.NeighboringRel
 
 
 def _renyi(event: dp_event.DpEvent, orders: tuple[float, ...], *, add_remove: bool = True) -> np.ndarray:
-    """dp-accounting's divergences, rounded up; infinite where it gives none.
+    """dp-accounting's Renyi divergences at these orders, rounded up; infinite where it gives none.
 
     Those of sampled releases are logarithms of sums, right to about 1e-13: where little is lost they may be negative.
     """
@@ -225,7 +249,7 @@ def _renyi(event: dp_event.DpEvent, orders: tuple[float, ...], *, add_remove: bo
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without a warning for every order that is left out, which costs tightness and nothing else."""
+    """Silence dp-accounting's warnings about orders that it leaves out, which cost tightness and nothing else."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)

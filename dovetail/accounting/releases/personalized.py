@@ -38,15 +38,16 @@ _LITTLE = 1.001  # ratio at which a loss is a little larger
 _MOST_HALVED = 8  # groups that are split further
 _WORTH = 0.9995  # ratio of losses at which a split pays
 _TAILS = (1.0, 16.0, 128.0)  # Renyi orders by which the largest loss is found, of few coordinates
-_FEWEST = 4
-_GROUPS = (
+_FEWEST = 4  # groups of users that are told an eps each
+_GROUPS = (  # (up to so many users, so many groups)
     (1_000, 16),
     (20_000, 10),
     (math.inf, _FEWEST),
-)  # so many users are told an eps each in so many groups
+)
 
 
 def _victims(event: Personalized, victim: int | None) -> tuple[np.ndarray, ...]:
+    """Groups of users, as indices, of whom one may be the victim: this one alone, or (None) everybody."""
     if victim is None:
         return personal.victim_groups(event)
     _validate.in_interval(0, len(event.eps_locals) - 1, victim=victim)
@@ -64,6 +65,7 @@ def pairs(event: Personalized, victim: int | None = None) -> tuple[SymmetricPair
 
 @functools.lru_cache(maxsize=16)
 def _pairs(event: Personalized, victim: int | None) -> tuple[SymmetricPair, ...]:
+    """`pairs`, kept: first roughly for every group, then exactly for those whose loss may be the largest."""
     groups = list(_victims(event, victim))
     if len(groups) == 1:
         return (personal.pair(event, groups[0]),)
@@ -104,18 +106,24 @@ def _halve_worst(event: Personalized, groups: list[np.ndarray], rough: list[Symm
 
 
 def _spread(pair: SymmetricPair, order: float) -> float:
-    """The deviation of a Gaussian loss with one fold's Renyi divergence: the larger the order, the more of its tail."""
+    """About the std of one fold's loss; at orders above 1 that of a Gaussian loss with the same Renyi divergence.
+
+    The larger the order, the more the tail counts. To compare groups by, never for a bound.
+    """
     return pair.std_loss if order == 1 else math.sqrt(2 * float(pair.once().renyi(np.array([order]))[0]) / order)
 
 
 def delta(event: Personalized, *, eps: float, victim: int | None = None) -> float:
-    """delta at eps for one coordinate: of this victim, or (None) of every user."""
+    """delta at eps of one coordinate, rounded up: of this victim, or (None) the largest of all users."""
     _validate.non_negative(eps=eps)
     return max(numerics.probability(personal.curve(event, members)(eps)) for members in _victims(event, victim))
 
 
 def renyi(event: Personalized, orders: np.ndarray, victim: int | None = None) -> np.ndarray:
-    """Renyi divergence of all coordinates together: of this victim, or (None) of every user, order by order."""
+    """Renyi divergence of all coordinates, rounded up: of this victim, or (None) the largest, order by order.
+
+    Infinite at orders that are not finite or not above 1.
+    """
     orders = np.asarray(orders, dtype=float)
     usable = np.isfinite(orders) & (orders > 1)
     divergences = np.full(len(orders), np.inf)
@@ -149,13 +157,16 @@ def eps(event: Personalized, *, delta: float, victim: int | None = None) -> Boun
 
 
 def _pure(event: Personalized, victim: int | None) -> float:
-    """What holds without a crowd."""
+    """The pure eps that holds without a crowd: the largest budget, times the coordinates."""
     budgets = event.eps_locals if victim is None else event.eps_locals[victim : victim + 1]
     return event.coordinates * max(budgets)
 
 
 def _one_coordinate(event: Personalized, delta: float, victim: int | None) -> Bound:
-    """By the curve itself, asked where it is needed; the worst group is halved as long as its users differ."""
+    """The eps at delta of one coordinate: by the curve of delta itself, which is tighter than a pair made from it.
+
+    The worst group is halved as long as its users differ.
+    """
 
     def eps_of(members: np.ndarray) -> tuple[float, np.ndarray]:
         _, top = budget_range(event, members)
@@ -223,42 +234,42 @@ class PersonalizedRelease(Release[Personalized]):
 
     @property
     def theorem(self) -> Theorem:
-        """The blanket's, which names the clones' beside it."""
+        """`BLANKETS`, which names the clones beside the blankets."""
         return BLANKETS
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
-        """Everyone: a user keeps its budget."""
+        """The largest Renyi divergence of any user at every order, rounded up; refuses samples of users."""
         return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """Everyone: of every group, of which the victim is in one."""
+        """The losses with everyone, rounded up: one for every group of users that the victim may be in."""
         if sampling != Everyone():
             return super().losses(sampling, interval)
         return tuple(symmetric.folded_loss(pair, interval=interval) for pair in pairs(self.event))
 
     def losses_below(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """The losses of the same pairs, rounded down; everyone takes part."""
+        """The losses of the same pairs with everyone, rounded down: lower ends of what these *pairs* give."""
         if sampling != Everyone():
             return super().losses_below(sampling, interval)
         return tuple(symmetric.loss_below(pair, interval=interval) for pair in pairs(self.event))
 
     @property
     def resolution(self) -> float:
-        """One that resolves a round for the victim with the largest loss."""
+        """The interval that a round should be composed on for the victim with the largest loss."""
         return symmetric.resolution(max(pairs(self.event), key=lambda pair: pair.std_loss))
 
     def scale(self, sampling: Sampling) -> Scale:
-        """That of all coordinates, for the victim with the largest loss."""
+        """About the std of all coordinates and the width of one, for the victim with the largest loss."""
         worst = max(pairs(self.event), key=lambda pair: pair.std_loss)
         return Scale(std=worst.std_loss * math.sqrt(worst.folds), width=worst.eps_pure, sums=1)
 
     @property
     def pure_eps(self) -> float:
-        """The largest budget, summed over all coordinates."""
+        """The largest budget, times the coordinates: the local guarantee, which shuffling cannot worsen."""
         return _pure(self.event, None)
 
     def equal_rounds(self, sampling: Sampling, times: int) -> Curve:
-        """One coordinate, once: by its own curve, which need not compose."""
+        """The curve of one coordinate in one round, which need not compose and is tighter; refuses anything more."""
         if sampling != Everyone() or times * self.event.coordinates != 1:
             raise NotApplicable("the curve itself is of one coordinate and one round, with no sampling of users")
         return Curve(
@@ -269,12 +280,12 @@ class PersonalizedRelease(Release[Personalized]):
         )
 
     def per_user(self, times: int, *, delta: float) -> tuple[float, ...]:
-        """Every user's eps, by the pair of its group; never above its own budget."""
+        """Every user's eps after so many rounds, in the users' order; never above its budget for all of them."""
         answers = np.empty(len(self.event.eps_locals))
         for members, bound in _bounds_by_group(self.event, delta, times):
             answers[members] = bound.eps
         return tuple(answers.tolist())
 
     def local(self, *, delta: float) -> Bound:
-        """The reports of the user with the largest budget, seen without a crowd."""
+        """The pure eps of the reports of the user with the largest budget, seen with its name on them."""
         return Bound(eps=self.pure_eps, delta=0.0, proof=crowds.LOCAL.proof)

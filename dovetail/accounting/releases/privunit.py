@@ -28,10 +28,10 @@ PRIVUNIT = Theorem(
     url="https://arxiv.org/abs/1812.00984",
 )
 
-_DOWN = 1 - 1e-10
-_LEAST_EPS = 1e-6
-_LARGEST_EPS = 500.0
-_LARGEST_THRESHOLD = 1 - 1e-12
+_DOWN = 1 - 1e-10  # rounds the mass of a cap down by more than its error
+_LEAST_EPS = 1e-6  # below it the mass of a cap is not known well enough
+_LARGEST_EPS = 500.0  # beyond it caps have no mass to compute with
+_LARGEST_THRESHOLD = 1 - 1e-12  # of the search
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ def cap_mass(*, dim: int, threshold: float) -> float:
     """P(<v, u> >= threshold) for v uniform on the sphere, rounded down.
 
     Arguments:
-        dim: of the sphere's space.
-        threshold: the least inner product with the cap's centre.
+        dim: of the space that the unit sphere is in, 2 or more.
+        threshold: the least inner product with the cap's centre, in [0, 1].
 
     Guarantees:
         Never above the exact mass; within 1e-9 of it where it is at least 1e-290 (tested in 50 digits up to dim 1e6).
@@ -94,6 +94,7 @@ def eps(cap: Cap) -> Bound:
 
 
 def _mass(cap: Cap) -> float:
+    """`cap_mass` of this cap, rounded down; refuses a cap whose mass underflows."""
     mass = cap_mass(dim=cap.dim, threshold=cap.threshold)
     if mass == 0:
         raise NotApplicable(
@@ -117,8 +118,8 @@ def best(*, dim: int, eps_local: float) -> Cap:
     """The cap and the probability with the least variance at this eps.
 
     Arguments:
-        dim: of the vectors.
-        eps_local: the pure eps that one report may have.
+        dim: of the vectors, 2 or more.
+        eps_local: the pure eps that one report may have, from 1e-6 to 500.
 
     Guarantees:
         eps(result) is at most eps_local and within 1e-6 of it; no other threshold has a larger `mean_projection`.
@@ -135,6 +136,7 @@ def best(*, dim: int, eps_local: float) -> Cap:
     small = math.exp(-eps_local)
 
     def gap(threshold: float) -> float:
+        """m - threshold at this eps, which is 0 at the best threshold alone."""
         mass = cap_mass(dim=dim, threshold=threshold) / _DOWN
         log_m = _log_first_moment(dim, threshold) + math.log1p(-small) - math.log(small + (1 - small) * mass)
         return math.exp(log_m) - threshold

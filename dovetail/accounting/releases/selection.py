@@ -39,9 +39,9 @@ SELECTION = Theorem(
     url="https://arxiv.org/abs/2110.03620",
 )
 
-_LEAST_GAMMA = 1e-6
+_LEAST_GAMMA = 1e-6  # where the search for a gamma begins
 _DIGITS = 70  # with which K is drawn; a uniform number has more
-_NOTHING = Decimal("1e-50")
+_NOTHING = Decimal("1e-50")  # of the law, where its sum ends
 _OFF = 1e-45  # more than what all roundings and the end of the sum do, over the squared number of terms
 
 
@@ -70,7 +70,7 @@ def best_of(orders: np.ndarray, divergences: np.ndarray, *, eta: float, gamma: f
 
 
 def expected_trials(*, eta: float, gamma: float) -> float:
-    """The mean number of trials, E[K]."""
+    """The mean number of trials, E[K], for eta > -1 and 0 < gamma < 1."""
     _check(eta, gamma)
     log = math.log(gamma)
     if abs(eta * log) < 1e-6:  # eta / (1 - gamma^eta) is close to -1/log(gamma) (1 - eta log(gamma) / 2)
@@ -82,8 +82,8 @@ def gamma_for(mean: float, *, eta: float) -> float:
     """The gamma at which K has this mean, or a little less.
 
     Arguments:
-        mean: the number of trials on average.
-        eta: the shape of the law.
+        mean: the number of trials on average, above 1.
+        eta: the shape of the law, above -1.
     """
     _validate.finite(mean=mean)
     if not mean > 1:
@@ -126,12 +126,13 @@ def number_of_trials(uniform: float | Fraction, *, eta: float, gamma: float) -> 
 
 
 def most_trials(*, eta: float, gamma: float) -> float:
-    """More than `number_of_trials` ever says: beyond, next to nothing of the law is left."""
+    """An upper bound on what `number_of_trials` returns: beyond it next to nothing of the law is left."""
     _check(eta, gamma)
     return 150 * (1 + abs(eta)) / gamma
 
 
 def _check(eta: float, gamma: float) -> None:
+    """Refuse parameters that are not of the law: eta > -1, 0 < gamma < 1."""
     _validate.finite(eta=eta)
     if not eta > -1:
         raise ValueError(f"expected eta > -1, got eta={eta!r}")
@@ -146,19 +147,22 @@ class BestTrialRelease(Release[BestTrial]):
 
     @property
     def refusal(self) -> str | None:  # type: ignore[override]
-        """A choice by trials without noise promises nothing, however good the noise of the others is."""
+        """Why it promises nothing, if one of its settings does: then the choice between all of them does not either."""
         refusals = (release_of(repeated.mechanism).refusal for repeated in self.event.releases)
         why = next((why for why in refusals if why is not None), None)
         return None if why is None else f"the choice looked at trials without a guarantee: {why}"
 
     @property
     def span(self) -> str:  # type: ignore[override]
-        """How many trials there are on average."""
+        """In words: the best of so many trials on average."""
         mean = expected_trials(eta=self.event.eta, gamma=self.event.gamma)
         return f"the best of a random number of trials, {mean:.3g} on average"
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
-        """That of the worst setting at every order, and what the choice adds."""
+        """The divergence of the worst setting at every order, plus what choosing the best adds; rounded up.
+
+        Refuses samples of the choice itself, and settings with a release that spends some delta beside its noise.
+        """
         if not isinstance(sampling, Everyone):
             return super().renyi(sampling, orders)
         trial = np.zeros(len(orders))
@@ -173,13 +177,13 @@ class BestTrialRelease(Release[BestTrial]):
         return best_of(np.asarray(orders), trial * (1 + 64 * ULP), eta=self.event.eta, gamma=self.event.gamma)
 
     def delta_spent(self, eps: float) -> tuple[Spent, ...]:
-        """That K is drawn by numbers of finitely many digits: how far its law is from the exact one at the most."""
+        """What it costs that K is drawn with finitely many digits: (1 + e^eps) times how far its law is off."""
         off = min(1.0, most_trials(eta=self.event.eta, gamma=self.event.gamma) ** 2 * _OFF)
         spent = numerics.probability(math.exp(min(0.0, float(np.logaddexp(0.0, eps)) + math.log(off))) * (1 + 1e-12))
         return (Spent(spent, "rounding in the draw of the number of trials"),)
 
     def sampling_assumption(self, sampling: Sampling) -> str | None:
-        """What its trials assume of their samples."""
+        """What its trials assume of their samples, each assumption once; None if all of them use everyone."""
         repeats = self.event.releases
         assumptions = (release_of(part.mechanism).sampling_assumption(part.sampling) for part in repeats)
         return "; ".join(dict.fromkeys(text for text in assumptions if text is not None)) or None

@@ -60,7 +60,9 @@ _Sum = TypeVar("_Sum", bound=SkellamNoise)
 
 
 def renyi(event: SkellamNoise, orders: np.ndarray) -> np.ndarray:
-    """Skellam's Renyi divergence of the sum, all coordinates; an order between integers costs the next integer.
+    """Skellam's Renyi divergence of one sum with everyone, all coordinates, rounded up.
+
+    An order between integers is rounded up to the next one; infinite at orders that are not finite or not above 1.
 
     Guarantees:
         Never below the divergence summed from Skellam's probabilities.
@@ -69,12 +71,15 @@ def renyi(event: SkellamNoise, orders: np.ndarray) -> np.ndarray:
 
 
 def near(event: SkellamNoise) -> NearGaussian:
-    """The Gaussian that the sum is near to, all coordinates; `NotApplicable` where there is too little noise."""
+    """The Gaussian release that one sum is close to, all coordinates; `NotApplicable` below a variance of 100."""
     return near_gaussian(sensitivity=sensitivity(event), coordinates=event.coordinates, variance=event.noise_variance)
 
 
 def sensitivity(event: SkellamNoise) -> float:
-    """How far a user who is replaced, or removed (docs/proofs/removed-users.md), moves the sum of integers, in L2."""
+    """The L2 sensitivity of the sum of whole numbers: one largest norm for a user who is removed, two if replaced.
+
+    Rounded up; for removed users see docs/proofs/removed-users.md.
+    """
     return event.norms_apart * rounded_norm(
         clip_norm=event.clip_norm,
         scale=event.scale,
@@ -90,20 +95,28 @@ def rounded_norm(*, clip_norm: float, scale: float, coordinates: int, rounding_t
     which biases the result slightly.
 
     Arguments:
-        clip_norm: of the vector before it is scaled.
-        scale: from the vector to whole numbers.
-        coordinates: of the vector.
-        rounding_tail: how probably one rounding is above the result.
+        clip_norm: the largest L2 norm of a vector before it is scaled.
+        scale: what vectors are multiplied by before they are rounded to whole numbers.
+        coordinates: how many the vector has.
+        rounding_tail: at most how probably one rounding is above the result.
     """
     _validate.positive(clip_norm=clip_norm, scale=scale, coordinates=coordinates)
     _validate.in_open_interval(0, 1, rounding_tail=rounding_tail)
-    reach = scale * clip_norm
+    scaled_norm = scale * clip_norm
     half = math.sqrt(coordinates) / 2
-    square = reach**2 + half**2 + math.sqrt(-2 * math.log(rounding_tail)) * (reach + half)
-    return min(math.sqrt(square), reach + 2 * half) * (1 + 1e-14)
+    square = scaled_norm**2 + half**2 + math.sqrt(-2 * math.log(rounding_tail)) * (scaled_norm + half)
+    return min(math.sqrt(square), scaled_norm + 2 * half) * (1 + 1e-14)
 
 
 def _skellam_renyi(l2: float, coordinates: int, variance: float, orders: np.ndarray) -> np.ndarray:
+    """The Renyi divergence of Skellam noise at these orders (Agarwal, Kairouz, Liu 2021), rounded up.
+
+    Arguments:
+        l2: the L2 sensitivity of the sum of whole numbers.
+        coordinates: of the sum, of whole numbers, so that its L1 sensitivity is at most l2^2, too.
+        variance: of the noise on one coordinate.
+        orders: any; infinite at those that are not finite or not above 1.
+    """
     l1 = min(math.sqrt(coordinates) * l2, l2**2)
     usable = np.isfinite(orders) & (orders > 1)
     order = np.maximum(np.ceil(np.where(usable, orders, 2.0)), 2.0)
@@ -123,38 +136,42 @@ class SkellamRelease(Release[_Sum]):
 
     @property
     def near_gaussian(self) -> NearGaussian | None:
-        """The Gaussian that the sum is near to; None where there is too little noise for that."""
+        """The Gaussian release that the sum is close to; None where there is too little noise for that."""
         with contextlib.suppress(NotApplicable):
             return near(self.event)
         return None
 
     @property
     def _noise(self) -> GaussianRelease:
-        """That of the Gaussian it is near to."""
-        reach = sensitivity(self.event)
-        std = reach / near(self.event).mu
-        return GaussianRelease(Gaussian(std=std, sensitivity=reach, neighbors=self.neighbors))
+        """The release of the Gaussian that the sum is close to; `NotApplicable` where there is too little noise."""
+        moved = sensitivity(self.event)
+        std = moved / near(self.event).mu
+        return GaussianRelease(Gaussian(std=std, sensitivity=moved, neighbors=self.neighbors))
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """Secret coins: those of the Gaussian, from which it is no further when users are drawn (KL is convex)."""
+        """The losses of the Gaussian that it is close to, rounded up, where users toss secret coins (`Poisson`).
+
+        The distance from that Gaussian is charged apart (`near_gaussian`): a sample of users makes it no larger, for KL
+        is convex. Everything else is refused: with everyone `near_gaussian` itself says all.
+        """
         is_poisson = isinstance(sampling, Poisson)
         return self._noise.losses(sampling, interval) if is_poisson else super().losses(sampling, interval)
 
     def scale(self, sampling: Sampling) -> Scale | None:
-        """That of the Gaussian which the sum is near to."""
+        """The scale of the Gaussian that the sum is close to; refused where there is too little noise."""
         return self._noise.scale(sampling)
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
-        """Skellam's own divergence where everyone takes part; none is known on samples."""
+        """Skellam's own Renyi divergence with everyone, rounded up; refuses samples, on which none is known."""
         return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
 
     def full_round_covers_known_sample(self, sampling: Sampling) -> bool:
-        """Any sample: there are `num_users` uploads at the least, or nothing is released."""
+        """True, but for samples of fixed size with fewer users than the `num_users` whose noise is counted on."""
         least = getattr(self.event, "num_users", 0)
         return not isinstance(sampling, FixedSize) or sampling.size >= least
 
     def sampling_assumption(self, sampling: Sampling) -> str | None:
-        """Of coins that users toss: nobody may see how they fell."""
+        """What is assumed of a sample: where users toss coins, that nobody may see how they fell."""
         if not isinstance(sampling, Poisson):
             return super().sampling_assumption(sampling)
         return (
@@ -169,7 +186,7 @@ class SkellamSumRelease(SkellamRelease[SkellamSum]):
 
     @property
     def theorem(self) -> Theorem:
-        """That of the sum, and what it means to be removed."""
+        """`SECAGG` for users that are replaced, `REMOVED` for users that are removed."""
         return SECAGG if self.event.neighbors is Neighbors.REPLACE_ONE else REMOVED
 
 
@@ -177,10 +194,10 @@ SKELLAM = Theorem(
     key="dovetail.skellam-gaussian",
     where="Skellam noise beside the Gaussian that it rounds to (docs/proofs/skellam.md)",
 )
-LEAST_VARIANCE = 100.0  # the proof's
+LEAST_VARIANCE = 100.0  # below it the proof says nothing
 
 _ROUNDING = 1 / 12  # variance that rounding adds to a Gaussian
-_OUTWARD = 1 + 1e-14
+_OUTWARD = 1 + 1e-14  # more than the rounding errors of a few operations
 _LEAST = 1e-300  # stands for a divergence that underflows
 
 
@@ -198,17 +215,17 @@ def divergence(variance: float) -> float:
 
 
 def near_gaussian(*, sensitivity: float, coordinates: int, variance: float) -> NearGaussian:
-    """The Gaussian that Skellam noise on so many coordinates is near to; `sensitivity` is in L2, of whole numbers.
+    """The Gaussian release that Skellam noise on so many coordinates is close to, and how far from it; rounded up.
 
     Arguments:
         sensitivity: of the sum of whole numbers, in L2.
-        coordinates: of the sum.
-        variance: of Skellam's noise in each.
+        coordinates: how many the sum has.
+        variance: of Skellam's noise in each coordinate.
 
     Guarantees:
         Not known (`NotApplicable`) below a variance of 100.
     """
     _validate.positive(sensitivity=sensitivity, coordinates=coordinates)
-    far = coordinates * divergence(variance)
+    total_divergence = coordinates * divergence(variance)
     mu = sensitivity / math.sqrt(variance - _ROUNDING) * _OUTWARD
-    return NearGaussian(mu, far * _OUTWARD, SKELLAM, SkellamDraws(coordinates, variance))
+    return NearGaussian(mu, total_divergence * _OUTWARD, SKELLAM, SkellamDraws(coordinates, variance))

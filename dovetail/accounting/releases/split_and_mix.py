@@ -66,21 +66,23 @@ REMOVED = dataclasses.replace(
     where=f"{SPLIT_AND_MIX.where}; for users that are removed, docs/proofs/removed-users.md",
 )
 
-_OUTWARD = 1 + 1e-9
+_OUTWARD = 1 + 1e-9  # more than the rounding errors of an eps or a delta
 _LEAST = 1e-300  # stands for a distance that underflows
 _CLIMB = 1 - 4e-5  # more than `eps_after_spending` may go beyond the smallest eps
 _BASE = 768  # sizes up to which the recursion runs; larger crowds are bounded from it
-_LARGEST_RECURSION = 6000
-_MOST_SHARES = 32
+_LARGEST_RECURSION = 6000  # nodes; its time grows with their square
+_MOST_SHARES = 32  # slots
 
 
 def eta(*, num_users: int, slots: int, modulus: int) -> float:
-    """Distance of one coordinate's shuffled shares to the ideal, rounded up; 1 where nothing is hidden.
+    """Total variation distance of one coordinate's shuffled shares from showing only their sum, rounded up.
+
+    It is 1 where fewer than three slots are left, which hide nothing.
 
     Arguments:
         num_users: honest users.
         slots: share slots whose permutation the analyzer does not know.
-        modulus: of the shares.
+        modulus: of the shares; at least the number of users.
 
     Guarantees:
         Never below the exact distance, enumerated at small num_users, slots and modulus.
@@ -144,11 +146,13 @@ def _log_moments(largest: int, r: int, q: int) -> np.ndarray:
 
 
 def _log_terms(n: int, logs: np.ndarray, r: int) -> np.ndarray:
+    """log(C(n, i)^-r h_i) for i = 0, 1, ..., where `logs` has log h_i."""
     i = np.arange(len(logs))
     return logs - r * (gammaln(n + 1) - gammaln(i + 1) - gammaln(n - i + 1))
 
 
 def _log_sum_exp(logs: np.ndarray, more: float = -math.inf) -> float:
+    """log of the sum of e^x over all of these, and of e^more."""
     peak = max(float(logs.max()), more)
     return peak + math.log(float(np.exp(logs - peak).sum()) + math.exp(more - peak))
 
@@ -180,11 +184,11 @@ def shares_for(*, num_users: int, modulus: int, target: float) -> int:
 
 
 def modulus_for(*, num_users: int, norm: float, noise_variance: float) -> int:
-    """The smallest modulus in which the sum of at most so many users does not wrap around, but for 9 deviations.
+    """The smallest modulus in which a coordinate of the sum wraps around only if its noise exceeds 9 deviations.
 
     Arguments:
         num_users: the most that upload.
-        norm: of one user's vector of integers.
+        norm: the largest L2 norm of one user's vector of integers.
         noise_variance: of all noise in a coordinate.
     """
     _validate.positive(num_users=num_users, norm=norm)
@@ -193,7 +197,11 @@ def modulus_for(*, num_users: int, norm: float, noise_variance: float) -> int:
 
 
 def mixing_delta(event: SplitAndMix, eps: float) -> float:
-    """What imperfect mixing adds to delta at the eps of the whole composition, for one round: (1 + e^eps) d eta.
+    """What imperfect mixing of one round adds to delta, rounded up: (1 + e^eps) times coordinates times `eta`.
+
+    Arguments:
+        event: one round.
+        eps: that of the whole composition, 0 or more.
 
     Guarantees:
         1 where the colluding shufflers leave too few slots: then only the client's own noise remains.
@@ -205,15 +213,18 @@ def mixing_delta(event: SplitAndMix, eps: float) -> float:
 
 
 def delta(event: SplitAndMix, *, eps: float, rounds: int = 1) -> float:
-    """A delta at which so many rounds are (eps, delta)-DP against the analyzer and its colluders."""
+    """A delta at which so many rounds are (eps, delta)-DP against the analyzer and its colluders.
+
+    The smallest of the three routes of `eps`, and what imperfect mixing adds.
+    """
     _at_least_one(rounds)
-    noise = delta_of(ORDERS, rounds * renyi(event, ORDERS), eps=eps) * _OUTWARD
+    noise_delta = delta_of(ORDERS, rounds * renyi(event, ORDERS), eps=eps) * _OUTWARD
     with contextlib.suppress(NotApplicable):
         near_all = near(event).repeat(rounds)
-        far = gaussian.distance_delta(near_all.divergence, eps=eps)
-        noise = min(noise, gaussian.delta_of(near_all.mu, eps=eps) + far)
-        noise = min(noise, _delta_by_ratio(near_all, eps))
-    return numerics.probability(noise + rounds * mixing_delta(event, eps))
+        distance = gaussian.distance_delta(near_all.divergence, eps=eps)
+        noise_delta = min(noise_delta, gaussian.delta_of(near_all.mu, eps=eps) + distance)
+        noise_delta = min(noise_delta, _delta_by_ratio(near_all, eps))
+    return numerics.probability(noise_delta + rounds * mixing_delta(event, eps))
 
 
 def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
@@ -237,10 +248,12 @@ def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
 
 
 def _theorem(event: SplitAndMix) -> Theorem:
+    """`SPLIT_AND_MIX` for users that are replaced, `REMOVED` for users that are removed."""
     return SPLIT_AND_MIX if event.neighbors is Neighbors.REPLACE_ONE else REMOVED
 
 
 def _by_renyi(event: SplitAndMix, delta: float, rounds: int) -> Bound:
+    """The eps of so many rounds at delta by Skellam's Renyi divergence, imperfect mixing paid."""
     divergence = rounds * renyi(event, ORDERS)
     value = eps_after_spending(
         lambda left: _renyi_eps(divergence, left), lambda eps: rounds * mixing_delta(event, eps), delta=delta
@@ -249,19 +262,21 @@ def _by_renyi(event: SplitAndMix, delta: float, rounds: int) -> Bound:
 
 
 def _by_ratio(event: SplitAndMix, delta: float, rounds: int) -> Bound:
+    """The eps of so many rounds at delta by the ratio of the noise to a Gaussian's, imperfect mixing paid."""
     near_all = near(event).repeat(rounds)
     value = _ratio_eps(near_all, delta, lambda eps: rounds * mixing_delta(event, eps))
     return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_sums.SKELLAM, gaussian.ANALYTIC))
 
 
 def _by_distance(event: SplitAndMix, delta: float, rounds: int) -> Bound:
+    """The eps of so many rounds at delta by the distance of the noise from a Gaussian's, imperfect mixing paid."""
     near_all = near(event).repeat(rounds)
     value = _near_eps(near_all, delta, lambda eps: rounds * mixing_delta(event, eps))
     return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_sums.SKELLAM, gaussian.ANALYTIC))
 
 
 def _near_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], float] = lambda _: 0.0) -> float:
-    """eps at delta by a Gaussian and a distance from it, with what else is spent at an eps."""
+    """The eps at delta of a Gaussian release, at a distance from it, where `spent(eps)` of delta goes elsewhere."""
     return eps_after_spending(
         lambda left: gaussian.eps_of(near_all.mu, delta=left),
         lambda eps: spent(eps) + gaussian.distance_delta(near_all.divergence, eps=eps),
@@ -270,12 +285,13 @@ def _near_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], flo
 
 
 def _ratio_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], float] = lambda _: 0.0) -> float:
-    """eps at delta by a Gaussian and the ratio of the noise to it."""
+    """The eps at delta by a Gaussian release and the ratio of the noise to it; `spent(eps)` of delta goes elsewhere."""
     draws = () if near_all.draws is None else (near_all.draws,)
     return gaussian.eps_by_ratio(lambda left: gaussian.eps_of(near_all.mu, delta=left), draws, delta=delta, spent=spent)
 
 
 def _delta_by_ratio(near_all: NearGaussian, eps: float) -> float:
+    """The delta at eps by a Gaussian release and the ratio of the noise to it."""
     draws = () if near_all.draws is None else (near_all.draws,)
     return gaussian.delta_by_ratio(lambda at: gaussian.delta_of(near_all.mu, eps=at), draws, eps=eps)
 
@@ -309,14 +325,14 @@ def calibrate(
 
     Arguments:
         num_users: the enforced minimum of uploads.
-        coordinates: of a vector.
-        clip_norm: of a user's vector.
+        coordinates: of a user's vector.
+        clip_norm: its largest L2 norm.
         eps: the target for all rounds together.
-        delta: of that target.
+        delta: the target's, for all rounds together.
         rounds: how many there are.
         colluders: uploads of the adversary's own.
-        rounding_loss: by how much rounding may inflate norms.
-        mixing_share: of delta, for imperfect mixing.
+        rounding_loss: by how much rounding may inflate norms, relatively.
+        mixing_share: which part of delta imperfect mixing may spend.
         neighbors: the relation of the statement.
 
     Guarantees:
@@ -326,18 +342,19 @@ def calibrate(
     _validate.positive(eps=eps, clip_norm=clip_norm)
     _validate.in_open_interval(0, 1, delta=delta, mixing_share=mixing_share, rounding_loss=rounding_loss)
 
-    def at(scale: float) -> SplitAndMix:
+    def design_at(scale: float) -> SplitAndMix:
+        """The design with the least noise at this scale, with the smallest modulus and one share."""
         norm = rounded_norm(clip_norm=clip_norm, scale=scale, coordinates=coordinates, rounding_tail=1e-3)
         goal = delta * (1 - mixing_share) * (1 - 1e-9)
-        reach = norm * (2 if neighbors is Neighbors.REPLACE_ONE else 1)
+        moved = norm * (2 if neighbors is Neighbors.REPLACE_ONE else 1)  # the L2 sensitivity of the sum
 
         def eps_of(noise: float) -> float:
             variance = (noise * norm) ** 2
-            candidates = [_renyi_eps(rounds * _skellam_renyi(reach, coordinates, variance, ORDERS), goal)]
+            candidates = [_renyi_eps(rounds * _skellam_renyi(moved, coordinates, variance, ORDERS), goal)]
             for route in (_ratio_eps, _near_eps):
                 with contextlib.suppress(NotApplicable):
                     round_noise = skellam_sums.near_gaussian(
-                        sensitivity=reach, coordinates=coordinates, variance=variance
+                        sensitivity=moved, coordinates=coordinates, variance=variance
                     )
                     candidates.append(route(round_noise.repeat(rounds), goal) / _CLIMB)
             return min(candidates)
@@ -358,10 +375,10 @@ def calibrate(
         )
 
     scale = math.sqrt(coordinates / 8 / rounding_loss) / clip_norm
-    design = at(scale)
+    design = design_at(scale)
     modulus = 1 << (design.modulus - 1).bit_length()
     larger = scale * modulus / design.modulus  # about what fills the modulus: norms grow with the scale
-    while larger > scale and (filled := at(larger)).modulus > modulus:
+    while larger > scale and (filled := design_at(larger)).modulus > modulus:
         larger *= 0.995
     design = filled if larger > scale else design
     target = delta * mixing_share / (rounds * coordinates * (1 + math.exp(eps)) * (1 + 1e-8))
@@ -375,9 +392,9 @@ class SplitAndMixRelease(SkellamRelease[SplitAndMix]):
 
     @property
     def theorem(self) -> Theorem:
-        """That of the sum, and what it means to be removed."""
+        """`SPLIT_AND_MIX` for users that are replaced, `REMOVED` for users that are removed."""
         return _theorem(self.event)
 
     def delta_spent(self, eps: float) -> tuple[Spent, ...]:
-        """The more, the larger the eps of the whole is."""
+        """`mixing_delta`: what imperfect mixing of one round costs; it grows with the eps of the whole."""
         return (Spent(mixing_delta(self.event, eps), "imperfect mixing of shares"),)

@@ -52,16 +52,17 @@ MIXTURE = Theorem(
     url="https://arxiv.org/abs/2310.15526",
 )
 
-_MOST_SPLITS = 64
+_MOST_SPLITS = 64  # ways to spread a subject's items over users that are looked at one by one
 
 
 def splits(event: SampledSubject) -> list[tuple[int, ...]]:
-    """Ways to spread the subject's items over users; one of them is at least as bad as any way that the caps allow.
+    """The ways to spread a subject's items over users that must be looked at.
 
     Arguments:
         event: whose caps say how the subject's items may be spread.
 
-    Returns: for each way the numbers of items at its users.
+    Returns: for each way the positive numbers of items at each of its users. One of them is at least as bad as any way
+        that the caps allow.
     """
     if event.prob_user == 1:
         return [_worst_split(event)]
@@ -90,9 +91,10 @@ def splits(event: SampledSubject) -> list[tuple[int, ...]]:
 
 
 def _worst_split(event: SampledSubject) -> tuple[int, ...]:
-    """All items at one user; or, with noise at every user, as many as fit at each of them where that is the better.
+    """One split that dominates every other, where items are sampled one by one: numbers of items at each user.
 
-    Either dominates; which is the better is guessed from the mean square of the shift.
+    All items at one user dominate. With noise at every user, so do as many at each user as fit; the tighter of the two
+    is guessed from the mean square of the shift.
     """
     together = (event.most_items,)
     full = (event.most_at_user,) * event.most_users
@@ -106,7 +108,10 @@ def _worst_split(event: SampledSubject) -> tuple[int, ...]:
 
 
 def items_in_sum(event: SampledSubject, split: tuple[int, ...]) -> np.ndarray:
-    """The probabilities of 0, 1, ... of the subject's items in the sum, when its users hold these numbers of them."""
+    """The law of how many of the subject's items are in one sum, when its users hold these numbers of them.
+
+    Returns: the probabilities of 0, 1, ..., `most_items` items; their sum is 1 up to rounding.
+    """
     if sum(split) != event.most_items or min(split) < 1:
         raise ValueError(f"expected a split of items={event.most_items} over users, got split={split}")
     law = np.ones(1)
@@ -118,11 +123,13 @@ def items_in_sum(event: SampledSubject, split: tuple[int, ...]) -> np.ndarray:
 
 
 def shifts(event: SampledSubject, split: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The shifts of one release in clip norms, and their probabilities, for a split of `splits`.
+    """The law of the shift of one sum, in clip norms, for a split of `splits`.
 
     Arguments:
         event: one release.
         split: how many items each of the subject's users holds.
+
+    Returns: the possible shifts, rising from 0 and rounded up, and their probabilities.
     """
     if event.noise == "sum" or len(split) == 1:
         law = items_in_sum(event, split)
@@ -151,7 +158,8 @@ def always_sampled(event: SampledSubject) -> Gaussian | None:
 def of_users_together(event: Gaussian, *, users: int) -> Gaussian:
     """The release of `users` users together, each with noise of its own, to a subject with data at all of them.
 
-    Its gradients may be aligned, so their shifts add up like the sides of a cube: mu grows by sqrt(users).
+    The subject shifts every one of these sums, whose noises are independent: the squares of their mu add up, and mu
+    grows by sqrt(users), rounded up.
 
     Arguments:
         event: the release of one user's sum.
@@ -180,7 +188,7 @@ def eps(event: SampledSubject, *, rounds: int, delta: float, interval: float | N
 
 
 def delta(event: SampledSubject, *, rounds: int, eps: float, interval: float | None = None) -> float:
-    """The smallest delta of `rounds` rounds of such sums at eps for one subject."""
+    """The smallest delta of `rounds` rounds of such sums at eps for one subject, rounded up."""
     _validate.non_negative(eps=eps)
     _check_rounds(rounds)
     plain = always_sampled(event)
@@ -190,7 +198,7 @@ def delta(event: SampledSubject, *, rounds: int, eps: float, interval: float | N
 
 
 def losses(event: SampledSubject, *, interval: float) -> tuple[Loss, ...]:
-    """The privacy loss of one round of such sums for every split of the subject's items, on multiples of `interval`.
+    """The privacy loss of one round of such sums, rounded up to multiples of `interval`: one for every split.
 
     A subject's split is the same in every round, so many rounds compose within a split, and the worst split counts.
     """
@@ -203,32 +211,41 @@ def losses(event: SampledSubject, *, interval: float) -> tuple[Loss, ...]:
 
 
 def scale(event: SampledSubject) -> tuple[float, float]:
-    """The std and the width of the loss of one release, about: the narrowest std and the largest width of a split."""
+    """About the std and the width of the loss of one of the sums: the narrowest std and the largest width of a split.
+
+    To choose a grid by, never for a bound.
+    """
     one_step = dataclasses.replace(event, steps=1)
     scales = [_shift_law(one_step, split).scale for split in splits(event)]
     return min(std for std, _ in scales), max(width for _, width in scales)
 
 
 def resolution(event: SampledSubject, *, rounds: int = 1) -> float:
-    """An interval of privacy losses that resolves one release among those of so many rounds."""
+    """The interval of privacy losses that one sum should be composed on with all sums of so many rounds."""
     std, width = scale(event)
     return mixtures.interval_for(std, width, releases=rounds * event.steps)
 
 
 @functools.lru_cache(maxsize=128)
 def _compose_rounds(event: SampledSubject, rounds: int, interval: float | None) -> tuple[Loss, ...]:
+    """The loss of so many rounds for every split; on the interval of `resolution` if none is given."""
     grid = resolution(event, rounds=rounds) if interval is None else interval
     return tuple(loss_distributions.self_compose(loss, rounds) for loss in losses(event, interval=grid))
 
 
 @functools.lru_cache(maxsize=512)
 def _shift_law(event: SampledSubject, split: tuple[int, ...]) -> ShiftLaw:
+    """The law of the shift of one sum in standard deviations of the noise."""
     norms, law = shifts(event, split)
     return ShiftLaw.of(norms * (event.clip_norm / event.std), law)
 
 
 @functools.lru_cache(maxsize=512)
 def _split_loss(event: SampledSubject, split: tuple[int, ...], interval: float) -> LossDistribution:
+    """The loss of one sum for this split, rounded up.
+
+    Where users are drawn first and hold others' records, it is seen which of them are drawn: a mixture over that.
+    """
     if event.prob_user == 1 or event.alone:
         return mixtures.loss(_shift_law(event, split), interval=interval)
 
@@ -243,7 +260,7 @@ def _split_loss(event: SampledSubject, split: tuple[int, ...], interval: float) 
 
 
 def _items_at_sampled_users(event: SampledSubject, split: tuple[int, ...]) -> dict[int, float]:
-    """How many of the subject's items are at users that were drawn, and how likely that is."""
+    """The law of how many of the subject's items are at users that were drawn: number -> probability."""
     law = {0: 1.0}
     for here in split:
         next_law: dict[int, float] = {}
@@ -267,34 +284,41 @@ class SubjectRelease(Release[SampledSubject]):
     concerns_subjects = True
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """One for every split; the sampling of items is the event's own."""
+        """The loss of one round, rounded up, for every split of the subject's items.
+
+        Items are sampled within the event: users take part in every round, and samples of users are refused.
+        """
         return losses(self.event, interval=interval) if sampling == Everyone() else super().losses(sampling, interval)
 
     @property
     def resolution(self) -> float:
-        """The interval that resolves one round."""
+        """The interval that one round alone should be composed on."""
         return resolution(self.event)
 
     def scale(self, sampling: Sampling) -> Scale:
-        """The narrowest std and the largest width of a split, for each of the `steps` sums of a round."""
+        """The narrowest std and the largest width of a split, about, for each of the `steps` sums of a round."""
         std, width = scale(self.event)
         return Scale(std=std, width=width, sums=self.event.steps)
 
     def simplify(self, sampling: Sampling) -> Gaussian | SampledSubject:
-        """A Gaussian, where every item is in every sum."""
+        """The same as a Gaussian release where every item is in every sum; otherwise the event itself."""
         plain = always_sampled(self.event) if sampling == Everyone() else None
         return self.event if plain is None else plain
 
     def check_disjoint_batches(self) -> None:
-        """Refused: batches are of users."""
+        """Always refuses: batches are of users, and a subject may have data at several of them."""
         raise NotApplicable("a subject may have data at users of several disjoint batches of an epoch")
 
     def of_subject(self, *, items: int, users: int, items_per_user: int | None) -> SampledSubject:
-        """The same sums for another number of items."""
+        """The same sums for a subject with these numbers of items and users."""
         return dataclasses.replace(self.event, items=items, users_spanned=users, items_per_user=items_per_user)
 
     def of_replaced_item(self) -> list[Round]:
-        """A record and the one that takes its place join a sum with the same probability."""
+        """One Gaussian round under replacement for each of the `steps`.
+
+        A record and the one that takes its place join a sum with the same probability. Refused where users are drawn
+        first.
+        """
         event = self.event
         if event.prob_user != 1:
             raise NotApplicable("users are sampled first, so all records of a user are sampled together")
