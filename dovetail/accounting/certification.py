@@ -69,6 +69,7 @@ def certify(
 
 
 def _one_round(exposure: Exposure, scope: Scope, delta: float | None, eps: float | None) -> Statement:
+    """The statement about one of these rounds alone, at the same delta or eps: a premise of the whole."""
     single = dataclasses.replace(exposure, times=1)
     best = best_bound((single,), delta=delta, eps=eps)
     return _statement(best, scope, (single,), span=f"one of {exposure.times} rounds")
@@ -83,6 +84,10 @@ def _statement(
     premises: tuple[Statement, ...] = (),
     per_user: tuple[float, ...] | None = None,
 ) -> Statement:
+    """The statement of a bound for these exposures: its scope with all assumptions, its proof with all of delta spent.
+
+    A bound that gains from sampling assumes that the sample is secret.
+    """
     secrecy = () if bound.sample_known else _sampling_assumptions(exposures)
     assumptions = (*scope.assumptions, *secrecy, scope.tuning)
     scope = dataclasses.replace(scope, assumptions=tuple(dict.fromkeys(assumptions)))
@@ -100,11 +105,13 @@ def _per_user(exposures: Sequence[Exposure], best: Bound) -> tuple[float, ...] |
 
 
 def _sampling_assumptions(exposures: Sequence[Exposure]) -> list[str]:
+    """What these exposures assume of their samples, in words; equal ones may repeat."""
     assumptions = (exposure.release.sampling_assumption(exposure.sampling) for exposure in exposures)
     return [assumption for assumption in assumptions if assumption is not None]
 
 
 def _span(rounds: Sequence[Round]) -> str:
+    """What a statement about these rounds covers, in words: "12 rounds in 3 epochs of disjoint batches"."""
     spans = {release_of(item.mechanism).span for item in distinct(rounds)} - {None}
     if len(spans) == len(rounds) == 1:
         return str(spans.pop())

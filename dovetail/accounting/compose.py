@@ -122,7 +122,7 @@ def best_bound(
 
 @functools.lru_cache(maxsize=32)
 def _best_bound(exposures: tuple[Exposure, ...], delta: float | None, eps: float | None, both_ends: bool) -> Bound:
-    """The same, kept: trainings with other seeds, and the statements of one training, ask the same again."""
+    """`best_bound`, kept: trainings with other seeds, and the statements of one training, ask the same again."""
     answers, reasons = _ask_accountants(exposures, delta, eps)
     bounds = [candidate for candidate, _ in answers]
     plain = without_sampling(exposures)
@@ -140,7 +140,7 @@ def _best_bound(exposures: tuple[Exposure, ...], delta: float | None, eps: float
 
 
 def _with_lower(best: Bound, curve: Curve) -> Bound:
-    """The bound with a lower end of its eps, where there is one."""
+    """The bound with a lower end of its eps from its curve; unchanged where the curve has none, or cannot say it."""
     if curve.lower is None or not 0 < best.eps < math.inf:
         return best
     with contextlib.suppress(NotApplicable, ArithmeticError):
@@ -151,7 +151,11 @@ def _with_lower(best: Bound, curve: Curve) -> Bound:
 def _ask_accountants(
     exposures: tuple[Exposure, ...], delta: float | None, eps: float | None
 ) -> tuple[list[tuple[Bound, Curve]], list[str]]:
-    """What every accountant answers, and why the others do not."""
+    """Ask every accountant for eps at this delta, or delta at this eps; exactly one of the two is given.
+
+    Returns: each answer with the curve that gave it, and the reasons of those that do not apply. An answer that no
+        other theorem improves on ends the round.
+    """
     bounds: list[tuple[Bound, Curve]] = []
     reasons: list[str] = []
     for accountant in _TIGHTEST_FIRST:
@@ -173,7 +177,10 @@ def _ask_accountants(
 
 
 def _check_answer(answer: Bound, curve: Curve) -> Bound:
-    """The bound with what its curve spends, if its numbers are some: an eps >= 0, a delta that is a probability."""
+    """The bound, with what its curve spends of delta noted in its proof.
+
+    `NotApplicable` where a number could not be computed: eps must be at least 0, and delta a probability.
+    """
     if not answer.eps >= 0 or not 0 <= answer.delta <= 1:
         raise NotApplicable(f"{answer.proof.key} gives no number here (eps={answer.eps}, delta={answer.delta})")
     if answer.eps == math.inf:
@@ -182,7 +189,7 @@ def _check_answer(answer: Bound, curve: Curve) -> Bound:
 
 
 def check_target(delta: float | None, eps: float | None) -> None:
-    """Exactly one of the two is given, and it is a delta or an eps."""
+    """Raise ValueError unless exactly one of the two is given, a delta in [0, 1] or an eps >= 0."""
     if (delta is None) == (eps is None):
         raise ValueError(f"expected exactly one of delta and eps, got delta={delta!r} and eps={eps!r}")
     if eps is None:
@@ -192,12 +199,13 @@ def check_target(delta: float | None, eps: float | None) -> None:
 
 
 def _or_nan(delta: float | None) -> float:
+    """The delta; NaN, which every check refuses, where there is none."""
     return math.nan if delta is None else delta
 
 
 @functools.lru_cache(maxsize=16)
 def _curve(accountant: Accountant, exposures: tuple[Exposure, ...]) -> Curve:
-    """An accountant's answer, kept for the next question about the same rounds."""
+    """The curve that this accountant gives, kept for the next question about the same rounds."""
     return accountant(exposures)
 
 
@@ -205,7 +213,7 @@ def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
     """A bound for all rounds at this delta or a smaller one; infinite where a report tells more than its noise hides.
 
     Arguments:
-        rounds: what one client reports in; sampling is no help here.
+        rounds: the rounds that one client reports in, with everyone or in disjoint batches.
         delta: for all rounds together.
 
     Guarantees:

@@ -25,7 +25,7 @@ RENYI = Theorem(
 )
 
 
-_LEAST = 1e-300  # a divergence that underflows is not 0
+_LEAST = 1e-300  # the least divergence and the least delta: what underflows is not 0
 
 
 def eps_of(orders: np.ndarray, divergences: np.ndarray, *, delta: float) -> float:
@@ -68,7 +68,10 @@ def _as_upper_bounds(divergences: np.ndarray) -> np.ndarray:
 
 
 def eps_by_order(orders: np.ndarray, divergences: np.ndarray, *, delta: float) -> np.ndarray:
-    """The eps at this delta that each order gives; it may be negative."""
+    """The eps at this delta that each order gives, rounded up; it may be negative, and is no bound then by itself.
+
+    Orders are above 1, and divergences are not negative; they may be infinite.
+    """
     _validate.in_open_interval(0, 1, delta=delta)
     shrink = np.log1p(-1 / orders)
     spread = (math.log(delta) + np.log(orders)) / (orders - 1)
@@ -77,7 +80,10 @@ def eps_by_order(orders: np.ndarray, divergences: np.ndarray, *, delta: float) -
 
 
 def log_delta_by_order(orders: np.ndarray, divergences: np.ndarray, *, eps: float) -> np.ndarray:
-    """The logarithm of the delta at this eps that each order gives; it may be positive."""
+    """The logarithm of the delta at this eps that each order gives, rounded up; it may be positive.
+
+    Orders are above 1, and divergences are not negative; they may be infinite.
+    """
     _validate.non_negative(eps=eps)
     shrink = np.log1p(-1 / orders)
     error = 8 * ULP * ((orders - 1) * (np.abs(divergences) + eps - shrink) + np.log(orders))

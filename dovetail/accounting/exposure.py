@@ -21,7 +21,10 @@ __all__ = ["Exposure", "delta_spent", "distinct", "exposures_of", "refusal", "wi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exposure:
-    """A mechanism that one user is exposed to `times` times; disjoint batches are already folded into epochs."""
+    """A mechanism that one user is exposed to `times` times, always with the same sampling.
+
+    Disjoint batches are folded into epochs already, each of which counts once with `Everyone`.
+    """
 
     mechanism: Mechanism
     sampling: Sampling
@@ -29,7 +32,7 @@ class Exposure:
 
     @property
     def release(self) -> Release:
-        """What one such release implies."""
+        """The `Release` of the mechanism: what one of these releases implies."""
         return release_of(self.mechanism)
 
 
@@ -44,9 +47,8 @@ def exposures_of(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
     Guarantees:
         Refuses rounds under different relations: what they add up to would be a statement about neither.
     """
-    times = Counter(
-        map(id, rounds := tuple(rounds))
-    )  # of equal rounds most are one object: hashing all would take long
+    rounds = tuple(rounds)
+    times = Counter(map(id, rounds))  # most equal rounds are one object: hashing all of them would take long
     releases = (release_of(item.mechanism) for item in distinct(rounds))
     relations = {release.neighbors.value for release in releases if release.refusal is None}
     if len(relations) > 1:
@@ -72,7 +74,9 @@ def exposures_of(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
 
 
 def without_sampling(exposures: Sequence[Exposure]) -> tuple[Exposure, ...] | None:
-    """The same with nothing gained from sampling users; None where nobody is sampled, or it would not hold.
+    """The same exposures with everyone in every round: nothing is gained from sampling users.
+
+    None where nobody is sampled, or where a round with everyone may be better than one on the sample.
 
     Guarantees:
         Whatever holds for the result holds for the rounds, also if it is known who was drawn.
@@ -89,6 +93,7 @@ def without_sampling(exposures: Sequence[Exposure]) -> tuple[Exposure, ...] | No
 
 
 def _simplify(counts: Counter[tuple[Mechanism, Sampling]]) -> tuple[Exposure, ...]:
+    """One exposure for each mechanism and sampling, each mechanism in the form that accountants know best."""
     plain: Counter[tuple[Mechanism, Sampling]] = Counter()
     for (mechanism, sampling), count in counts.items():
         plain[release_of(mechanism).simplify(sampling), sampling] += count
@@ -96,16 +101,17 @@ def _simplify(counts: Counter[tuple[Mechanism, Sampling]]) -> tuple[Exposure, ..
 
 
 def distinct(rounds: Iterable[Round]) -> tuple[Round, ...]:
-    """Every round once that is an object of its own."""
+    """Every object among these rounds once, in their order; equal rounds that are different objects stay."""
     return tuple({id(item): item for item in rounds}.values())
 
 
 def refusal(rounds: Iterable[Round]) -> str | None:
-    """Why these rounds promise nothing at all, where one of them does not."""
+    """Why these rounds promise nothing at all, if one of them does not; None if each promises something."""
     return next((why for item in distinct(rounds) if (why := release_of(item.mechanism).refusal) is not None), None)
 
 
 def _worst_mechanism(mechanisms: Sequence[Mechanism]) -> Mechanism:
+    """The mechanism of an epoch that costs most: of Gaussians that with the largest mu; others must all be equal."""
     shifts = {mechanism: release_of(mechanism).mu for mechanism in mechanisms}
     if len(shifts) == 1:
         return mechanisms[0]
@@ -115,7 +121,7 @@ def _worst_mechanism(mechanisms: Sequence[Mechanism]) -> Mechanism:
 
 
 def delta_spent(exposures: Sequence[Exposure], *, eps: float) -> tuple[Spent, ...]:
-    """What the rounds cost in delta beside their noise, by what is paid for, when eps is that of the whole.
+    """What all rounds together spend of delta beside their noise: one part for each thing that it pays for.
 
     Arguments:
         exposures: what one user is exposed to.

@@ -56,16 +56,16 @@ ANALYTIC = Theorem(
     url="https://arxiv.org/abs/1805.06530",
 )
 
-_RELATIVE_SLACK = 1e-12
+_RELATIVE_SLACK = 1e-12  # more than the relative error of log_ndtr and exp
 _ULP = numerics.ULP
 _LEAST = 1e-300  # stands for every smaller delta
 _LOG_NEGLIGIBLE = -695.0  # the logarithm of what is clearly smaller
 _DENSEST = 0.39894228040143274  # a standard Gaussian's density at 0, rounded up
-_OUTWARD = 1 + 1e-12
-_LEAST_VARIANCE = 100.0  # the proof's
-_TAIL_SHARE = 1e-3  # about what tails cost of delta
+_OUTWARD = 1 + 1e-12  # more than the rounding errors of a few operations
+_LEAST_VARIANCE = 100.0  # below it the proof of docs/proofs/skellam.md says nothing
+_TAIL_SHARE = 1e-3  # about which part of delta tails cost
 _LEAST_TAIL = 1e-280
-_TAILS = 16.0
+_TAILS = 16.0  # tails are powers of this
 _SLOPES = np.geomspace(1e-6, 1.0, 200)  # of Chernoff's bound, in units of the largest that the proof allows
 
 
@@ -73,8 +73,8 @@ def delta_of(mu: float, *, eps: float) -> float:
     """The smallest delta at this eps, rounded up.
 
     Arguments:
-        mu: sensitivity over standard deviation; of several releases the root of the sum of squares.
-        eps: at which delta is asked for.
+        mu: sensitivity over standard deviation, 0 or more; of several releases the root of the sum of squares.
+        eps: at which delta is asked for, 0 or more.
 
     Guarantees:
         Never below the exact value (tested against 50-digit arithmetic), and within 1e-9 of it where delta > 1e-15.
@@ -86,11 +86,11 @@ def delta_of(mu: float, *, eps: float) -> float:
     if math.isinf(mu):
         return 1.0
     _validate.positive(mu=mu)
-    at_most = mu * _DENSEST * (1 + _RELATIVE_SLACK) + _LEAST  # at any eps, for it is so at 0
+    at_most = mu * _DENSEST * (1 + _RELATIVE_SLACK) + _LEAST  # an upper bound at 0, and so at any eps
     log_first = float(log_ndtr(mu / 2 - eps / mu))
     log_second = eps + float(log_ndtr(-mu / 2 - eps / mu))
     if not log_first > _LOG_NEGLIGIBLE:
-        return min(at_most, _LEAST if log_first == log_first else 1.0)
+        return min(at_most, _LEAST if log_first == log_first else 1.0)  # 1 where it is NaN
     first = math.exp(log_first)
     exact = first * -math.expm1(min(0.0, log_second - log_first))
     rounding = 8 * _ULP * first * (1 + abs(log_first) + abs(log_second) + eps)
@@ -99,7 +99,9 @@ def delta_of(mu: float, *, eps: float) -> float:
 
 
 def lower_eps_of(mu: float, *, delta: float) -> float:
-    """An eps at which delta is still above this one, rounded down; infinite for a noiseless release.
+    """A lower end of the exact eps at this delta: an eps at which delta is still above it.
+
+    It is 0 where none is known, and infinite for a release without noise.
 
     Arguments:
         mu: sensitivity over standard deviation.
@@ -122,7 +124,7 @@ def lower_eps_of(mu: float, *, delta: float) -> float:
 
 
 def _delta_rounding(mu: float, eps: float) -> float:
-    """More than `delta_of` has added to the exact value."""
+    """An upper bound on what `delta_of` has added to the exact value at this mu and eps."""
     delta = delta_of(mu, eps=eps)
     log_first = float(log_ndtr(mu / 2 - eps / mu))
     log_second = eps + float(log_ndtr(-mu / 2 - eps / mu))
@@ -169,14 +171,12 @@ def mu_of(eps: float, *, delta: float) -> float:
 def gaussian_losses(
     std: float, *, sensitivity: float, prob: float, add_remove: bool, interval: float
 ) -> pld.PrivacyLossDistribution:
-    """What `from_gaussian_mechanism` of dp-accounting returns, up to rounding.
-
-    A user is added or removed, or else replaced, in a Poisson sample with this probability.
+    """The privacy loss of a Poisson-sampled Gaussian, as dp-accounting's `from_gaussian_mechanism`, up to rounding.
 
     Arguments:
         std: of the noise.
-        sensitivity: by how much one user moves the sum in L2, as dp-accounting counts it.
-        prob: how likely a user is in the sample.
+        sensitivity: by how much adding one user moves the sum in L2; replacing one moves it by twice that.
+        prob: how likely a user is in the sample; 1 without sampling.
         add_remove: whether a user is added or removed, else replaced.
         interval: between neighbouring losses of the grid.
     """
@@ -195,7 +195,7 @@ def gaussian_losses(
 
 
 def _deltas(loss: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndarray:
-    """The hockey-stick divergence at every eps: that of the half-line on which the loss is above eps."""
+    """Delta at every eps (of any sign): P - e^eps Q of the half-line on which the loss is above eps."""
     with np.errstate(divide="ignore"):
         ends = _ends(loss, eps)
         deltas = loss.mu_upper_cdf(ends) - np.exp(eps + loss.mu_lower_log_cdf(ends))
@@ -203,7 +203,10 @@ def _deltas(loss: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndar
 
 
 def _ends(loss: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndarray:
-    """Where the half-lines end; that of all numbers, or of none, where every loss is above eps, or none."""
+    """Where for each eps the half-line of outcomes with a loss above eps ends; +-infinite where it is all or none.
+
+    dp-accounting's losses fall as the outcome rises, so that a half-line is all outcomes up to its end.
+    """
     prob = loss.sampling_prob
     unit = loss.standard_deviation**2 / loss.sensitivity
     match loss.adjacency_type:
@@ -232,23 +235,19 @@ class SkellamDraws(NamedTuple):
     """So many independent draws of Skellam noise of this variance, in place of rounded Gaussian ones."""
 
     number: int
-    variance: float
+    variance: float  # of one draw, in squares of whole numbers
 
 
 class NearGaussian(NamedTuple):
-    """A Gaussian release, and how far from it a release is at the most, whatever its input.
+    """A Gaussian release, and how far from it a release is at the most, whatever its input."""
 
-    `mu` is the Gaussian's sensitivity over its std; `divergence` is KL(what is seen of the Gaussian || the release);
-    `draws` are the noise that makes the difference.
-    """
-
-    mu: float
-    divergence: float = 0.0
-    theorem: Theorem | None = None
-    draws: SkellamDraws | None = None
+    mu: float  # the Gaussian's sensitivity over its std, rounded up
+    divergence: float = 0.0  # at least KL(what is seen of the Gaussian || the release); 0 if it is that Gaussian
+    theorem: Theorem | None = None  # by which it is that close
+    draws: SkellamDraws | None = None  # the noise that makes the difference; None if there is none
 
     def repeat(self, rounds: int) -> NearGaussian:
-        """So many of them, each chosen after those before it."""
+        """So many of these releases together, each of which may be chosen after seeing those before it; rounded up."""
         outward = 1 + 1e-15
         draws = None if self.draws is None else self.draws._replace(number=self.draws.number * rounds)
         return self._replace(
@@ -274,9 +273,9 @@ def distance_delta(divergence: float, *, eps: float) -> float:
 
 
 def slack_of(draws: Sequence[SkellamDraws], *, tail: float) -> float:
-    """A slack such that the laws of all these draws, Skellam's and the rounded Gaussian's, are within e^(+-slack).
+    """By how much the log-ratio of Skellam's law of all these draws to the rounded Gaussian's may be off 0, rounded up.
 
-    But for a probability of `tail`, under either law.
+    Outside of that slack there is a probability of at most `tail`, under either law.
 
     Arguments:
         draws: the noise of all rounds and coordinates.
@@ -309,7 +308,7 @@ def slack_of(draws: Sequence[SkellamDraws], *, tail: float) -> float:
 
 
 def _largest_ratio(reach: float, variance: float) -> float:
-    """The largest |log-ratio| of one draw within so many standard deviations, three or more."""
+    """The largest |log-ratio| of one draw that is within `reach` standard deviations (3 or more), rounded up."""
     rest = reach**6 / 75 + reach**2 / 3 + 1 / 8
     return (reach**4 / 24 + rest / variance) / variance * _OUTWARD
 
@@ -321,7 +320,7 @@ def eps_by_ratio(
     delta: float,
     spent: Callable[[float], float] = lambda eps: 0.0,
 ) -> float:
-    """eps at delta of the draws, where `eps_of` is that of Gaussian noise, with what else is spent at an eps.
+    """The eps at delta of a release with Skellam noise, from that with Gaussian noise, by the ratio of the two.
 
     Arguments:
         eps_of: eps at a delta, of Gaussian noise in place of the draws.
@@ -347,7 +346,7 @@ def eps_by_ratio(
 
 
 def delta_by_ratio(delta_at: Callable[[float], float], draws: Sequence[SkellamDraws], *, eps: float) -> float:
-    """delta at eps of the draws, where `delta_at` is that of Gaussian noise.
+    """The delta at eps of a release with Skellam noise, from that with Gaussian noise, by the ratio of the two.
 
     Arguments:
         delta_at: delta at an eps, of Gaussian noise in place of the draws.
@@ -369,12 +368,15 @@ def delta_by_ratio(delta_at: Callable[[float], float], draws: Sequence[SkellamDr
 
 
 def tail_cost(delta_at: Callable[[float], float], *, eps: float) -> float:
-    """About what the tails of the ratio take of delta at this eps: to be told, for it is paid already."""
+    """About what the tails of the ratio take of delta at this eps, for a proof to name: it is paid already."""
     _validate.non_negative(eps=eps)
     return numerics.probability(_tail(max(delta_at(eps), _LEAST_TAIL), eps) * (1 + math.exp(min(eps, 700.0))))
 
 
 def _tail(delta: float, eps: float) -> float:
-    """A power of `_TAILS`, so that eps at a delta and delta at that eps go by the same one."""
+    """The tail probability of the ratio that is charged, at about `_TAIL_SHARE` of delta.
+
+    It is a power of `_TAILS`, so that eps at a delta and delta at that eps go by the same one.
+    """
     least = math.log(_TAIL_SHARE * delta) - min(eps, 600.0)
     return max(_TAILS ** round(least / math.log(_TAILS)), _LEAST_TAIL)

@@ -37,8 +37,8 @@ GROUP = Theorem(
     url="https://salil.seas.harvard.edu/publications/complexity-differential-privacy",
 )
 
-_OUTWARD = 1 + 1e-12
-_LEAST_LOG_DELTA = -140.0
+_OUTWARD = 1 + 1e-12  # more than the rounding errors of eps and delta
+_LEAST_LOG_DELTA = -140.0  # no smaller delta for one user is tried
 _CLOSE = 1e-3  # the search for the best delta for one user ends at this ratio
 
 
@@ -67,7 +67,7 @@ def for_group(bound: Bound, *, size: int) -> Bound:
 
 
 def _log_factor(eps: float, size: int) -> float:
-    """log((e^(k eps) - 1)/(e^eps - 1)), rounded up; k at eps = 0."""
+    """log((e^(k eps) - 1)/(e^eps - 1)) for k = size, rounded up; log k at eps = 0."""
     if eps * size < 1e-9:
         return math.log(size) + size * eps
     log_sum = (size - 1) * eps + math.log(-math.expm1(-size * eps)) - math.log(-math.expm1(-eps))
@@ -75,6 +75,7 @@ def _log_factor(eps: float, size: int) -> float:
 
 
 def _check(bound: Bound, size: int) -> None:
+    """Refuse a group that is no whole number from 1 on, and a bound whose numbers are none."""
     _validate.integer(size=size)
     _validate.at_least(1, size=size)
     check_guarantee(eps=bound.eps, delta=bound.delta)
@@ -117,6 +118,7 @@ def _by_group_privacy(rounds: Sequence[Round], users: int, delta: float) -> Boun
     candidates: list[Bound] = []
 
     def holds(delta_one: float) -> bool:
+        """Whether this delta for one user is at most `delta` for the group; if so the bound becomes a candidate."""
         group = for_group(compose.bound(rounds, delta=delta_one), size=users)
         if math.isinf(group.eps):
             raise NotApplicable(f"there is no guarantee for one user at delta={delta_one:.3g}")

@@ -26,9 +26,9 @@ __all__ = [
 ]
 
 _HIGHEST = 40 * math.log(2)  # logarithm of the most noise that is tried
-_USUAL_SLOPE = -1.0  # of heights along log noise
-_FLATTEST_SLOPE = -0.3
-_LEAST_STEP = 0.05  # beyond a root, to be sure
+_USUAL_SLOPE = -1.0  # of a height along log noise, where nothing is known yet
+_FLATTEST_SLOPE = -0.3  # no height is taken to fall more slowly
+_LEAST_STEP = 0.05  # beyond an estimated root, in log noise, to be sure
 _PATIENCE = 3  # guesses that need not halve the bracket
 _LEAST_DELTA = 1e-30  # where the search for a delta begins
 _TINY = 1e-290  # stands for a delta that may underflow
@@ -81,18 +81,19 @@ def smallest_noise(
 
 
 def _find_crossing(height: Callable[[float], float], tolerance: float, *, lowest: float) -> float | None:
-    """A point where a falling height is at most 0, with one above 0 at most a tolerance before; None without one.
+    """A point where a falling function is at most 0, with one above 0 at most a tolerance before; None without one.
 
-    By secants, for the logarithm of eps is about linear in that of noise. A height so little below 0 that at the
-    flattest slope the tolerance would still be kept ends the search. Guesses aim there; where they do not help, at the
-    side of the secant's root that is still open, or halfway.
+    The function is asked as rarely as possible, at points from `lowest` to `_HIGHEST`. By secants, for the logarithm of
+    eps is about linear in that of noise. A height so little below 0 that at the flattest slope the tolerance would
+    still be kept ends the search. Guesses aim there; where they do not help, at the side of the secant's root that is
+    still open, or halfway.
     """
-    low = -math.inf
-    high = math.inf
+    low = -math.inf  # the height is above 0 here ...
+    high = math.inf  # ... and at most 0 here
     x = max(0.0, lowest)
-    points: list[tuple[float, float]] = []
-    width = math.inf
-    idle = 0
+    points: list[tuple[float, float]] = []  # the last three at which the height was finite
+    width = math.inf  # of the bracket when it was last halved
+    idle = 0  # guesses since then
     step = 0.0
     while True:
         y = height(x)
@@ -118,7 +119,12 @@ def _find_crossing(height: Callable[[float], float], tolerance: float, *, lowest
 
 
 def _estimate_root(points: list[tuple[float, float]], x: float) -> tuple[float, float]:
-    """Where the height is about 0, by the last points, and its slope there; of one point, with a usual slope."""
+    """(root, slope): where the height is about 0, and about its slope there, never flatter than `_FLATTEST_SLOPE`.
+
+    Arguments:
+        points: up to three points (x, height), the last one asked last; by one alone the slope is the usual one.
+        x: the root where there is no point.
+    """
     if not points:
         return x, _USUAL_SLOPE
     slope = _USUAL_SLOPE
@@ -205,9 +211,9 @@ def smallest_point(holds: Callable[[float], bool], *, low: float, high: float) -
     """The smallest point of an interval from which on a condition holds, to the last digits; infinite if it never does.
 
     Arguments:
-        holds: a condition that stays true once it is.
-        low: where it is not asked.
-        high: where the search begins.
+        holds: a condition that stays true from some point on.
+        low: the lower end, at which the condition is not asked.
+        high: the upper end, at which it is asked first.
 
     Guarantees:
         holds(result), unless it is infinite.
@@ -231,9 +237,9 @@ def eps_after_spending(
     that, so that the climb ends.
 
     Arguments:
-        eps_of: the eps at what is left of delta.
-        spent: what is spent beside it when eps is that of the whole, non-decreasing.
-        delta: the whole of it.
+        eps_of: the eps at a delta, that which is left.
+        spent: how much of delta goes elsewhere when eps is that of the whole; it never falls as eps rises.
+        delta: the whole of it, in (0, 1).
         steps: how often eps may climb.
 
     Guarantees:

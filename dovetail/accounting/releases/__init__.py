@@ -51,12 +51,12 @@ _FINE = 4 * INTERVAL  # losses on finer grids are large, and few of them are kep
 
 @functools.lru_cache(maxsize=2048)
 def renyi(event: Any, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
-    """The Renyi divergence of one release of an event at every order."""
+    """The Renyi divergence of one release of an event at every order: see `Release.renyi`. Kept: do not write to it."""
     return release_of(event).renyi(sampling, orders)
 
 
 def losses(event: Any, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-    """The privacy loss of one release of an event on multiples of `interval`: see `Release.losses`."""
+    """The privacy loss of one release of an event on multiples of `interval`: see `Release.losses`. Kept."""
     return (_fine_losses if interval < _FINE else _coarse_losses)(event, sampling, interval)
 
 
