@@ -140,3 +140,19 @@ def test_the_event_is_plain_data_and_refuses_what_makes_no_sense():
     ):
         with pytest.raises(ValueError, match=sentence):
             dataclasses.replace(LARGE, **change)
+
+
+@pytest.mark.parametrize("coordinates", [1, 7, 10_000])
+@pytest.mark.parametrize("l2", [1.0, 3.0, 250.0])
+@pytest.mark.parametrize("variance", [0.5, 20.0, 1e5])
+def test_the_divergence_is_the_theorems(coordinates, l2, variance):
+    """Agarwal, Kairouz, Liu (2021), Thm. 3.5, for integers: sum |x| <= sum x^2, and <= sqrt(d) of the root of that."""
+    l1 = l2**2 if l2**2 < math.sqrt(coordinates) * l2 else math.sqrt(coordinates) * l2
+    for order in (2, 3, 17, 400):
+        first = order * l2**2 / (2 * variance)
+        second = ((2 * order - 1) * l2**2 + 6 * l1) / (4 * variance**2)
+        third = 3 * l1 / (2 * variance)
+        (found,) = skellam_sums._skellam_renyi(l2, coordinates, variance, np.array([float(order)]))
+        assert found == pytest.approx(first + (second if second < third else third), rel=1e-12)
+        (between,) = skellam_sums._skellam_renyi(l2, coordinates, variance, np.array([order - 0.5]))
+        assert between == found, "an order between integers costs the next integer"

@@ -485,6 +485,17 @@ def test_the_mean_of_the_last_models_is_published_when_training_is_over(tmp_path
     analyzer.shut()
 
 
+def test_sums_are_divided_by_how_many_users_counted(tmp_path):
+    """Which is released with every round, where neighbours have as many."""
+    task = Small(tmp_path).deployment.task
+    learner = Learner(task, Learning(initial=np.zeros(DIM, np.float32), server=Server(learning_rate=1.0)))
+    first, nothing = learner.initial_leaves(), learner.zero_sums()
+    something = [one + 2 for one in nothing]
+    all_of_them, half = (learner.step(first, something, users=users)[0][0] for users in (USERS, USERS / 2))
+    assert np.any(all_of_them != 0)
+    np.testing.assert_allclose(half, 2 * all_of_them, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("protocol", "settings"),
     [
@@ -524,5 +535,9 @@ def test_a_model_of_its_own_length_is_solved_from_moments(tmp_path):
         learner.model_to_publish([mean, *first[1:]]).reshape(2, 2), [[0.5, -0.5], [0, 0]], rtol=1e-2, atol=1e-6
     )
     assert learner.model_to_publish(learner.step(first, nothing, users=USERS)[0]).shape == (4,)
+    something = [np.full_like(one, 5) for one in nothing]
+    planned, fewer = (learner.step(first, something, users=users)[0][0] for users in (USERS, USERS - 1))
+    assert np.any(planned != 0)
+    np.testing.assert_array_equal(planned, fewer)  # noise and ridge are those of the planned number
     with pytest.raises(ValueError, match="rounds = 1"):
         Learner(Small(tmp_path / "long", rounds=2, dim=moments.dim).deployment.task, learning)
