@@ -208,3 +208,26 @@ def test_what_is_no_selection_is_refused():
 def test_no_draw_is_beyond_the_numbers_whose_rounding_is_charged(eta, gamma):
     largest = selection.number_of_trials(Fraction(2**256 - 1, 2**256), eta=eta, gamma=gamma)
     assert 1 <= largest <= selection.most_trials(eta=eta, gamma=gamma)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        *(({"gamma": gamma}, "expected 0 < gamma < 1") for gamma in (0.0, 1.0, -0.5, 1.5)),
+        ({"gamma": math.nan}, "gamma"),
+        *(({"eta": eta}, "eta > -1") for eta in (-1.0, -7.0)),
+        ({"eta": math.nan}, "eta"),
+        ({"eta": math.inf}, "eta"),
+    ],
+)
+def test_what_is_no_law_of_a_number_of_trials_is_refused(changed, sentence):
+    """By whatever asks about it: the bound, the mean, the draw, the most that are likely."""
+    law = {"eta": 1.0, "gamma": 0.5, **changed}
+    for ask in (
+        lambda: selection.best_of(np.array([2.0]), np.array([0.1]), **law),
+        lambda: selection.expected_trials(**law),
+        lambda: selection.number_of_trials(0.5, **law),
+        lambda: selection.most_trials(**law),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            ask()
