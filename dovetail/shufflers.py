@@ -187,7 +187,8 @@ def _shuffle_messages(reports: Reports, layout: Layout, key: jax.Array) -> Shuff
         order = _uniform_order(jnp.ones(len(value), bool), key_order)
         slot = None if reports.slot is None else reports.slot[order]
         return ShuffledReports(slot, value[order], valid[order])
-    padding, width = layout.padding, value.shape[1]
+    padding = layout.padding
+    width = value.shape[1]
     slot = jnp.broadcast_to(jnp.arange(width), value.shape) if reports.slot is None else reports.slot
     count = jnp.zeros(layout.slots, jnp.int32).at[slot].add(valid)
     need = jnp.maximum(0, padding.pad_to - count)

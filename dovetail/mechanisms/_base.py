@@ -138,7 +138,10 @@ class LocalRandomizer(abc.ABC):
         """The largest input-independent part of this randomizer."""
 
     def noise_sum(self, counts: jax.Array, *, key: jax.Array) -> jax.Array | None:
-        """For every entry of counts, the sum of the noise of that many reports, where noise is added to the input."""
+        """For every entry of counts, the sum of the noise of that many reports.
+
+        None where noise is not added to the input.
+        """
         return None
 
     def mean(self, x: npt.ArrayLike) -> np.ndarray:
@@ -146,7 +149,11 @@ class LocalRandomizer(abc.ABC):
         return self.offset + self.slope * clamp64(x, *self.domain)
 
     def debias(self, mean: Any) -> Any:
-        """The estimate of the mean input from the mean of reports (NumPy in, NumPy out; JAX in, JAX out)."""
+        """The estimate of the mean input from the mean of reports (NumPy in, NumPy out; JAX in, JAX out).
+
+        Arguments:
+            mean: the mean of reports, on their own scale.
+        """
         return (mean - self.offset) / self.slope
 
     def variance(self, x: npt.ArrayLike) -> np.ndarray:
@@ -167,7 +174,7 @@ class AtInput(Blanket):
         return self.randomizer(jnp.full(tuple(shape), self.x, jnp.float32), key=key)
 
     def sample_sum(self, counts: jax.Array, most: int, *, key: jax.Array) -> jax.Array:
-        """In one draw where the noise is added to the input."""
+        """For every entry of counts, the sum of that many dummies: one draw where noise is added to the input."""
         noise = self.randomizer.noise_sum(counts, key=key)
         return super().sample_sum(counts, most, key=key) if noise is None else self.x * counts + noise
 
@@ -206,7 +213,7 @@ def as_floating(x: ArrayLike) -> jax.Array:
 
 
 def namespace(*arrays: Any) -> Any:
-    """jax.numpy if any of these is a JAX array (tracers are), else numpy."""
+    """The module of these arrays: jax.numpy if any of them is a JAX array (tracers are), else numpy."""
     return jnp if any(is_array(array) for array in arrays) else np
 
 

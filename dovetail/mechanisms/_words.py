@@ -46,21 +46,26 @@ def bits(keys: jax.Array, count: int, *, stored: bool = False) -> jax.Array:
 
 
 def page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Array:
-    """`count` random words (uint32), a multiple of 16, of the page with this number, written before they are used.
+    """`count` random words (uint32) of the page with this number, written to memory before they are used.
+
+    `count` is a multiple of 16, and the same for all pages of a key.
 
     Guarantees:
         Pages of one length share no word, up to 2^32 words per key.
     """
-    impl, number = _impl(key), jnp.asarray(number, jnp.uint32)
+    impl = _impl(key)
+    number = jnp.asarray(number, jnp.uint32)
     if impl not in _STREAMS:
         return jax.random.bits(jax.random.fold_in(key, number), (count,))
-    data, begin = jax.random.key_data(key), number * np.uint32(count)
+    data = jax.random.key_data(key)
+    begin = number * np.uint32(count)
     if impl == chacha.NAME and count >= _FEW:
         return chacha.page(data, number, count // chacha.BLOCK_WORDS)
     return written(lambda _: _STREAMS[impl](data, jax.lax.iota(jnp.uint32, count) + begin), (count,), jnp.uint32)
 
 
 def _draw_pages(key: jax.Array, count: int) -> jax.Array:
+    """`count` random words, page by page, with nothing recomputed where they are used."""
     if _impl(key) not in _STREAMS:
         return jax.random.bits(key, (count,))
     number = pages_of(key, count)
@@ -92,10 +97,12 @@ def by_page(draw: Callable[[jax.Array], tuple[jax.Array, ...]], number: int) -> 
 
 
 def _impl(keys: jax.Array) -> str:
+    """The name of the keys' generator."""
     return str(jax.random.key_impl(keys))
 
 
 def _threefry_words(key: jax.Array, counter: jax.Array) -> jax.Array:
+    """Words of JAX's own keys, the same as those of `jax.random.bits`; broadcasts keys against counters."""
     first, second = _threefry(key[..., 0], key[..., 1], jnp.zeros_like(counter), counter)
     return first ^ second
 
@@ -105,7 +112,7 @@ _STREAMS = {"threefry2x32": _threefry_words, chacha.NAME: chacha.words}
 
 @traced_once
 def _threefry(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Threefry-2x32 with 20 rounds."""
+    """Both words of Threefry-2x32 with 20 rounds, for the key (key0, key1) and the counter (x0, x1), all uint32."""
     schedule = (key0, key1, key0 ^ key1 ^ _PARITY)
     x0, x1 = x0 + schedule[0], x1 + schedule[1]
     for group in range(5):
@@ -118,7 +125,7 @@ def _threefry(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) ->
 
 
 def coin(prob: jax.Array, words: jax.Array) -> jax.Array:
-    """True with this probability, rounded up to a multiple of 2^-32 (and to 1 within 2^-24 of it).
+    """True with this probability, rounded up to a multiple of 2^-32, and to 1 within 2^-24 of it; one word a coin.
 
     Privacy rests on the coin that comes up for a lie: rounded this way, it is never rarer than promised.
     """

@@ -74,7 +74,7 @@ class ExactRandomizedResponse:
             return rounded if Decimal(rounded) >= exact else math.nextafter(rounded, math.inf)
 
     def __call__(self, x: npt.ArrayLike, *, sampler: ExactSampler) -> np.ndarray:
-        """A level index for every entry of x."""
+        """A level index for every entry of x, int64 in its shape."""
         position = clamp64(x, 0.0, 1.0) * (self.levels - 1)
         truth = np.clip(round_at_random(position, sampler), 0, self.levels - 1)
         keep = sampler.bernoullis(self.prob_truth, truth.size).reshape(truth.shape)
@@ -118,7 +118,7 @@ class DiscreteLaplace:
 
     @property
     def sensitivity(self) -> int:
-        """The distance of two rounded inputs at most, in grid steps."""
+        """The distance of two rounded inputs, at most, in grid steps."""
         return self.highest - self.lowest
 
     @property
@@ -129,13 +129,15 @@ class DiscreteLaplace:
     def __call__(self, x: npt.ArrayLike, *, sampler: ExactSampler) -> np.ndarray:
         """A grid index for every entry of x."""
         rounded = np.clip(round_at_random(self._position(x), sampler), self.lowest, self.highest)
-        scale, size = self.scale, rounded.size
+        scale = self.scale
+        size = rounded.size
         noise = np.fromiter((sampler.discrete_laplace(scale) for _ in range(size)), np.int64, size)
         return rounded + noise.reshape(rounded.shape)
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
         """The log pmf of grid index y on input x: a mixture of the two grid points next to x."""
-        position, rate = self._position(x), 1 / float(self.scale)
+        position = self._position(x)
+        rate = 1 / float(self.scale)
         lower = np.floor(position)
         distance = np.asarray(y, np.float64) - lower
         with np.errstate(divide="ignore"):
@@ -144,7 +146,7 @@ class DiscreteLaplace:
         return mixture + math.log(math.tanh(rate / 2))
 
     def debias(self, mean: Any) -> Any:
-        """Grid indices to values."""
+        """The mean of grid indices as a value: times the spacing."""
         return mean * float(self.spacing)
 
     def variance(self, x: npt.ArrayLike) -> np.ndarray:
@@ -154,6 +156,7 @@ class DiscreteLaplace:
         return (noise + fraction * (1 - fraction)) * float(self.spacing) ** 2
 
     def _position(self, x: npt.ArrayLike) -> np.ndarray:
+        """x, clamped to [low, high], in grid steps."""
         return clamp64(x, self.low, self.high) / float(self.spacing)
 
 
@@ -214,12 +217,13 @@ class DiscreteGaussian:
         limit = math.floor(self.norm_bound**2)
         too_long = np.sum(rounded.astype(object) ** 2, axis=-1, keepdims=True) > limit
         rounded = np.where(too_long, np.trunc(steps).astype(np.int64), rounded)
-        sigma_squared, size = self.sigma_squared, rounded.size
+        sigma_squared = self.sigma_squared
+        size = rounded.size
         noise = np.fromiter((sampler.discrete_gaussian(sigma_squared) for _ in range(size)), np.int64, size)
         return rounded + noise.reshape(rounded.shape)
 
     def debias(self, mean: Any) -> Any:
-        """Grid indices to values."""
+        """The mean of grid indices as a value: times the spacing."""
         return mean * float(self.spacing)
 
 
@@ -235,6 +239,7 @@ def _digits(eps: float) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _truth(eps_local: float, levels: int) -> Fraction:
+    """The probability of the truth, 1 - gamma, rounded down to a multiple of 2^-bits with 128 bits to spare."""
     e = _exp_down(eps_local)
     bits = 128 + math.ceil(eps_local * math.log2(math.e))
     return Fraction(math.floor((e - 1) / (e + levels - 1) * 2**bits), 2**bits)
@@ -247,5 +252,6 @@ def _exp_down(eps: float) -> Fraction:
 
 
 def _float_up(value: Fraction) -> float:
+    """The least float that is not below the value: rounded up."""
     rounded = float(value)
     return rounded if Fraction(rounded) >= value else math.nextafter(rounded, math.inf)

@@ -126,15 +126,22 @@ class ExactSampler:
         return np.frombuffer(self._bytes(4 * size), "<u4").astype(np.uint32)
 
     def _words(self, count: int) -> np.ndarray:
+        """`count` uniform 64-bit words, straight from the source and not from the pool."""
         return np.frombuffer(self._bytes(8 * count), "<u8").astype(np.uint64)
 
     def _bytes(self, size: int) -> bytes:
+        """Exactly `size` fresh bytes; raises `EntropyExhausted` where the source gives fewer."""
         fresh = self._entropy(size)
         if len(fresh) != size:
             raise EntropyExhausted(f"expected {size} bytes from the bit source, got {len(fresh)}")
         return fresh
 
     def _word(self) -> int:
+        """One uniform 64-bit word from the pool.
+
+        `pop` takes a word in one atomic step, so that no two threads get the same; a forked child starts a pool of its
+        own.
+        """
         if self._process != os.getpid():
             self._pool, self._process = [], os.getpid()
         try:
@@ -146,10 +153,12 @@ class ExactSampler:
             return word
 
     def _randbelow(self, bound: int) -> int:
+        """A uniform integer in 0 .. bound - 1, by rejection from the least number of bits that hold it; bound >= 1."""
         bits = (bound - 1).bit_length()
         if bits == 0:
             return 0
-        mask, extra = (1 << bits) - 1, (bits - 1) // 64
+        mask = (1 << bits) - 1
+        extra = (bits - 1) // 64
         while True:
             value = self._word()
             for _ in range(extra):
@@ -158,6 +167,10 @@ class ExactSampler:
                 return value
 
     def _bernoulli_exp(self, n: int, d: int) -> bool:
+        """True with probability exactly exp(-n / d), for integers n >= 0 and d >= 1.
+
+        It is von Neumann's series for n <= d; a larger n is taken in unit steps.
+        """
         while n > d:
             if not self._bernoulli_exp(1, 1):
                 return False
@@ -168,6 +181,7 @@ class ExactSampler:
         return k % 2 == 1
 
     def _discrete_laplace(self, t: int, s: int) -> int:
+        """An integer z with probability proportional to exp(-|z| s / t), for integers s, t >= 1."""
         while True:
             u = self._randbelow(t)
             if not self._bernoulli_exp(u, t):
@@ -185,10 +199,13 @@ class ExactSampler:
 def round_at_random(numbers: np.ndarray, sampler: ExactSampler) -> np.ndarray:
     """Each number rounded up or down, without bias (to 2^-53), as int64.
 
+    Numbers are finite and below 2^63 in magnitude.
+
     A 32-bit word is compared with the fraction's first 32 binary digits; 53 further ones decide where they are equal.
     """
     rounded = np.empty(np.shape(numbers), np.int64)
-    flat, into = np.asarray(numbers, np.float64).reshape(-1), rounded.reshape(-1)
+    flat = np.asarray(numbers, np.float64).reshape(-1)
+    into = rounded.reshape(-1)
     for begin in range(0, flat.size, _BLOCK):
         value = flat[begin : begin + _BLOCK]
         lower = np.floor(value)
@@ -204,6 +221,7 @@ def round_at_random(numbers: np.ndarray, sampler: ExactSampler) -> np.ndarray:
 
 
 def _rational(**values: Fraction | int) -> Fraction:
+    """The one named value as a Fraction; refuses floats and booleans, which are no exact numbers."""
     ((name, value),) = values.items()
     if isinstance(value, bool) or not isinstance(value, int | Fraction):
         raise ValueError(f"expected {name} to be a Fraction or an integer, got {name}={value!r}")
@@ -211,6 +229,7 @@ def _rational(**values: Fraction | int) -> Fraction:
 
 
 def _positive_rational(**values: Fraction | int) -> Fraction:
+    """The one named value as a Fraction; refuses what is not above 0."""
     value = _rational(**values)
     if value <= 0:
         ((name, _),) = values.items()
@@ -219,6 +238,7 @@ def _positive_rational(**values: Fraction | int) -> Fraction:
 
 
 def _rational_in_unit(prob: Fraction | int) -> Fraction:
+    """A probability as a Fraction; refuses what is not in [0, 1]."""
     prob = _rational(prob=prob)
     if not 0 <= prob <= 1:
         raise ValueError(f"expected 0 <= prob <= 1, got prob={prob!r}")

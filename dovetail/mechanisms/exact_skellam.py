@@ -1,8 +1,11 @@
-"""Exact Skellam noise, and vectors as integers: what a deployed client that adds up sums draws.
+"""Exact Skellam noise, and vectors as integers: what a deployed client of an integer sum draws.
 
-Skellam noise X of variance v has P(X = k) = p(k) = e^-v I_k(v). It is drawn by inversion of a table of |X|, with a fair
-sign. The weights w(k), up to a factor p(k), follow from above by the recurrence of I_k, in integers rounded down:
-w(K+1) = 0, w(K) = 2^288, w(k-1) = w(k+1) + 2k w(k) / v. No exponential or Bessel function is needed.
+The file begins with the noise (`ExactSkellam`), goes on with a vector's encoding and its additive shares, and ends with
+`SignedTable`, by which laws are drawn from tables of integers.
+
+*Noise*. Skellam noise X of variance v has P(X = k) = p(k) = e^-v I_k(v). It is drawn by inversion of a table of |X|,
+with a fair sign. The weights w(k), up to a factor p(k), follow from above by the recurrence of I_k, in integers rounded
+down: w(K+1) = 0, w(K) = 2^288, w(k-1) = w(k+1) + 2k w(k) / v. No exponential or Bessel function is needed.
 
 How far that is from Skellam's law, with t(k) the same recurrence without rounding:
 
@@ -13,18 +16,16 @@ How far that is from Skellam's law, with t(k) the same recurrence without roundi
   are positive, and t / t(i-1) starts no smaller. As t(k-1) >= t(k+1), all t are at least min(t(K), t(K-1)), that is
   2^288 min(1, 2K / v). Hence 0 <= t(k) - w(k) <= t(k) max(K, v / 2) 2^-288.
 - A measure whose L1 distance from a law is D has, normalised, a total variation of at most D from it. The table adds
-  2^-287 for each entry (`_tables`).
+  2^-287 for each entry.
 
 Above a variance of 2^26 a draw is the sum of draws of equal, smaller variances, which is Skellam's law again, and
 distances add up: they stay below 2^-240 for every variance that is accepted.
 
-Laws of magnitudes 0, 1, 2, ... as tables of integers, drawn exactly, each draw with a fair sign beside it.
-
-A table is a distribution function in units of 2^-288, and a draw the number of its entries that do not exceed a uniform
-on 0 .. 2^288 - 1: the law of the table exactly. The uniform is read from one 32-bit word, 31 bits of it and the sign;
-further bits are read only where these are the upper bits of an entry. Scaling sums of weights to 2^288, of which 319
-bits are kept at least, moves every entry by less than 2, and so the law by at most 2^-287 for each entry, in total
-variation.
+*Tables*. A table is a distribution function of magnitudes 0, 1, 2, ... in units of 2^-288, and a draw the number of its
+entries that do not exceed a uniform on 0 .. 2^288 - 1: the law of the table exactly, with a fair sign beside it. The
+uniform is read from one 32-bit word, 31 bits of it and the sign; further bits are read only where these are the upper
+bits of an entry. Scaling sums of weights to 2^288, of which 319 bits are kept at least, moves every entry by less than
+2, and so the law by at most 2^-287 for each entry, in total variation.
 """
 
 from __future__ import annotations
@@ -77,17 +78,18 @@ class ExactSkellam:
 
     @property
     def parts(self) -> int:
-        """The draws of smaller variance that add up to one: a power of two, so that the variance is divided exactly."""
+        """How many draws of smaller variance add up to one: a power of two, so that the variance is divided exactly."""
         return 1 << math.ceil(math.log2(max(1.0, self.variance / _LARGEST_TABLE)))
 
     @property
     def distance(self) -> float:
-        """Total variation between a draw and the Skellam law, at most."""
+        """The total variation between a draw and the Skellam law, at most; rounded up."""
         return self.parts * _law(self.variance / self.parts).distance
 
     def __call__(self, size: int, *, sampler: ExactSampler) -> np.ndarray:
         """`size` independent draws, as int64."""
-        table, total = _law(self.variance / self.parts).table, np.zeros(size, np.int64)
+        table = _law(self.variance / self.parts).table
+        total = np.zeros(size, np.int64)
         for _ in range(self.parts):
             magnitude, sign = table.draw(size, sampler=sampler)
             magnitude ^= sign  # with what follows: -magnitude where the sign is -1
@@ -105,7 +107,10 @@ class _Law(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def _law(variance: float) -> _Law:
-    """The law of Skellam noise of this variance, as its magnitudes."""
+    """The law of Skellam noise of this variance: the table of its magnitudes, and its distance, rounded up.
+
+    Cached: do not write to it. The factor 1 + 2^-50 covers the rounding of the distance.
+    """
     reach = _reach(variance)
     weights = _weights(Fraction(variance), reach)
     table = SignedTable.of([weights[0], *(2 * weight for weight in weights[1:])])
@@ -127,7 +132,10 @@ def _weights(variance: Fraction, reach: int) -> list[int]:
 
 
 def _reach(variance: float) -> int:
-    """The least K for which Chernoff's bound says P(X > K) <= 2^-264."""
+    """The least K for which Chernoff's bound says P(X > K) <= 2^-264.
+
+    The exponent is asked to be larger by 1, so that floats may round.
+    """
 
     def exponent(k: int) -> float:
         root = math.hypot(k, variance)
@@ -175,7 +183,10 @@ _BLOCK = 1 << 16  # draws at a time, so that what they need beside the result st
 
 
 class SignedTable(NamedTuple):
-    """A distribution function in units of 2^-288, `below[i]` that of i, and its upper 31 bits."""
+    """A law of magnitudes as a distribution function in units of 2^-288: `below[i]` is that of i, ascending to 2^288.
+
+    `upper` holds the upper 31 bits of every entry, by which draws are sorted first.
+    """
 
     below: list[int]
     upper: np.ndarray
@@ -191,7 +202,8 @@ class SignedTable(NamedTuple):
 
     def draw(self, size: int, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
         """`size` independent magnitudes, and a fair sign for each: 0, or -1 for a negative one; both int64."""
-        magnitudes, signs = np.empty(size, np.int64), np.empty(size, np.int64)
+        magnitudes = np.empty(size, np.int64)
+        signs = np.empty(size, np.int64)
         for begin in range(0, size, _BLOCK):
             block = slice(begin, min(size, begin + _BLOCK))
             words = sampler.uint32s(block.stop - begin)

@@ -1,15 +1,14 @@
-"""Gaussian noise on vectors clipped in L2 norm: y = clip(x) + N(0, std^2 I).
+"""Gaussian noise on vectors clipped in L2 norm, y = clip(x) + N(0, std^2 I): clipping, the randomizer, normal draws.
 
 Two clipped vectors are at most 2 clip_norm apart, which is the sensitivity under replacement. The density ratio is
 unbounded in y, so no finite pure eps_local exists: the guarantee is (eps, delta) and belongs to the accountants, which
 need nothing but `std` and `sensitivity`.
 
-Standard normal noise with tails: as many random bits as they need.
-
-`jax.random.normal` makes a float32 of 23 random bits, so that nothing beyond 5.4 standard deviations ever comes up and
-a rounded Gaussian of large scale takes few values. Here a pair is r cos a and r sin a (Box and Muller 1958), where
-r^2 / 2 = -log u has 64 random bits and the angle a has 32: floats near 0 and near 1 alike keep their precision. Large
-draws are made page by page, so that words never leave the cache.
+`normal` draws standard normal noise whose tails have as many random bits as they need. `jax.random.normal` makes a
+float32 of 23 random bits, so that nothing beyond 5.4 standard deviations ever comes up and a rounded Gaussian of large
+scale takes few values. Here a pair is r cos a and r sin a (Box and Muller 1958), where r^2 / 2 = -log u has 64 random
+bits and the angle a has 32: floats near 0 and near 1 alike keep their precision. Large draws are made page by page, so
+that words never leave the cache.
 
 `NORMAL_CUT`, in standard deviations, is where this ends: u is at least 2^-65, so r is at most 9.49; a true pair is
 farther out with probability 2^-65. Simulation only: floating-point noise is not for deployment.
@@ -75,7 +74,7 @@ class GaussianRandomizer(LocalRandomizer):
 
     @property
     def sensitivity(self) -> float:
-        """The L2 distance of two clipped vectors at most: replacement."""
+        """The L2 distance of two clipped vectors, at most: 2 clip_norm, for neighbours that replace one user."""
         return 2 * self.clip_norm
 
     def __call__(self, x: ArrayLike, *, key: jax.Array) -> jax.Array:
@@ -84,20 +83,20 @@ class GaussianRandomizer(LocalRandomizer):
         return clipped + self.std * normal(key, clipped.shape, clipped.dtype)
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
-        """The joint log density over the last axis."""
+        """The joint log density of report y over the last axis, which it takes away."""
         scaled = (np.asarray(y, np.float64) - self.mean(x)) / self.std
         return np.sum(-(scaled**2) / 2 - math.log(self.std * math.sqrt(2 * math.pi)), axis=-1)
 
     def mean(self, x: npt.ArrayLike) -> np.ndarray:
-        """The clipped vector."""
+        """The mean report, which is the clipped vector."""
         return clip_l2(np.asarray(x, np.float64), self.clip_norm)
 
     def report_variance(self, x: npt.ArrayLike) -> np.ndarray:
-        """std^2 in every coordinate."""
+        """The variance of each coordinate of a report, std^2, in the shape of x."""
         return np.full(np.shape(x), self.std**2)
 
     def blanket(self) -> NoReturn:
-        """Never: the blanket bounds need a finite eps_local."""
+        """Refused: a blanket needs a finite eps_local."""
         raise NotApplicable(
             "Gaussian noise has no finite eps_local (its density ratio is unbounded; the guarantee is (eps, delta)), "
             "so no blanket bound applies to it"
@@ -115,7 +114,7 @@ def clip_l2(x: Any, clip_norm: Any) -> Any:
 
 
 def clipping(x: Any, clip_norm: Any) -> Any:
-    """The factor by which `clip_l2` scales each vector on the last axis, which is kept."""
+    """The factor in [0, 1] by which `clip_l2` scales each vector on the last axis, which is kept with length 1."""
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x / clip_norm
         square = (scaled * scaled).sum(axis=-1, keepdims=True)
@@ -123,8 +122,9 @@ def clipping(x: Any, clip_norm: Any) -> Any:
 
 
 def scaled_by(x: Any, factor: Any) -> Any:
-    """x, or some entries of it, times a factor of `clipping`: zero where that is, whatever x holds."""
-    xp, kept = namespace(x), factor > 0
+    """x, or some entries of it, times a factor of `clipping`; zero where the factor is 0, even if x is NaN there."""
+    xp = namespace(x)
+    kept = factor > 0
     return xp.where(kept, xp.where(kept, x, 0) * factor, 0)
 
 
@@ -151,7 +151,10 @@ def finite_or_zero(x: Any) -> Any:
 
 
 def _shrink(square: Any) -> Any:
-    """min(1, 1 / sqrt(square)), and 0 where the square is not finite."""
+    """min(1, 1 / sqrt(square)), and 0 where the square is NaN or infinite.
+
+    `square` is of the norm over the clip norm.
+    """
     xp = namespace(square)
     long = square > 1
     factor = xp.where(long, 1 / xp.sqrt(xp.where(long, square, 1)), 1)
@@ -173,7 +176,7 @@ def normal(key: jax.Array, shape: tuple[int, ...] = (), dtype: jax.typing.DTypeL
 
 
 def brief_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The same from little more than one word a number, for vectors of millions of them: angles have 24 bits.
+    """`normal` from little more than one word a number, for vectors of millions of them: angles have 24 bits.
 
     The others of the second word lengthen the first. Where that is too small for them to make a float32, a third word
     takes their place: pages without such pairs, almost all of them, do not draw it.
@@ -184,7 +187,8 @@ def brief_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     tails = jax.random.fold_in(key, 1)
 
     def pairs_of(i: jax.Array, high: jax.Array, mixed: jax.Array) -> tuple[jax.Array, jax.Array]:
-        low, small = (mixed << 24) | np.uint32(1 << 23), high < np.uint32(_SMALL)
+        low = (mixed << 24) | np.uint32(1 << 23)
+        small = high < np.uint32(_SMALL)
         low = jax.lax.cond(jnp.any(small), lambda: jnp.where(small, page(tails, i, len(high)), low), lambda: low)
         return pairs_from_words(high, low, (mixed & ~np.uint32(255)) | np.uint32(128))
 
@@ -194,7 +198,12 @@ def brief_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _draw_pairs(
     key: jax.Array, shape: tuple[int, ...], words: int, pairs_of: Callable[..., tuple[jax.Array, jax.Array]]
 ) -> jax.Array:
-    """Numbers that come in pairs, each from so many words, page by page."""
+    """Numbers of this shape that come in pairs, page by page.
+
+    Arguments:
+        words: random words that a pair takes.
+        pairs_of: makes two arrays of numbers from the page's number and that many arrays of words.
+    """
     size = math.prod(shape)
     pages = pages_of(key, words * size // 2)
     pairs = 16 * math.ceil(
@@ -209,8 +218,9 @@ def _draw_pairs(
 
 @traced_once
 def pairs_from_words(high: jax.Array, low: jax.Array, turn: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two independent standard normals for every three uniform 32-bit words."""
-    reach, (across, along) = jnp.sqrt(2 * _exponential(high, low)), _on_circle(turn)
+    """Two independent standard normals from every three uniform 32-bit words: two for the length, one for the angle."""
+    reach = jnp.sqrt(2 * _exponential(high, low))
+    across, along = _on_circle(turn)
     return reach * across, reach * along
 
 
@@ -241,6 +251,8 @@ def _on_circle(turn: jax.Array) -> tuple[jax.Array, jax.Array]:
     cosine = 1 + square * (
         ((2.443315711809948e-5 * square - 1.388731625493765e-3) * square + 4.166664568298827e-2) * square - 0.5
     )
-    swap, negative = (turn >> 30 & 1) == 1, turn >> 31 == 1
-    one, other = jnp.where(swap, -sine, cosine), jnp.where(swap, cosine, sine)
+    swap = (turn >> 30 & 1) == 1
+    negative = turn >> 31 == 1
+    one = jnp.where(swap, -sine, cosine)
+    other = jnp.where(swap, cosine, sine)
     return jnp.where(negative, -one, one), jnp.where(negative, -other, other)

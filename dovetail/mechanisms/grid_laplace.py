@@ -75,7 +75,7 @@ class ReportGrid:
         return np.clip(round_at_random(position, sampler), -self.steps, self.steps)
 
     def values(self, total: Any, count: Any) -> Any:
-        """The sum of the midpoints of `count` cells whose indices add up to `total`."""
+        """The sum, in the units of the data, of the midpoints of `count` cells whose indices add up to `total`."""
         return (total + count / 2) * self.width
 
 
@@ -112,8 +112,9 @@ class GridLaplace:
         return math.ldexp(error * (1 + 2.0**-50), -BITS) * (4 if self.conditioned else 1)
 
     def __call__(self, edges: np.ndarray, *, sampler: ExactSampler) -> np.ndarray:
-        """A cell for every edge, as int64."""
-        grid, table = self.grid, _table(self.eps_local, self.grid, self.conditioned)
+        """A cell for every edge, as int64 in -reach .. reach - 1."""
+        grid = self.grid
+        table = _table(self.eps_local, self.grid, self.conditioned)
         if not self.conditioned:
             return np.clip(edges + _offsets(table, edges.size, sampler), -grid.reach, grid.reach - 1)
         cells = edges + _offsets(table, edges.size, sampler)
@@ -123,7 +124,9 @@ class GridLaplace:
 
     def log_mass(self, cell: npt.ArrayLike, edge: npt.ArrayLike) -> np.ndarray:
         """The log probability of a cell given an edge, in float64; -inf beyond the grid."""
-        cell, edge, reach = np.asarray(cell), np.asarray(edge), self.grid.reach
+        cell = np.asarray(cell)
+        edge = np.asarray(edge)
+        reach = self.grid.reach
         rate = self.eps_local / (2 * self.grid.steps)
         distance = np.where(cell >= edge, cell - edge, edge - 1 - cell)
         log_mass = -distance * rate + math.log(-math.expm1(-rate) / 2)
@@ -134,10 +137,15 @@ class GridLaplace:
         return np.where((cell >= -reach) & (cell < reach), log_mass, -np.inf)
 
     def at_least(self, size: Fraction, cells: np.ndarray, edges: np.ndarray, *, sampler: ExactSampler) -> np.ndarray:
-        """Whether the continuous report that was told as a cell is `size` cell widths from 0 at least.
+        """Whether the continuous report behind each cell is at least `size` cell widths away from 0.
 
         Most cells tell. Within one that holds size or -size the density is exponential and falls away from the edge:
         the answer is an exact coin, whose probability is rounded down to a multiple of 2^-288.
+
+        Arguments:
+            size: in cell widths, >= 0.
+            cells: what `__call__` gave.
+            edges: what it was given.
         """
         whole, part = divmod(size, 1)
         magnitudes = np.where(cells >= 0, cells, -1 - cells)
@@ -152,7 +160,7 @@ class GridLaplace:
 
 
 def _offsets(table: SignedTable, size: int, sampler: ExactSampler) -> np.ndarray:
-    """The cell less the edge: d to the right of it, -1 - d to the left."""
+    """The cell less the edge, for `size` draws: d to the right of the edge, -1 - d to the left."""
     magnitude, sign = table.draw(size, sampler=sampler)
     magnitude ^= sign
     return magnitude
@@ -160,8 +168,13 @@ def _offsets(table: SignedTable, size: int, sampler: ExactSampler) -> np.ndarray
 
 @functools.lru_cache(maxsize=64)
 def _table(eps_local: float, grid: ReportGrid, conditioned: bool) -> SignedTable:
-    """The law of the number of cells between edge and report."""
-    unit, most = 1 << BITS, grid.steps + grid.reach  # cells on one side of an edge, at most
+    """The law of how many cells lie between edge and report; clamped reports have all of the tail in the last entry.
+
+    Cached: do not write to it. Weights are rounded down; how far that moves the law is in the module's text.
+    """
+    # cells on one side of an edge, at most
+    unit = 1 << BITS
+    most = grid.steps + grid.reach
     ratio = math.floor(Fraction(_decay(eps_local, grid.steps, Fraction(1))) * unit)
     weights: list[int] = []
     weight = unit
@@ -174,7 +187,7 @@ def _table(eps_local: float, grid: ReportGrid, conditioned: bool) -> SignedTable
 
 @functools.lru_cache(maxsize=256)
 def _beyond(eps_local: float, steps: int, part: Fraction, outward: bool) -> Fraction:
-    """P(y >= part) for y in a cell, with density falling (or, not outward, rising) in y; rounded down."""
+    """P(y >= part) for y in [0, 1] within a cell, with density falling (or, not outward, rising) in y; rounded down."""
     with decimal.localcontext(prec=_DIGITS):
         whole = _decay(eps_local, steps, Fraction(1))
         near = _decay(eps_local, steps, part if outward else 1 - part)

@@ -1,20 +1,21 @@
-"""Laplace noise on an interval: y = x + Lap((high - low) / eps_local).
+"""Laplace noise on an interval, and Clip-Laplace noise, which is conditioned on one.
 
-The infimum over x in [low, high] of exp(-|y - x| / s) is exp(-(|y - m| + (high - low) / 2) / s) with m the middle and
-s the scale, so the blanket is the randomizer at m, of mass gamma = exp(-eps_local / 2).
-One 32-bit word makes one draw: its top bit is the sign, the other 31 are a uniform that is never 0, so that no draw is
-infinite: the largest is `LAPLACE_CUT` = 22.2 scales, which a true draw exceeds with probability 2^-32. Simulation only:
-floating-point noise is not for deployment.
+*Laplace*: y = x + Lap((high - low) / eps_local). The infimum over x in [low, high] of exp(-|y - x| / s) is exp(-(|y -
+m| + (high - low) / 2) / s) with m the middle and s the scale, so the blanket is the randomizer at m, of mass gamma =
+exp(-eps_local / 2). One 32-bit word makes one draw: its top bit is the sign, the other 31 are a uniform that is never
+0, so that no draw is infinite: the largest is `LAPLACE_CUT` = 22.2 scales, which a true draw exceeds with probability
+2^-32.
 
-Clip-Laplace (APES, Def. 4): Laplace noise conditioned on [-A, A], for inputs in [-C, C], A >= C.
+*Clip-Laplace* (APES, Def. 4): Laplace noise conditioned on [-A, A], for inputs in [-C, C], A >= C. With lambda = 2C /
+eps the density is exp(-|y - x| / lambda) / (2 lambda S(x)) on [-A, A], where S(x) = 1 - exp(-A / lambda) cosh(x /
+lambda). Because A >= |x|, log S changes by less than |dx| / lambda, so both -|y - x| / lambda - log S(x) and its mirror
+image are monotone in x: over the box the density is largest and smallest at corners. Hence, for every A >= C and not
+only for A = C, the largest log-ratio is exactly 2C / lambda = eps_local, and the infimum over x is exp(-(|y| + C) /
+lambda) / (2 lambda S(C)): the blanket is the randomizer at 0, of mass gamma = exp(-eps / 2) S(0) / S(C), which is 2 /
+(1 + exp(eps / 2)) at A = C. The mean report is strictly increasing in x but not affine: `calibrate` inverts it, also
+for a mixture of eps.
 
-With lambda = 2C / eps the density is exp(-|y - x| / lambda) / (2 lambda S(x)) on [-A, A], where
-S(x) = 1 - exp(-A / lambda) cosh(x / lambda). Because A >= |x|, log S changes by less than |dx| / lambda, so both
--|y - x| / lambda - log S(x) and its mirror image are monotone in x: over the box the density is largest and smallest at
-corners. Hence, for every A >= C and not only for A = C, the largest log-ratio is exactly 2C / lambda = eps_local, and
-the infimum over x is exp(-(|y| + C) / lambda) / (2 lambda S(C)): the blanket is the randomizer at 0, of mass
-gamma = exp(-eps / 2) S(0) / S(C), which is 2 / (1 + exp(eps / 2)) at A = C.
-The mean report is strictly increasing in x but not affine: `calibrate` inverts it, also for a mixture of eps.
+Both are for simulation only: floating-point noise is not for deployment (`grid_laplace` is).
 """
 
 from __future__ import annotations
@@ -79,12 +80,12 @@ class LaplaceRandomizer(LocalRandomizer):
 
     @property
     def domain(self) -> tuple[float, float]:
-        """[low, high]."""
+        """The interval of inputs, [low, high]; others are clamped to it."""
         return self.low, self.high
 
     @property
     def scale(self) -> float:
-        """The scale of the noise."""
+        """The scale of the noise, (high - low) / eps_local; its standard deviation is sqrt(2) times that."""
         return (self.high - self.low) / self.eps_local
 
     def __call__(self, x: ArrayLike, *, key: jax.Array) -> jax.Array:
@@ -92,18 +93,21 @@ class LaplaceRandomizer(LocalRandomizer):
         return add_laplace(clamp(as_floating(x), self.low, self.high), self.scale, key=key)
 
     def noise_sum(self, counts: jax.Array, *, key: jax.Array) -> jax.Array:
-        """The sum of m Laplace noises is the difference of two Gamma(m) variables, scaled."""
+        """For every entry m of counts, the sum of m independent noises, in one draw; 0 where m is 0.
+
+        It has the law of the difference of two Gamma(m) variables, times the scale.
+        """
         shape = jnp.maximum(counts, 1).astype(jnp.float32)
         up, down = (jax.random.gamma(half, shape) for half in jax.random.split(key))
         return jnp.where(counts > 0, self.scale * (up - down), 0.0)
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
-        """-|y - x| / scale - log(2 scale)."""
+        """The log density -|y - x| / scale - log(2 scale) of report y, with x clamped to the domain."""
         distance = np.abs(np.asarray(y, np.float64) - clamp64(x, *self.domain))
         return -distance / self.scale - math.log(2 * self.scale)
 
     def report_variance(self, x: npt.ArrayLike) -> np.ndarray:
-        """2 scale^2, whatever x."""
+        """The variance of a report, 2 scale^2, whatever x; in the shape of x."""
         return np.full(np.shape(x), 2 * self.scale**2)
 
     def blanket(self) -> AtInput:
@@ -166,7 +170,7 @@ class ClipLaplace(LocalRandomizer):
 
     @property
     def domain(self) -> tuple[float, float]:
-        """[-C, C]."""
+        """The interval of inputs, [-C, C]; others are clamped to it."""
         return self.low, self.high
 
     @property
@@ -176,7 +180,7 @@ class ClipLaplace(LocalRandomizer):
 
     @property
     def scale(self) -> float:
-        """lambda = 2C / eps_local."""
+        """The scale lambda = 2C / eps_local of the noise before it is conditioned."""
         return (self.high - self.low) / self.eps_local
 
     def __call__(self, x: ArrayLike, *, key: jax.Array) -> jax.Array:
@@ -184,8 +188,9 @@ class ClipLaplace(LocalRandomizer):
         return perturb(x, self.eps_local, self.high, self.output_bound, key=key)
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
-        """The log of Def. 4's density; -inf outside [-A, A]."""
-        report, centre = np.asarray(y, np.float64), clamp64(x, *self.domain)
+        """The log of Def. 4's density at report y, with x clamped to the box; -inf where |y| > A."""
+        report = np.asarray(y, np.float64)
+        centre = clamp64(x, *self.domain)
         log_density = -np.abs(report - centre) / self.scale - math.log(2 * self.scale) - np.log(self._mass(centre))
         return np.where(np.abs(report) <= self.output_bound, log_density, -np.inf)
 
@@ -194,7 +199,10 @@ class ClipLaplace(LocalRandomizer):
         return mean_report(np.asarray(x, np.float64), self.eps_local, self.high, self.output_bound)
 
     def report_variance(self, x: npt.ArrayLike) -> np.ndarray:
-        """The exact variance of a report, from the incomplete gamma integrals of w e^-w and w^2 e^-w."""
+        """The exact variance of a report, in the shape of x.
+
+        It comes from the incomplete gamma integrals of w e^-w and w^2 e^-w, where w = |y - x| / lambda.
+        """
         centre = clamp64(x, *self.domain)
         right, left = (self.output_bound - centre) / self.scale, (self.output_bound + centre) / self.scale
         norm = 2 * self._mass(centre)
@@ -203,7 +211,7 @@ class ClipLaplace(LocalRandomizer):
         return self.scale**2 * (second - first**2)
 
     def variance(self, x: npt.ArrayLike) -> NoReturn:
-        """Never: one report cannot be de-biased on its own."""
+        """Refused: one report cannot be de-biased on its own, so there is no variance of a de-biased report."""
         raise NotApplicable("Clip-Laplace is de-biased by a non-linear clamped map of an average: use report_variance")
 
     def debias(self, mean: Any) -> Any:
@@ -216,6 +224,7 @@ class ClipLaplace(LocalRandomizer):
         return AtInput(math.exp(-self.eps_local / 2) * ratio, self, 0.0)
 
     def _mass(self, x: np.ndarray) -> np.ndarray:
+        """S(x), the mass that Laplace noise around x has on [-A, A]."""
         return _mass(np.abs(x) / self.scale, self.output_bound / self.scale)
 
 
@@ -274,6 +283,7 @@ def calibrate(mean: Any, eps_local: Any, clip_value: float, bound: float) -> Any
 
 
 def _check_box(clip_value: float, bound: float) -> None:
+    """Refuse a clip value that is not positive, and a bound that is not finite or below it."""
     _validate.positive(clip_value=clip_value)
     _validate.finite(bound=bound)
     if bound < clip_value:
@@ -281,7 +291,7 @@ def _check_box(clip_value: float, bound: float) -> None:
 
 
 def _average_mean(nodes: np.ndarray, scales: Any, bound: float) -> Any:
-    """M at every node, never holding more than a few nodes' terms."""
+    """The mean report averaged over all scales, at every node; never holds more than 16 nodes' terms at a time."""
     if is_array(scales):
         points = jnp.asarray(nodes, jnp.float32)
         return jax.lax.map(lambda g: _mean(g, scales, bound).mean(), points, batch_size=16)
@@ -291,13 +301,14 @@ def _average_mean(nodes: np.ndarray, scales: Any, bound: float) -> Any:
 
 
 def _mean(x: Any, scale: Any, bound: float) -> Any:
-    """E[y | x] for |x| <= A.
+    """E[y | x] for |x| <= A; NumPy and JAX alike, and broadcasts.
 
-    With u = x / lambda and a = A / lambda: E / lambda = (u e^a - (1 + a) sinh u) / (e^a - cosh u), here times e^-a
-    and with the leading terms, which cancel at small eps, taken out by hand.
+    With u = x / lambda and a = A / lambda: E / lambda = (u e^a - (1 + a) sinh u) / (e^a - cosh u), here times e^-a and
+    with the leading terms, which cancel at small eps, taken out by hand.
     """
     xp = namespace(x, scale)
-    size, a = xp.abs(x) / scale, bound / scale
+    size = xp.abs(x) / scale
+    a = bound / scale
     numerator = size * _exp_tail(a, xp) - (1 + a) * _sinh_tail(size, a, xp)
     return xp.sign(x) * scale * numerator / _mass(size, a)
 
@@ -328,13 +339,16 @@ def _sinh_tail(size: Any, a: Any, xp: Any) -> Any:
 
 
 def _not_above(bound: float, dtype: Any) -> float:
-    """The largest number of this dtype that is not above the bound."""
+    """The bound rounded down to a number of this dtype, so that clipping to it never exceeds the bound."""
     rounded = np.asarray(bound, dtype)
     return float(rounded if float(rounded) <= bound else np.nextafter(rounded, np.asarray(0, dtype)))
 
 
 def _cubic(x: Any, xs: Any, ys: Any, xp: Any) -> Any:
-    """The cubic through the four nodes around x."""
+    """The cubic through the four nodes around x.
+
+    `xs` ascend and have at least four entries, `xp` is the arrays' module.
+    """
     first = xp.clip(xp.searchsorted(xs, x) - 2, 0, len(xs) - 4)
     near = [xs[first + j] for j in range(4)]
     total = xp.zeros_like(x)

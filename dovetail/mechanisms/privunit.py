@@ -2,14 +2,13 @@
 
 The clipped input is clip_norm r u with u a unit vector and 0 <= r <= 1. u is kept with probability (1 + r) / 2, else
 turned round: that is unbiased and cannot raise eps. The report v is uniform on the cap {<v, u> >= threshold} of the
-unit sphere with probability `prob`, else uniform on the rest; `accounting.privunit` chooses both and proves eps.
-With c the mass of the cap, the density against the uniform law is a mixture of prob / c and (1 - prob) / (1 - c), so
-the smaller value, with a uniform point of the sphere, is the blanket. The mean report is m r u, m = `mean_projection`.
+unit sphere with probability `prob`, else uniform on the rest; `accounting.privunit` chooses both and proves eps. With c
+the mass of the cap, the density against the uniform law is a mixture of prob / c and (1 - prob) / (1 - c), so the
+smaller value, with a uniform point of the sphere, is the blanket. The mean report is m r u, m = `mean_projection`.
 
-A draw is v = t u + sqrt(1 - t^2) w: t by the inverse of its exact cdf, w uniform on the unit sphere orthogonal to u.
-Simulation only: the coin for the cap is exact, but a report is a float32 vector.
-
-Heights of uniform points of a sphere above a threshold, by the inverse of their exact law, as tables of cubics.
+A draw is v = t u + sqrt(1 - t^2) w, with w uniform on the unit sphere orthogonal to u. The height t comes by the
+inverse of its exact cdf, which the end of this file tabulates in cubics (`inverse_cdf`). Simulation only: the coin for
+the cap is exact, but a report is a float32 vector.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class PrivUnitRandomizer(LocalRandomizer):
 
     @property
     def slope(self) -> float:
-        """The change of the mean report per unit of the clipped vector."""
+        """The change of the mean report, a unit vector, per unit of the clipped vector."""
         return accounting.mean_projection(self.cap) / self.clip_norm
 
     def __call__(self, x: ArrayLike, *, key: jax.Array) -> jax.Array:
@@ -108,13 +107,15 @@ class PrivUnitRandomizer(LocalRandomizer):
             The sum of what `__call__` gives, up to the order of floating-point sums.
             Where vectors are long, one report is formed at a time.
         """
-        xs, present = jnp.asarray(xs, jnp.float32), jnp.asarray(present)
+        xs = jnp.asarray(xs, jnp.float32)
+        present = jnp.asarray(present)
         self._check(xs=xs)
         if self.dim < _LONG:
             reports = jax.vmap(lambda x, key: self(x, key=key))(xs, keys)
             times = present.astype(reports.dtype)
             return onto + jnp.einsum("n,nd->d", times, reports, precision=jax.lax.Precision.HIGHEST)
-        times, total = present.astype(jnp.float32), jnp.broadcast_to(jnp.float32(onto), (self.dim,))
+        times = present.astype(jnp.float32)
+        total = jnp.broadcast_to(jnp.float32(onto), (self.dim,))
 
         def add(i: jax.Array | int, total: jax.Array) -> jax.Array:
             return self._add_reports(total, xs[i], times[i], keys[i])
@@ -124,7 +125,10 @@ class PrivUnitRandomizer(LocalRandomizer):
     def _add_reports(
         self, total: jax.Array | float, x: jax.Array, times: jax.Array | float, key: jax.Array
     ) -> jax.Array:
-        """What so many times the report on each vector on the last axis of x adds up to with `total`."""
+        """`total` plus `times` times the report on x, for every vector on the last axis of x.
+
+        One key for all of them.
+        """
         radius, unit = polar(x, self.clip_norm)
         key_words, key_rest = jax.random.split(key)
         turn, high, low, where = jax.random.bits(key_words, (4, *radius.shape), jnp.uint32)
@@ -147,18 +151,20 @@ class PrivUnitRandomizer(LocalRandomizer):
 
         The mass of the cap is rounded down, by less than 1e-9, so that density ratios are rounded up.
         """
-        report, inputs = np.asarray(y, np.float64), np.asarray(x, np.float64)
+        report = np.asarray(y, np.float64)
+        inputs = np.asarray(x, np.float64)
         self._check(y=report, x=inputs)
         radius, unit = polar(inputs, self.clip_norm)
         norm = np.linalg.norm(report, axis=-1)
         height = np.vecdot(report, unit) / np.where(norm > 0, norm, 1)
-        towards, away = height >= self.cap.threshold, height <= -self.cap.threshold
+        towards = height >= self.cap.threshold
+        away = height <= -self.cap.threshold
         chance = (towards * (1 + radius[..., 0]) + away * (1 - radius[..., 0])) / 2
         log_outside, log_ratio = self._log_levels
         return np.where(_on_sphere(norm), log_outside + np.log1p(chance * np.expm1(log_ratio)), -np.inf)
 
     def mean(self, x: npt.ArrayLike) -> np.ndarray:
-        """The clipped vector times `slope`."""
+        """The mean report, in the shape of x: the clipped vector times `slope`."""
         inputs = np.asarray(x, np.float64)
         self._check(x=inputs)
         radius, unit = polar(inputs, self.clip_norm)
@@ -181,11 +187,13 @@ class PrivUnitRandomizer(LocalRandomizer):
     @property
     def _log_levels(self) -> tuple[float, float]:
         """The log density outside the cap, and by how much that inside it is higher."""
-        prob, mass = self.cap.prob, accounting.cap_mass(dim=self.dim, threshold=self.cap.threshold)
+        prob = self.cap.prob
+        mass = accounting.cap_mass(dim=self.dim, threshold=self.cap.threshold)
         outside = math.log1p(-prob) - math.log1p(-mass)
         return outside, math.log(prob) - math.log(mass) - outside
 
     def _check(self, **arrays: Any) -> None:
+        """Refuse, by their names, arrays whose last axis has not `dim` entries."""
         for name, array in arrays.items():
             if array.shape[-1:] != (self.dim,):
                 raise ValueError(f"expected {name} with {self.dim} entries on its last axis, got shape={array.shape}")
@@ -208,17 +216,21 @@ class UniformSphere(Blanket):
 
     @property
     def mean(self) -> float:
-        """Zero: directions cancel."""
+        """The mean of a coordinate of a dummy, which is zero, for directions cancel."""
         return 0.0
 
     @property
     def variance(self) -> float:
-        """That of a coordinate of a uniform direction."""
+        """The variance of a coordinate of a dummy, 1 / dim."""
         return 1 / self.dim
 
 
 @functools.lru_cache(maxsize=64)
 def _best(dim: int, eps_local: float) -> Cap:
+    """The cap that accounting chooses, with `prob` rounded down to a multiple of 2^-53.
+
+    So the coin that 53 bits toss never tells more than promised.
+    """
     cap = accounting.best(dim=dim, eps_local=eps_local)
     return dataclasses.replace(cap, prob=1 - _outside_of(cap) / 2**_COIN_BITS)
 
@@ -253,9 +265,11 @@ def _heights(cap: Cap, inside: jax.Array, words: jax.Array) -> tuple[jax.Array, 
     With T the height of a uniform point, P(T >= t) is uniform on (0, c) inside the cap and on (c, 1) outside it.
     Outside, the smaller of P(T >= t) and P(T <= t) gives |t|.
     """
-    uniform, rest = _open_uniform(words), _open_uniform(~words)
+    uniform = _open_uniform(words)
+    rest = _open_uniform(~words)
     mass = accounting.cap_mass(dim=cap.dim, threshold=cap.threshold)
-    above, below = mass + (1 - mass) * uniform, (1 - mass) * rest
+    above = mass + (1 - mass) * uniform
+    below = (1 - mass) * rest
     exponent = -jnp.log(jnp.where(inside, uniform, jnp.minimum(1, 2 * jnp.minimum(above, below))))
     position = exponent * PER_UNIT
     index = jnp.minimum(position.astype(jnp.int32), PER_UNIT * UNITS - 1)
@@ -273,11 +287,12 @@ def _open_uniform(words: jax.Array) -> jax.Array:
 def _around(
     unit: jax.Array, height: jax.Array, reach: jax.Array, *, key: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-    """height u + reach w, with w uniform on the unit sphere orthogonal to u: noise z, and a, b, c of a u + b z + c e.
+    """A draw around u, in parts: noise z, and a, b, c for which height u + reach w is a u + b z + c e.
 
-    e is the first axis, and z has normal entries but for a zero there. The report is drawn around e, as height e +
-    reach z / |z|, then carried to u by the reflection in m = u + sign(u_1) e, which takes e to -sign(u_1) u: there
-    nothing cancels, where subtracting a projection on u would in few dimensions.
+    w is uniform on the unit sphere orthogonal to u; e is the first axis, and z has normal entries but for a zero there.
+    The report is drawn around e, as height e + reach z / |z|, then carried to u by the reflection in m = u + sign(u_1)
+    e, which takes e to -sign(u_1) u: there nothing cancels, where subtracting a projection on u would in few
+    dimensions.
     """
     draw = brief_normal if unit.shape[-1] >= _LONG else normal
     noise = draw(key, unit.shape).at[..., 0].set(0)
@@ -290,13 +305,16 @@ def _around(
 
 
 def _direction(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """Uniform points of a sphere; normals are never exactly 0, so that even one coordinate has a direction."""
+    """Independent uniform points of a sphere, along the last axis of this shape.
+
+    Normals are never exactly 0, so that even one coordinate has a direction.
+    """
     point = normal(key, shape)
     return point / jnp.linalg.norm(point, axis=-1, keepdims=True)
 
 
 def _mean_square_reach(cap: Cap) -> float:
-    """E[1 - t^2] of a report: a sum of positive terms, as E[t^2] would round off at small reach."""
+    """E[1 - t^2] of a report with height t: a sum of positive terms, where 1 - E[t^2] would round off near 0."""
     mass = accounting.cap_mass(dim=cap.dim, threshold=cap.threshold)
     whole = (cap.dim - 1) / cap.dim
     inner = whole * special.betainc((cap.dim + 1) / 2, 0.5, (1 - cap.threshold) * (1 + cap.threshold)) / 2
@@ -304,6 +322,7 @@ def _mean_square_reach(cap: Cap) -> float:
 
 
 def _on_sphere(norm: np.ndarray) -> np.ndarray:
+    """Where a norm is 1, but for what float32 may take from it."""
     return np.abs(norm - 1) <= _OFF_SPHERE
 
 
@@ -313,7 +332,10 @@ UNITS = 23  # -log of the smallest uniform, 2^-33, is 22.9
 
 @functools.lru_cache(maxsize=16)
 def inverse_cdf(cap: Cap) -> np.ndarray:
-    """Cubics for (t, sqrt(1 - t^2)) by exponent, of shape (2, intervals, 2, 4), for outside and inside the cap."""
+    """Cubics for (t, sqrt(1 - t^2)) by exponent, float32 of shape (2, intervals, 2, 4), for outside and inside the cap.
+
+    The last axis has a cubic's coefficients, lowest first. Cached: do not write to it.
+    """
     mass = accounting.cap_mass(dim=cap.dim, threshold=cap.threshold)
     return np.stack([_tail_inverse(cap.dim, 0.0), _tail_inverse(cap.dim, -math.log(2 * mass))]).astype(np.float32)
 
@@ -324,10 +346,14 @@ def _tail_inverse(dim: int, start: float) -> np.ndarray:
     In e both are smooth and evenly spread, however thin the tail: beyond a threshold near which all of it crowds, too.
     """
     exponent = start + np.arange(PER_UNIT * UNITS + 1) / PER_UNIT
-    tail, b = np.exp(-exponent), (dim - 1) / 2
-    t, reach = np.sqrt(special.betainccinv(0.5, b, tail)), np.sqrt(special.betaincinv(b, 0.5, tail))
+    tail = np.exp(-exponent)
+    b = (dim - 1) / 2
+    t = np.sqrt(special.betainccinv(0.5, b, tail))
+    reach = np.sqrt(special.betaincinv(b, 0.5, tail))
     slope = np.exp(special.betaln(0.5, b) - exponent - (dim - 3) * np.log(reach)) / 2  # P(T >= t) over T's density
-    value, step = np.stack([t, reach], axis=-1), np.stack([slope, -slope * t / reach], axis=-1) / PER_UNIT
+    value = np.stack([t, reach], axis=-1)
+    step = np.stack([slope, -slope * t / reach], axis=-1) / PER_UNIT
     rise = np.diff(value, axis=0)
-    square, cube = 3 * rise - 2 * step[:-1] - step[1:], step[:-1] + step[1:] - 2 * rise
+    square = 3 * rise - 2 * step[:-1] - step[1:]
+    cube = step[:-1] + step[1:] - 2 * rise
     return np.stack([value[:-1], step[:-1], square, cube], axis=-1)

@@ -47,12 +47,12 @@ class RandomizedResponse(LocalRandomizer):
 
     @property
     def domain(self) -> tuple[float, float]:
-        """[0, 1]."""
+        """The interval of inputs, [0, 1]; others are clamped to it."""
         return 0.0, 1.0
 
     @property
     def num_reports(self) -> int:
-        """The number of levels."""
+        """How many different reports there are: the levels."""
         return self.levels
 
     @property
@@ -72,7 +72,7 @@ class RandomizedResponse(LocalRandomizer):
 
     @property
     def slope(self) -> float:
-        """(1 - gamma) (b - 1)."""
+        """The change of the mean report, a level index, per unit of x: (1 - gamma) (b - 1)."""
         return self.prob_truth * (self.levels - 1)
 
     def __call__(self, x: ArrayLike, *, key: jax.Array) -> jax.Array:
@@ -87,14 +87,18 @@ class RandomizedResponse(LocalRandomizer):
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
         """The exact log pmf of level index y; -inf where y is no level."""
-        level, position = np.asarray(y, np.float64), clamp64(x, 0.0, 1.0) * (self.levels - 1)
+        level = np.asarray(y, np.float64)
+        position = clamp64(x, 0.0, 1.0) * (self.levels - 1)
         chance = np.maximum(0.0, 1 - np.abs(level - position))
         return np.where(
             _is_level(level, self.levels), np.log(self.gamma / self.levels + self.prob_truth * chance), -np.inf
         )
 
     def report_variance(self, x: npt.ArrayLike) -> np.ndarray:
-        """By the law of total variance: the uniform level, the rounding, and the choice between the two."""
+        """The variance of a report, in squared level indices, by the law of total variance.
+
+        It adds up the uniform level's, the rounding's, and that of the choice between the two.
+        """
         position = clamp64(x, 0.0, 1.0) * (self.levels - 1)
         fraction = position - np.floor(position)
         uniform = self.gamma * (self.levels**2 - 1) / 12
@@ -102,7 +106,7 @@ class RandomizedResponse(LocalRandomizer):
         return uniform + self.prob_truth * fraction * (1 - fraction) + choice
 
     def blanket(self) -> UniformLevels:
-        """A uniform level."""
+        """The blanket: a uniform level, of mass gamma."""
         return UniformLevels(self.gamma, self.levels)
 
 
@@ -139,16 +143,19 @@ class UniformLevels(Blanket):
     levels: int
 
     def sample(self, shape: Sequence[int], *, key: jax.Array) -> jax.Array:
-        """Independent uniform levels."""
+        """Independent uniform levels, int32 of this shape."""
         return jax.random.randint(key, tuple(shape), 0, self.levels, jnp.int32)
 
     @property
     def binary(self) -> bool:
-        """With two levels."""
+        """Whether dummies are fair bits, which they are with two levels."""
         return self.levels == 2
 
     def sample_sum(self, counts: jax.Array, most: int, *, key: jax.Array) -> jax.Array:
-        """Fair bits are counted 32 at a time."""
+        """For every entry of counts (at most `most`), the sum of that many uniform levels.
+
+        Fair bits are counted 32 at a time.
+        """
         if not self.binary:
             return super().sample_sum(counts, most, key=key)
 
@@ -161,23 +168,25 @@ class UniformLevels(Blanket):
         return jax.lax.fori_loop(0, -(-most // 32), add, jnp.zeros(counts.shape, jnp.float32))
 
     def log_density(self, y: npt.ArrayLike) -> np.ndarray:
-        """-log b on the levels."""
+        """The log pmf, -log b on the b levels and -inf elsewhere."""
         return np.where(_is_level(np.asarray(y, np.float64), self.levels), -math.log(self.levels), -np.inf)
 
     @property
     def mean(self) -> float:
-        """(b - 1) / 2."""
+        """The mean of a dummy, (b - 1) / 2."""
         return (self.levels - 1) / 2
 
     @property
     def variance(self) -> float:
-        """(b^2 - 1) / 12."""
+        """The variance of a dummy, (b^2 - 1) / 12."""
         return (self.levels**2 - 1) / 12
 
 
 def _is_level(y: np.ndarray, levels: int) -> np.ndarray:
+    """Where y is one of the indices 0 .. levels - 1."""
     return (y >= 0) & (y < levels) & (y == np.floor(y))
 
 
 def _coin(prob: jax.Array, key: jax.Array) -> jax.Array:
+    """True with this probability, rounded up by 2^-32 at most, independently for every entry."""
     return _words.coin(prob, jax.random.bits(key, prob.shape, jnp.uint32))

@@ -72,7 +72,11 @@ class SeededPrivUnit:
         return self._seed(unit if keep else -unit, inside, sampler)
 
     def _seed(self, unit: np.ndarray, inside: bool, sampler: ExactSampler) -> np.ndarray:
-        """The first of uniform seeds on this side of the threshold."""
+        """The first of uniform seeds on this side of the threshold: in the cap around `unit`, or outside it.
+
+        Seeds are tried in blocks that are about as large as the tries that are needed; those after the first hit are
+        dropped.
+        """
         mass = cap_mass(dim=self.law.dim, threshold=self.law.cap.threshold)
         tries = math.ceil(1 / mass) if inside else 1
         block = max(1, min(tries, _BLOCK // self.law.dim))
@@ -86,7 +90,7 @@ class SeededPrivUnit:
 
 
 def draw(count: int, *, sampler: ExactSampler) -> np.ndarray:
-    """Uniform seeds, (count, 16) uint8."""
+    """`count` independent uniform seeds, (count, 16) uint8."""
     return sampler.integers(2**32, 4 * count).astype("<u4").view(np.uint8).reshape(count, SEED_BYTES)
 
 
@@ -114,11 +118,13 @@ def _normals(seeds: np.ndarray, dim: int, dtype: type[np.floating] = np.float64)
     An analyzer needs no more than `dtype` float32, whose cosines are a dozen times faster; a client decides in float64.
     """
     pairs = (dim + 1) // 2
-    zeros, counter = bytes(16 * pairs), modes.CTR(bytes(16))
+    zeros = bytes(16 * pairs)
+    counter = modes.CTR(bytes(16))
     stream = b"".join(
         Cipher(algorithms.AES(seed.tobytes()), counter).encryptor().update(zeros) for seed in np.asarray(seeds)
     )
     uniform = ((np.frombuffer(stream, "<u8") >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     first, second = uniform.reshape(len(seeds), 2, pairs).swapaxes(0, 1)
-    radius, angle = np.sqrt(-2 * np.log(first)).astype(dtype), (2 * math.pi * second).astype(dtype)
+    radius = np.sqrt(-2 * np.log(first)).astype(dtype)
+    angle = (2 * math.pi * second).astype(dtype)
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :dim]

@@ -74,11 +74,11 @@ class Encoding:
 
     @property
     def bias(self) -> float:
-        """At most so long is the mean of (encoded / scale - clipped).
+        """The L2 distance, at most, of the mean of encoded / scale from the clipped vector.
 
         Rounding R of v is refused with probability at most t = rounding_tail, and is off by R - v, of norm below
-        sqrt(d) and variance at most 1/4 in any direction; the mean of what is refused has norm at most
-        min(t sqrt(d), sqrt(t) / 2), and what is kept is off by that over 1 - t.
+        sqrt(d) and variance at most 1/4 in any direction; the mean of what is refused has norm at most min(t sqrt(d),
+        sqrt(t) / 2), and what is kept is off by that over 1 - t.
         """
         tail = self.rounding_tail
         return min(tail * math.sqrt(self.dim), math.sqrt(tail) / 2) / (1 - tail) / self.scale
@@ -89,7 +89,8 @@ class Encoding:
         Where rounding is refused eight times in a row, coordinates are rounded towards zero instead.
         """
         vector = as_floating(x)
-        factor, limit = clipping(vector, self.clip_norm), jnp.uint32(math.floor(self.norm**2))
+        factor = clipping(vector, self.clip_norm)
+        limit = jnp.uint32(math.floor(self.norm**2))
 
         def encode(integers: Callable[..., jax.Array], *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
             """What `integers` makes of the scaled vector, and whether it is short enough."""
@@ -119,11 +120,13 @@ class Encoding:
 
 
 def _round_randomly(value: jax.Array, random: jax.Array) -> jax.Array:
+    """Each number rounded up or down to int32, without bias to 2^-32, by one random word each."""
     low = jnp.floor(value)
     return low.astype(jnp.int32) + coin(value - low, random)
 
 
 def _squares_fit(clip_norm: float, scale: float, dim: int) -> bool:
+    """Whether the squares of an encoded vector add up below 2^32, with room for rounding."""
     return scale * clip_norm + math.sqrt(dim) < _LARGEST
 
 
@@ -149,7 +152,10 @@ def skellam(variance: float, shape: tuple[int, ...], *, key: jax.Array, times: i
 
 
 def _invert_tail(variance: jax.Array, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """A fair sign, and the magnitude by inverting its tail: small tail probabilities take 64 random bits."""
+    """Skellam noise by a fair sign, and the magnitude by inverting its tail; small tail probabilities take 64 bits.
+
+    Right for variances up to 1024, where the table of tails ends.
+    """
     tail = _tail(jnp.minimum(variance, _GAUSSIAN_FROM))  # where it is larger, this draw is not used
     size = math.prod(shape)
     high, low, sign = bits(key, 3 * size, stored=size > PAGE).reshape(3, *shape)
@@ -178,18 +184,19 @@ def _tail(variance: jax.Array) -> jax.Array:
 
 
 def _rounded_gaussian(variance: jax.Array, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+    """Rounded Gaussian noise of this variance in all, as int32; for variances of 1 and more."""
     std = jnp.sqrt(jnp.maximum(variance, 1.0) - 1 / 12)  # rounding adds 1/12
     away = jax.lax.RoundingMethod.AWAY_FROM_ZERO  # float32 has many ties, and rounding to even would prefer even noise
     return jax.lax.round(std * normal(key, shape), away).astype(jnp.int32)
 
 
 def words(integers: jax.Array) -> jax.Array:
-    """Signed 32-bit integers modulo 2^32."""
+    """Signed 32-bit integers as residues modulo 2^32, uint32."""
     return jax.lax.bitcast_convert_type(integers, jnp.uint32)
 
 
 def split(values: jax.Array, shares: int, modulus: int, *, key: jax.Array) -> jax.Array:
-    """Additive shares of every value, along a new last axis.
+    """Additive shares of every value modulo `modulus`, a power of two up to 2^32, along a new last axis; uint32.
 
     Guarantees:
         The shares of a value add up to it modulo `modulus`.
@@ -202,13 +209,16 @@ def split(values: jax.Array, shares: int, modulus: int, *, key: jax.Array) -> ja
 
 
 def center(residues: jax.Array, modulus: int) -> jax.Array:
-    """The integers of smallest magnitude with these residues: int32 in [-modulus / 2, modulus / 2)."""
+    """The integers of smallest magnitude with these residues: int32 in [-modulus / 2, modulus / 2).
+
+    The modulus is a power of two, at most 2^32, and residues are uint32.
+    """
     unused = 32 - (modulus.bit_length() - 1)
     return jax.lax.bitcast_convert_type(residues << unused, jnp.int32) >> unused
 
 
 class Resolution(NamedTuple):
-    """How finely vectors are encoded, and modulo what."""
+    """How finely vectors are encoded (integers per unit), and modulo what their sum is taken."""
 
     scale: float
     modulus: int
@@ -223,9 +233,17 @@ def resolve(
     scale: float | None = None,
     modulus: int | None = None,
 ) -> Resolution:
-    """Scale and modulus (a power of two) for the sum of at most so many users, with noise of `noise_std` in all.
+    """Scale and modulus for the sum of at most `num_users` users' vectors, with noise of `noise_std` in all.
 
     Without a scale, rounding adds at most .2 % to norms, and the scale is then raised to fill the modulus.
+
+    Arguments:
+        clip_norm: largest L2 norm of a vector.
+        dim: coordinates of a vector.
+        num_users: users whose integers are added up, at most.
+        noise_std: standard deviation of all noise on a coordinate of the sum, in the units of the vectors.
+        scale: integers per unit, if it is given.
+        modulus: a power of two up to 2^32, if it is given.
 
     Guarantees:
         The sum wraps around only where a coordinate's noise exceeds 9 standard deviations.
@@ -269,5 +287,8 @@ def _coarsest_scale(clip_norm: float, dim: int) -> float:
 
 @functools.lru_cache(maxsize=256)
 def shares_for(*, honest: int, modulus: int, distance: float) -> int:
-    """The fewest share slots that hide a coordinate's values up to this distance from the ideal, all slots unseen."""
+    """The fewest share slots that hide a coordinate's values up to this distance (total variation) from the ideal.
+
+    All of these slots are unseen by the adversary. Cached: the search takes a while.
+    """
     return split_and_mix.shares_for(num_users=honest, modulus=modulus, target=distance)

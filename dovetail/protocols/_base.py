@@ -36,7 +36,9 @@ from dovetail.statements import Neighbors, NotApplicable, Unit
 
 __all__ = ["CLIP_NORM", "CLIP_VALUE", "Cohort", "Protocol"]
 
-CLIP_NORM, CLIP_VALUE = 1.0, 0.1  # unless given: public, and the same whatever the data are
+# unless given: public, and the same whatever the data are
+CLIP_NORM = 1.0
+CLIP_VALUE = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

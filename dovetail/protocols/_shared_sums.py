@@ -32,7 +32,8 @@ from dovetail.vdaf.levels import LevelProofs
 __all__ = ["GridReports", "LevelSums", "ProvenLevelSums", "level_sums"]
 
 _WORD = 32
-_CONDITIONED_STEPS, _MOST_STEPS = 64, 4096
+_CONDITIONED_STEPS = 64
+_MOST_STEPS = 4096
 _CLAMPED = 1e-12  # the probability that a report is clamped, at most
 
 

@@ -43,7 +43,10 @@ __all__ = [
     "without_messages",
 ]
 
-_SMALL_USERS, _SMALL_DIM, _SMALL_DELTA = 10, 2, 0.01  # rounds that can be attacked by counting
+# rounds that can be attacked by counting
+_SMALL_USERS = 10
+_SMALL_DIM = 2
+_SMALL_DELTA = 0.01
 _ATTACKED_EPS = 1.0  # what noise is calibrated to before an attack, where it can be
 _TRIALS = 10_000
 
@@ -79,7 +82,9 @@ def check_protocol(protocol: type[Protocol], *, trials: int = _TRIALS) -> Contra
     """
     if not issubclass(protocol, Protocol):
         raise ValueError(f"expected a subclass of dovetail.Protocol, got {protocol!r}")
-    broken, kept, not_owed = [], [], {}
+    broken = []
+    kept = []
+    not_owed = {}
     _check_class(protocol)
 
     def go_through(name: str, check: Callable[[], None]) -> None:

@@ -106,7 +106,8 @@ def _client_keys(seed: Any, clients: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _reports(bench: Bench, updates: jax.Array, seed: Any) -> Reports:
-    protocol, state = bench.protocol, bench.protocol.init(bench.dim)
+    protocol = bench.protocol
+    state = bench.protocol.init(bench.dim)
     keys = _client_keys(seed, bench.clients)[: len(updates)]
     randomize = lambda x, key, budget: protocol.randomize(x, state, key=key, budget=budget)  # noqa: E731
     return jax.vmap(randomize)(updates, keys, bench.budgets(len(updates)))

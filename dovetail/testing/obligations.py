@@ -57,8 +57,10 @@ def _rows(table: Any, rows: Any) -> Any:
 
 def check_reports(bench: Bench) -> None:
     """Reports have the shape that `layout` declares, whatever the update."""
-    layout, reports = bench.protocol.layout(bench.dim), bench.reports(bench.updates)
-    value, valid = np.asarray(reports.value), np.asarray(reports.valid)
+    layout = bench.protocol.layout(bench.dim)
+    reports = bench.reports(bench.updates)
+    value = np.asarray(reports.value)
+    valid = np.asarray(reports.valid)
     if value.ndim != 2 or valid.shape not in ((bench.clients,), value.shape):
         refuse(
             f"`randomize` must give one value per report and `valid` once or per report, got value of shape "
@@ -77,8 +79,10 @@ def check_reports(bench: Bench) -> None:
 
 def check_tally(bench: Bench) -> None:
     """Tallies add up over any split of the messages and do not depend on their order; absent clients add nothing."""
-    reports, half = bench.reports(bench.updates), bench.clients // 2
-    whole, first = bench.tally(reports), bench.tally(_rows(reports, slice(half)))
+    reports = bench.reports(bench.updates)
+    half = bench.clients // 2
+    whole = bench.tally(reports)
+    first = bench.tally(_rows(reports, slice(half)))
     parts = jax.tree.map(jnp.add, first, bench.tally(_rows(reports, slice(half, None))))
     if not _is_close(whole, parts):
         refuse("the tally is not additive: tallies of two halves of the messages do not add up to the tally of all")
@@ -97,10 +101,12 @@ def check_unbiased(bench: Bench, *, bias: float | None = None) -> None:
     """
     allowed = bench.protocol.bias(bench.dim) if bias is None else bias
     for about, updates in (("updates of all sizes", bench.updates), ("updates beyond every clip norm", bench.corners)):
-        truth, drawn = bench.expected_mean(updates), bench.estimates(updates, from_messages)
+        truth = bench.expected_mean(updates)
+        drawn = bench.estimates(updates, from_messages)
         if not np.isfinite(drawn).all():
             refuse(f"the estimate is not finite on {about}")
-        mean, spread = drawn.mean(axis=0), _standard_error(drawn)
+        mean = drawn.mean(axis=0)
+        spread = _standard_error(drawn)
         rounding = _ROUNDING * max(1.0, float(np.abs(truth).max()))
         excess = np.abs(mean - truth) - _ERRORS * (spread + rounding) - allowed
         if (excess > 0).any():
@@ -124,7 +130,8 @@ def check_unbiased(bench: Bench, *, bias: float | None = None) -> None:
 def check_noise(bench: Bench) -> None:
     """`noise_std` is the standard deviation of the estimate of zero updates."""
     drawn = bench.estimates(np.zeros_like(bench.updates), bench.quickest)[:, bench.dim // 5 :]
-    declared, measured = bench.protocol.noise_std(bench.clients, bench.dim), float(drawn.std())
+    declared = bench.protocol.noise_std(bench.clients, bench.dim)
+    measured = float(drawn.std())
     if abs(measured - declared) > 3.9 / math.sqrt(2 * drawn.size) * declared + 1e-12:
         refuse(f"`noise_std` gives {declared:.4g}, but estimates of zero updates spread by {measured:.4g}")
 
@@ -163,8 +170,10 @@ def check_not_finite(bench: Bench) -> None:
     round = protocol.view(bench.cohort, bench.dim, neighbors=protocol.relation).round
     if accounting.refusal([round]) is not None and not protocol.needs_norms:
         raise NotOwed("`view` promises nothing")
-    path, place = bench.quickest, 3 % bench.dim
-    poisoned, farthest = bench.updates.copy(), bench.updates.copy()
+    path = bench.quickest
+    place = 3 % bench.dim
+    poisoned = bench.updates.copy()
+    farthest = bench.updates.copy()
     poisoned[:4, place] = [np.nan, np.inf, -np.inf, 3e38]
     farthest[:4] = FAR
     estimate, usual, far = (bench.estimates(x, path) for x in (poisoned, bench.updates, farthest))
@@ -179,7 +188,8 @@ def check_not_finite(bench: Bench) -> None:
     drawn = bench.estimates(nothing, path)
     if not np.isfinite(drawn).all():
         refuse("updates that are NaN make the estimate NaN or infinite; they must count as zero")
-    error, spread = np.abs(drawn.mean(axis=0) - counts_as), _standard_error(drawn)
+    error = np.abs(drawn.mean(axis=0) - counts_as)
+    spread = _standard_error(drawn)
     if (error > _ERRORS * (spread + _ROUNDING) + protocol.bias(bench.dim)).any():
         worst = int((error - _ERRORS * spread).argmax())
         refuse(
@@ -225,7 +235,8 @@ def check_sum(bench: Bench) -> None:
 
 def densities(bench: Bench) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Log densities of reports on their own update and on another one, for some pairs: (samples, columns) each."""
-    protocol, state = bench.protocol, bench.protocol.init(bench.dim)
+    protocol = bench.protocol
+    state = bench.protocol.init(bench.dim)
     budget = None if protocol.budgets is None else float(max(protocol.budgets))
     samples = max(200, min(_DENSITY_SAMPLES, 200_000 // bench.dim))
     signs = np.resize([1.0, -1.0, 1.0], bench.dim)

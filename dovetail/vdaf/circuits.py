@@ -18,13 +18,17 @@ __all__ = ["Bits", "Count", "Histogram", "MultihotCountVec", "SumVec", "bits_of"
 
 
 def bits_weights(field: Field, largest: int) -> np.ndarray:
-    """What the bits of a number up to `largest` count: powers of two, but for the last, so that all make up it."""
+    """The weights of the bits of a number up to `largest`: powers of two, but the last is what is left to `largest`.
+
+    Every choice of bits is then a number from 0 to `largest`, so that a proof that they are bits is a proof of the
+    range.
+    """
     bits = largest.bit_length()
     return field.elements([2**i for i in range(bits - 1)] + [largest - (2 ** (bits - 1) - 1)])
 
 
 def bits_of(value: int, largest: int) -> list[int]:
-    """The bits of a number, with the weights of `bits_weights`."""
+    """The bits of a number from 0 to `largest`, as weighted by `bits_weights`: lowest first, then the odd top one."""
     if not 0 <= value <= largest:
         raise ValueError(f"expected a number from 0 to {largest}, got {value}")
     bits = largest.bit_length()
@@ -34,67 +38,83 @@ def bits_of(value: int, largest: int) -> list[int]:
 
 
 class Count(Circuit):
-    """One bit."""
+    """Accepts a vector of one element that is 0 or 1."""
 
-    gadget, calls, length, joint = Gadget("products", 1), 1, 1, 0
+    gadget = Gadget("products", 1)
+    calls = 1
+    length = 1
+    joint = 0
 
     def __init__(self, field: Field) -> None:
-        self.field, self.size = field, 1
+        self.field = field
+        self.size = 1
 
     def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
-        """The bit, twice."""
+        """One call of the gadget, which multiplies the bit by itself."""
         return np.repeat(vector, 2, axis=-1)[..., None, :]
 
     def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
-        """Its square less itself."""
+        """b^2 - b, which is zero for bits alone."""
         return self.field.sub(called, vector)
 
     def encode(self, measurement: int) -> np.ndarray:
-        """The bit."""
+        """The measurement, 0 or 1, as a vector of one element; refuses any other."""
         return self.field.elements(bits_of(int(measurement), 1))
 
     def truncate(self, vector: np.ndarray) -> np.ndarray:
-        """The bit."""
+        """The vector itself: its one bit is what is added up."""
         return vector
 
 
 class Bits(Circuit, abc.ABC):
-    """Vectors of `length` bits in chunks; `size` is the length of what is added up."""
+    """Accepts vectors of `length` bits; `size` is the length of what is added up.
+
+    The bits are checked in chunks of `chunk`, a call of the gadget each, with one element of joint randomness for each
+    call.
+    """
 
     def __init__(self, field: Field, *, size: int, length: int, chunk: int) -> None:
         _validate.at_least(1, size=size, chunk=chunk)
-        self.field, self.size, self.length, self._chunk = field, size, length, chunk
-        self.gadget, self.calls = Gadget("products", chunk), -(-length // chunk)
+        self.field = field
+        self.size = size
+        self.length = length
+        self._chunk = chunk
+        self.gadget = Gadget("products", chunk)
+        self.calls = -(-length // chunk)
         self.joint = self.calls
 
     def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
-        """r^j b_j and b_j - 1 for every chunk, each with its own r."""
-        field, chunk = self.field, self._chunk
+        """For call c, with its own random r: the pairs (r^j b_j, b_j - 1) of its chunk, j from 1.
+
+        (..., calls, 2 chunk).
+        """
+        field = self.field
+        chunk = self._chunk
         bits = rows_of(vector, chunk)
         powers = field.powers(joint, chunk + 1)[..., 1:]
         less = field.sub(bits, field.scalar(field.inverse(shares)))
         return np.stack([field.mul(powers, bits), less], axis=-1).reshape(*bits.shape[:-1], 2 * chunk)
 
     def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
-        """The sum of the calls; more than that where a circuit asks for more than bits."""
+        """The sum over the calls, zero if all are bits, followed by the circuit's `further` checks."""
         checks = [self.field.sum(called), *self.further(vector, shares)]
         return np.stack(checks, axis=-1)
 
     def further(self, vector: np.ndarray, shares: int) -> list[np.ndarray]:
-        """Other values that must be zero."""
+        """Further values that must be zero, one array of shape (...) each; here none."""
         return []
 
     @abc.abstractmethod
     def encode(self, measurement: np.ndarray) -> np.ndarray:
-        """The vector of a measurement."""
+        """The vector of `length` bits that stands for a measurement; refuses measurements out of range."""
 
     def truncate(self, vector: np.ndarray) -> np.ndarray:
-        """What is added up."""
+        """What aggregators add up, `size` elements: a linear function of the vector, here its first entries."""
         return vector[..., : self.size]
 
 
 class Histogram(Bits):
-    """One bit of many is set."""
+    """Accepts vectors of bits of which exactly one is set: a measurement is the number of a bucket."""
 
     outputs = 2
 
@@ -102,11 +122,11 @@ class Histogram(Bits):
         super().__init__(field, size=size, length=size, chunk=chunk)
 
     def further(self, vector: np.ndarray, shares: int) -> list[np.ndarray]:
-        """Their sum less one."""
+        """The sum of the bits less one."""
         return [self.field.sub(self.field.sum(vector), self.field.scalar(self.field.inverse(shares)))]
 
     def encode(self, measurement: np.ndarray) -> np.ndarray:
-        """The bit with this number is set."""
+        """The vector whose bit with this number is set."""
         return self.field.elements(np.arange(self.size) == int(measurement))
 
 
@@ -121,7 +141,7 @@ class MultihotCountVec(Bits):
         super().__init__(field, size=size, length=size + weight.bit_length(), chunk=chunk)
 
     def further(self, vector: np.ndarray, shares: int) -> list[np.ndarray]:
-        """Their sum less the number that is claimed."""
+        """The number of bits that are set, less the number that the vector claims in its last entries."""
         field = self.field
         claimed = field.dot(vector[..., self.size :], bits_weights(field, self._weight))
         return [field.sub(field.sum(vector[..., : self.size]), claimed)]
@@ -149,6 +169,6 @@ class SumVec(Bits):
         return self.field.elements([bit for value in measurement for bit in bits_of(int(value), self._largest)])
 
     def truncate(self, vector: np.ndarray) -> np.ndarray:
-        """The integers."""
+        """The integers, put together from their bits: (..., size)."""
         bits = vector.reshape(*vector.shape[:-1], self.size, -1)
         return self.field.dot(bits, bits_weights(self.field, self._largest))

@@ -25,7 +25,7 @@ class Malencoded(ValueError):  # noqa: N818 - it says what is wrong with bytes
 
 
 def pad_zeros(x: np.ndarray, after: int, *, before: int = 0, axis: int = -1) -> np.ndarray:
-    """The array with so many zeros before and after it along an axis."""
+    """The array with this many zeros added before and after it along one axis; the array itself where both are 0."""
     if not before and not after:
         return x
     axis %= x.ndim
@@ -40,6 +40,9 @@ def pad_zeros(x: np.ndarray, after: int, *, before: int = 0, axis: int = -1) -> 
 class Field:
     """Integers modulo a prime; `size` bytes encode an element, `root` has order 2^`log_order`.
 
+    Methods take and return arrays of canonical elements (0 .. modulus - 1) of any shape and never write to their
+    arguments; they do not check that elements are canonical.
+
     Guarantees:
         Whatever comes out is canonical if what goes in is.
         `decode` refuses what `encode` does not write.
@@ -53,15 +56,18 @@ class Field:
 
     @property
     def dtype(self) -> type:
-        """The NumPy type of an array of elements."""
+        """The NumPy type of arrays of elements: uint64, or object (Python integers) for fields of more than 64 bits."""
         return np.uint64 if self.size <= 8 else object
 
     def zeros(self, *shape: int) -> np.ndarray:
-        """So many zeros."""
+        """An array of this shape filled with the element 0."""
         return np.zeros(shape, self.dtype)
 
     def elements(self, integers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Integers of either sign, as elements."""
+        """Integers of either sign, reduced modulo the prime.
+
+        int64 arrays take a fast path; in a field of 64 bits it needs nothing but that |x| < 2^63 is below the modulus.
+        """
         values = np.asarray(integers)
         if values.dtype == np.int64 and self.size <= 8:
             lifted = values if self.size == 8 else values % self.modulus
@@ -104,11 +110,11 @@ class Field:
         return pow(value, -1, self.modulus)
 
     def root_of(self, order: int) -> int:
-        """The root of unity of this order, a power of two."""
+        """A root of unity of exactly this order, as an integer; the order is a power of two, at most 2^`log_order`."""
         return pow(self.root, (1 << self.log_order) // order, self.modulus)
 
     def powers(self, x: np.ndarray, count: int) -> np.ndarray:
-        """1, x, ..., x^(count-1) along a new last axis."""
+        """1, x, ..., x^(count-1) along a new last axis; count >= 1."""
         x = np.asarray(x, self.dtype)
         powers = np.broadcast_to(self.scalar(1), (*x.shape, 1))
         step = x[..., None]  # x to the number of powers
@@ -118,13 +124,14 @@ class Field:
         return powers[..., :count]
 
     def power(self, x: np.ndarray, exponent: int) -> np.ndarray:
-        """x^exponent, element by element."""
+        """x^exponent, element by element; the exponent is one integer >= 0."""
         powers: np.ndarray = np.broadcast_to(self.scalar(1), np.shape(x))
         square: np.ndarray = np.asarray(x, self.dtype)
         while exponent:
             if exponent & 1:
                 powers = self.mul(powers, square)
-            square, exponent = self.mul(square, square), exponent >> 1
+            square = self.mul(square, square)
+            exponent = exponent >> 1
         return powers
 
     def encode(self, x: np.ndarray) -> bytes:
@@ -134,7 +141,7 @@ class Field:
         return np.ascontiguousarray(x, f"<u{self.size}").tobytes()
 
     def read(self, data: bytes) -> np.ndarray:
-        """The integers in these bytes, canonical or not."""
+        """The integers in these bytes, without a check that they are below the modulus, as `decode` makes."""
         if len(data) % self.size:
             raise Malencoded(f"expected elements of {self.size} bytes, got {len(data)} bytes in all")
         if self.dtype is object:
@@ -143,7 +150,7 @@ class Field:
         return np.frombuffer(data, f"<u{self.size}").astype(np.uint64)
 
     def decode(self, data: bytes) -> np.ndarray:
-        """The elements in these bytes."""
+        """The elements in these bytes; refuses any that is not below the modulus."""
         elements = self.read(data)
         if np.any(elements >= self.modulus):
             raise Malencoded("expected elements below the modulus, got a larger one")
@@ -151,12 +158,13 @@ class Field:
 
     @property
     def _p(self) -> int | np.uint64:
+        """The modulus in the type of the arrays' entries, so that NumPy does not promote them."""
         return self.modulus if self.dtype is object else np.uint64(self.modulus)
 
 
 @_WRAPPING
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Modulo 2^64 - 2^32 + 1, from the products of halves."""
+    """a b modulo 2^64 - 2^32 + 1, for canonical uint64; the 128-bit product is put together from products of halves."""
     a_low, b_low, a_high, b_high = a & _LOW, b & _LOW, a >> _HALF, b >> _HALF
     low = np.asarray(a_low * b_low)
     middle = np.asarray(a_high * b_low)
@@ -174,7 +182,10 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @_WRAPPING
 def _reduce_modulo(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """low + 2^64 high, for 2^64 is 2^32 - 1 and 2^96 is -1: the upper half of high counts -1, the lower 2^32 - 1."""
+    """low + 2^64 high modulo p = 2^64 - 2^32 + 1, canonical.
+
+    Modulo p, 2^64 is 2^32 - 1 and 2^96 is -1: so the upper half of `high` counts -1, the lower half 2^32 - 1.
+    """
     top = high >> _HALF
     total = np.asarray(low - top)
     total -= (low < top) * _LOW  # 2^64 was borrowed
@@ -186,7 +197,7 @@ def _reduce_modulo(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 class _Goldilocks(Field):
-    """p = 2^64 - 2^32 + 1."""
+    """The field of p = 2^64 - 2^32 + 1 in uint64 arithmetic, whose overflows are corrected by hand."""
 
     @_WRAPPING
     def add(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:

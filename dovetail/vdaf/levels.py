@@ -24,7 +24,7 @@ _LARGEST_CHUNKS = 4096
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LevelProofs:
-    """That each of `size` integers is from 0 to `largest`: two proofs, with the shortest chunks.
+    """That each of `size` integers is from 0 to `largest`: a `ProofSystem` of two proofs, with the shortest chunks.
 
     Guarantees:
         Honest reports are accepted, but for test points that are roots of unity.
@@ -37,7 +37,13 @@ class LevelProofs:
     @classmethod
     @functools.lru_cache(maxsize=32)
     def of(cls, *, size: int, largest: int, shares: int = 2) -> LevelProofs:
-        """The variant that ships."""
+        """The variant that ships: Prio3 over the 64-bit field, with the chunk length that makes proofs shortest.
+
+        Arguments:
+            size: integers in a report.
+            largest: the largest that an integer may be; the smallest is 0.
+            shares: how many aggregators there are.
+        """
         length = size * largest.bit_length()
         chunks = sorted({-(-length // rows) for rows in range(1, 1 + min(length, _LARGEST_CHUNKS))})
 
@@ -56,12 +62,12 @@ class LevelProofs:
 
     @property
     def elements(self) -> int:
-        """Bits of the vector."""
+        """Field elements that an aggregator works with per report: one for each bit of each integer."""
         return self.prio3.proof.circuit.length
 
     @property
     def public_size(self) -> int:
-        """A part of the joint randomness for each aggregator."""
+        """Bytes of the public share: a part of the joint randomness, `SEED` bytes, for each aggregator."""
         return SEED * self.shares
 
     @property
@@ -71,40 +77,51 @@ class LevelProofs:
 
     @property
     def verifier_size(self) -> int:
-        """Both proofs' verifiers, and a part of the joint randomness."""
+        """Bytes of a verifier share: both proofs' verifiers, and a part of the joint randomness."""
         return FIELD64.size * self.prio3.proof.verifier_length * self.prio3.proofs + SEED
 
     @property
     def knowledge_error(self) -> float:
-        """Nothing is drawn again: none."""
+        """Zero, the zero-knowledge error: what the proofs tell follows exactly from public randomness."""
         return 0.0
 
     def soundness_error(self, hashes: float) -> float:
-        """At most this is the probability that a report is accepted with an integer out of range.
+        """The probability that a report with an integer out of range is accepted, at most; rounded up.
 
         Joint randomness hides it with probability chunk / modulus per proof, the test point with 2 order / modulus
-        (`docs/proofs/verified.md`, 5).
+        (`docs/proofs/verified.md`, 5). The factor 1 + 1e-9 covers the rounding of this sum.
+
+        Arguments:
+            hashes: how many hashes the sender computes to find lucky joint randomness.
         """
-        flp, modulus = self.prio3.proof, FIELD64.modulus
-        joint, point = self.chunk / modulus, 2 * flp.order / (modulus - flp.order)
+        flp = self.prio3.proof
+        modulus = FIELD64.modulus
+        joint = self.chunk / modulus
+        point = 2 * flp.order / (modulus - flp.order)
         return min(1.0, (hashes * joint**2 + 2 * min(1.0, hashes * joint) * point + point**2) * (1 + 1e-9))
 
     def share_size(self, index: int) -> int:
-        """Seed and blind, or elements and blind."""
+        """Bytes of an aggregator's share: seed and blind, or, for the leader (index 0), all elements and a blind."""
         flp = self.prio3.proof
         whole = FIELD64.size * (flp.circuit.length + self.prio3.proofs * flp.proof_length)
         return 2 * SEED if index else whole + SEED
 
     def shard(self, integers: np.ndarray, nonce: bytes, rand: bytes) -> tuple[bytes, list[bytes]]:
-        """The public share, and what every aggregator gets."""
+        """User: the public share, and each aggregator's share, the leader's first.
+
+        `rand` has `rand_size` random bytes.
+        """
         return self.prio3.shard(integers, nonce, rand)
 
     def check(self, index: int, report: SharedReport) -> None:
-        """Refuse a report that has not the form of one."""
+        """Refuse, with `Malencoded`, a report whose shares have another length or elements that are not canonical."""
         self.prio3.check(index, report.public, report.share)
 
     def query(self, key: bytes, index: int, reports: Sequence[SharedReport]) -> list[Queried]:
-        """What an aggregator finds about its shares of some reports."""
+        """An aggregator's answers about its shares of some reports, in their order.
+
+        `key` is the round's, shared by all.
+        """
         states = [self.prio3.verify_init(key, index, *report) for report in reports]
         return [Queried(state.seed, verifier) for state, verifier in states]
 
@@ -113,7 +130,7 @@ class LevelProofs:
         return [self.prio3.message(list(one)) if self._well_formed(one) else None for one in verifiers]
 
     def public_of(self, verifiers: Sequence[bytes]) -> bytes:
-        """The parts of the joint randomness that aggregators found."""
+        """The public share that fits these verifier shares of one report: its parts of the joint randomness."""
         return b"".join(one[-SEED:] for one in verifiers)
 
     def output(self, index: int, share: bytes) -> np.ndarray:
@@ -121,6 +138,7 @@ class LevelProofs:
         return self.prio3.output(index, share)
 
     def _well_formed(self, row: Sequence[bytes]) -> bool:
+        """Whether there is a verifier share of each aggregator, of the right length and made of canonical elements."""
         return len(row) == self.shares and all(
             len(one) == self.verifier_size and bool(np.all(FIELD64.read(one[:-SEED]) < FIELD64.modulus)) for one in row
         )

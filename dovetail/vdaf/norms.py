@@ -31,9 +31,11 @@ _LOW, _HALF = np.uint64(2**32 - 1), np.uint64(32)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NormLayout:
-    """What is in the vector: `dim` integers, bits of the squared norm and of what it lacks, bits of random products.
+    """What is in the vector, in this order, and which bounds its proofs use.
 
-    `squared` bounds the squared norm; of `checks` products `successes` must be small.
+    `dim` integers; the bits of the squared norm, and of what it lacks to `squared`, the bound; for each of `checks`
+    random products its bits and whether it counts as small, of which `successes` must; and last, not shared but
+    computed, the products.
     """
 
     field: Field
@@ -54,12 +56,16 @@ class NormLayout:
 
     @property
     def norm(self) -> int:
-        """The norm, rounded up."""
+        """The norm's bound: the square root of `squared`, rounded up to an integer."""
         return math.isqrt(self.squared - 1) + 1
 
     @property
     def reach(self) -> int:
-        """Products from -reach + 1 to reach are small: a power of two, at least alpha times the norm and one."""
+        """The bound on small products, which are those from -reach + 1 to reach.
+
+        A power of two, at least alpha times the norm plus one: so a small product, plus reach - 1, has a fixed number
+        of bits.
+        """
         return next_power_of_two(math.ceil(self.alpha * self.norm) + 1)
 
     @property
@@ -72,7 +78,9 @@ class NormLayout:
 
     @property
     def prob_unlucky(self) -> float:
-        """At most this is the probability that too few random products of an honest vector are small.
+        """The probability, at most, that too few random products of an honest vector are small.
+
+        Rounded up, and never 0.
 
         A product exceeds t with probability at most 2 exp(-t^2 / squared norm), by Hoeffding.
         """
@@ -82,32 +90,32 @@ class NormLayout:
 
     @property
     def norm_bits(self) -> int:
-        """Bits of the squared norm."""
+        """How many bits hold the squared norm."""
         return self.squared.bit_length()
 
     @property
     def product_bits(self) -> int:
-        """Bits of a product."""
+        """How many bits hold a small product, plus reach - 1."""
         return (2 * self.reach - 1).bit_length()
 
     @property
     def first(self) -> int:
-        """Elements that the random products depend on: the integers, and the norm's bits."""
+        """How many elements come before those of the random products: the integers, and the norm's bits."""
         return self.dim + 2 * self.norm_bits
 
     @property
     def bits(self) -> int:
-        """Elements that must be 0 or 1."""
+        """How many elements must be 0 or 1."""
         return 2 * self.norm_bits + (self.product_bits + 1) * self.checks
 
     @property
     def num_shared(self) -> int:
-        """Elements that are shared."""
+        """How many elements of the vector are shared: all but the products."""
         return self.dim + self.bits
 
     @property
     def length(self) -> int:
-        """Elements of the vector, with the products."""
+        """How many elements the whole vector has, with the products."""
         return self.num_shared + self.checks
 
     def number(self, bits: np.ndarray) -> np.ndarray:
@@ -115,17 +123,24 @@ class NormLayout:
         return self.field.dot(bits, self.field.elements([2**i for i in range(bits.shape[-1])]))
 
     def norms(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The squared norm that is claimed, and what it lacks to the bound."""
-        bits, start = self.norm_bits, self.dim
+        """The squared norm that is claimed, and what it lacks to the bound, put together from their bits.
+
+        Linear in the vector.
+        """
+        bits = self.norm_bits
+        start = self.dim
         return self.number(vector[..., start : start + bits]), self.number(vector[..., start + bits : start + 2 * bits])
 
     def claims(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For every product, what is claimed of it (plus reach - 1), and whether it is claimed to be small."""
+        """For every product, what is claimed of it (plus reach - 1), and whether it is claimed small; (..., checks)."""
         rows = vector[..., self.first : self.num_shared].reshape(*vector.shape[:-1], self.checks, -1)
         return self.number(rows[..., :-1]), rows[..., -1]
 
     def norm_part(self, integers: np.ndarray) -> np.ndarray:
-        """The integers as elements, with the norm's bits; refuses a longer vector."""
+        """The first part of the vector: the integers as elements, with the norm's bits.
+
+        Refuses a vector that is too long.
+        """
         if integers.shape != (self.dim,):
             raise ValueError(f"expected {self.dim} integers, got shape={integers.shape}")
         squared = int(np.sum(integers.astype(object) ** 2))
@@ -135,7 +150,12 @@ class NormLayout:
         return np.concatenate([self.field.elements(integers), self.field.elements(bits)])
 
     def product_part(self, products: np.ndarray) -> np.ndarray | None:
-        """The bits of the products, each with whether it counts as small; None if too few are."""
+        """The second part: the bits of every product, each followed by whether it counts as small.
+
+        None if too few are small.
+
+        Exactly `successes` are counted, the first ones; the bits of products that are not small are zeros.
+        """
         shifted = self.field.add(products, self.field.scalar(self.reach - 1))
         small = shifted < 2 * self.reach
         counted = small & (np.cumsum(small) <= self.successes)
@@ -146,9 +166,10 @@ class NormLayout:
 
 
 def random_products(field: Field, vector: np.ndarray, stream: bytes, checks: int) -> np.ndarray:
-    """The products of a vector with `checks` random vectors, two bits of the stream for every entry: 00 is -1, 11 is 1.
+    """The products of a vector with `checks` random vectors of entries -1, 0, 1, as field elements, (checks,).
 
-    Elements of 64 bits are multiplied in halves, in float64, whose sums stay below 2^53 within a block.
+    Two bits of the stream make one entry: 00 is -1, 11 is 1, the others 0. Elements of 64 bits are multiplied in
+    halves, in float64, whose sums stay below 2^53 within a block, so that everything is exact.
     """
     dim = len(vector)
     coded = np.frombuffer(stream, np.uint8).reshape(checks, -(-dim // 4))
@@ -163,38 +184,47 @@ def random_products(field: Field, vector: np.ndarray, stream: bytes, checks: int
 
 
 class NormEquality(Circuit):
-    """The squared norm in the field is the one that is claimed."""
+    """Accepts vectors whose sum of squares, in the field, is the squared norm that their bits claim."""
 
     joint = 0
 
     def __init__(self, layout: NormLayout, *, chunk: int) -> None:
-        self.layout, self.field, self.length = layout, layout.field, layout.length
-        self.gadget, self.calls = Gadget("squares", chunk), -(-layout.dim // chunk)
+        self.layout = layout
+        self.field = layout.field
+        self.length = layout.length
+        self.gadget = Gadget("squares", chunk)
+        self.calls = -(-layout.dim // chunk)
 
     def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
-        """The integers, in chunks."""
+        """The integers, in chunks of as many as the gadget squares at once."""
         return rows_of(vector[..., : self.layout.dim], self.gadget.arity)
 
     def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
-        """What is claimed less the sum of squares."""
+        """The claimed squared norm less the sum of squares."""
         claimed, _ = self.layout.norms(vector)
         return self.field.sub(claimed, self.field.sum(called))[..., None]
 
 
 class NormBits(Circuit):
-    """Bits are bits, the claimed norm is within the bound, and enough products are what is claimed of them."""
+    """Accepts if bits are bits, the claimed norm is within the bound, and products are what is claimed of them."""
 
     joint = 3
 
     def __init__(self, layout: NormLayout, *, chunk: int) -> None:
-        self.layout, self.field, self.length = layout, layout.field, layout.length
+        self.layout = layout
+        self.field = layout.field
+        self.length = layout.length
         self.gadget = Gadget("products", chunk)
         self._bit_calls = -(-layout.bits // chunk)
         self.calls = self._bit_calls + -(-layout.checks // chunk)
 
     def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
-        """r^j b_j with b_j - 1, and s^i (product - claim) with whether it is claimed to be small."""
-        field, layout = self.field, self.layout
+        """The pairs (r^j b_j, b_j - 1) of all bits, then (s^i (product - claim), is_small) of all products.
+
+        r and s are the first two elements of joint randomness; each kind of pair starts a row of its own.
+        """
+        field = self.field
+        layout = self.layout
         one = field.scalar(field.inverse(shares))
         bits = vector[..., layout.dim : layout.num_shared]
         weighted = field.mul(field.powers(joint[..., 0], layout.bits), bits)
@@ -210,8 +240,13 @@ class NormBits(Circuit):
         return np.concatenate(flat, axis=-2)
 
     def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
-        """One random combination of the four."""
-        field, layout = self.field, self.layout
+        """One random combination, by powers of the third joint element, of four values that must all be zero.
+
+        The bits' calls; the claimed norm and what it lacks, less the bound; the products' calls; the number counted as
+        small, less `successes`.
+        """
+        field = self.field
+        layout = self.layout
         one = field.scalar(field.inverse(shares))
         squared, lacking = layout.norms(vector)
         _, small = layout.claims(vector)

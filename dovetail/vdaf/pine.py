@@ -34,7 +34,10 @@ _WIDER = 16.0  # norms that count as small products: more than the draft's, so t
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PineVariant:
-    """One variant, by its id, for so many aggregators."""
+    """One variant of PINE, by its id, for so many aggregators: sizes, seeds and hashes that all parties compute alike.
+
+    The proofs come in two kinds, always in this order: of the norm (`norm_proofs` of them), and of all bits (`proofs`).
+    """
 
     layout: NormLayout
     chunk: int
@@ -56,16 +59,18 @@ class PineVariant:
 
     @functools.cached_property
     def flps(self) -> tuple[tuple[FullyLinearProof, int], tuple[FullyLinearProof, int]]:
-        """The kinds of proofs, and how many of each."""
-        norm, bits = NormEquality(self.layout, chunk=self.norm_chunk), NormBits(self.layout, chunk=self.chunk)
+        """The two kinds of proofs, of the norm and of the bits, and how many of each."""
+        norm = NormEquality(self.layout, chunk=self.norm_chunk)
+        bits = NormBits(self.layout, chunk=self.chunk)
         return (FullyLinearProof(norm, _BASIS), self.norm_proofs), (FullyLinearProof(bits, _BASIS), self.proofs)
 
     def total_length(self, what: str) -> int:
-        """Elements in all proofs, verifiers, and so on."""
+        """The elements of all proofs together: `what` names a length of `FullyLinearProof`, such as "proof_length"."""
         return sum(count * getattr(flp, what) for flp, count in self.flps)
 
     @property
     def counts(self) -> bytes:
+        """How many proofs there are of each kind, as the two bytes that seeds are bound to."""
         return bytes([self.norm_proofs, self.proofs])
 
     @property
@@ -84,7 +89,7 @@ class PineVariant:
         return SEED * (4 * self.shares - 1)
 
     def share_size(self, index: int) -> int:
-        """Bytes of an aggregator's share; the leader's, with index 0, is the long one."""
+        """Bytes of an aggregator's share: four seeds, or, for the leader (index 0), all elements and two blinds."""
         return (
             4 * SEED
             if index
@@ -92,7 +97,7 @@ class PineVariant:
         )
 
     def cut(self, rows: np.ndarray, what: str) -> list[np.ndarray]:
-        """Both kinds' part of every row, of shape (rows, proofs of that kind, length)."""
+        """Rows of elements of both kinds cut apart, into (rows, proofs of that kind, length) for each kind."""
         lengths = [count * getattr(flp, what) for flp, count in self.flps]
         parts = np.split(rows, [lengths[0]], axis=-1)
         return [
@@ -101,6 +106,7 @@ class PineVariant:
         ]
 
     def products(self, vector: np.ndarray, seed: bytes) -> np.ndarray:
+        """The products of the integers with the random vectors that this seed stands for, (checks,)."""
         checks = self.layout.checks
         stream = self.xof(seed, self.tag(_WRAP)).next(checks * -(-len(vector) // 4))
         return random_products(self.field, vector, stream, checks)
@@ -108,7 +114,15 @@ class PineVariant:
     def parts_of(
         self, usage: int, vector: np.ndarray, shares: list[np.ndarray], blinds: list[bytes], nonce: bytes
     ) -> list[bytes]:
-        """Every aggregator's hash of its share, the leader's first."""
+        """Every aggregator's hash of its own share, the leader's first.
+
+        Arguments:
+            usage: which hash, `_WRAP_PART` or `_JOINT_PART`.
+            vector: what is shared; the leader's share is what the helpers' shares leave of it.
+            shares: the helpers' shares, which may be longer than the vector: their beginnings count.
+            blinds: every aggregator's blind, the leader's first.
+            nonce: the report's.
+        """
         left = vector
         for share in shares:
             left = self.field.sub(left, share[: len(vector)])
@@ -118,28 +132,35 @@ class PineVariant:
         ]
 
     def part(self, usage: int, index: int, blind: bytes, share: np.ndarray, nonce: bytes) -> bytes:
+        """An aggregator's hash of its share, under its blind: its part of the joint randomness."""
         return self.xof.seed(blind, self.tag(usage), bytes([index]), nonce, self.field.encode(share))
 
     def joint_seed(self, usage: int, parts: Sequence[bytes]) -> bytes:
+        """The seed that follows from every aggregator's part, in order: nobody can choose a vector after it."""
         return self.xof.seed(bytes(SEED), self.tag(usage), *parts)
 
     def vector_share(self, index: int, seed: bytes, length: int | None = None) -> np.ndarray:
+        """A helper's share of the vector (or of its first `length` elements), expanded from its seed."""
         size = self.layout.num_shared if length is None else length
         return self.xof.expand(self.field, seed, self.tag(_SHARE), bytes([index]), size)
 
     def proof_share(self, index: int, seed: bytes) -> np.ndarray:
+        """A helper's share of all proofs, expanded from its seed."""
         binder = self.counts + bytes([index])
         return self.xof.expand(self.field, seed, self.tag(_PROOF), binder, self.total_length("proof_length"))
 
     def query_randomness(self, key: bytes, nonce: bytes) -> np.ndarray:
+        """The random elements of all queries about one report, from the key that aggregators share."""
         length = self.total_length("query_length")
         return self.xof.expand(self.field, key, self.tag(_QUERY), self.counts + nonce, length)
 
     def joint_randomness(self, seed: bytes) -> np.ndarray:
+        """The joint random elements of the bits' proofs; the norm's proof needs none."""
         length = self.proofs * NormBits.joint
         return self.xof.expand(self.field, seed, self.tag(_JOINT), bytes([self.proofs]), length)
 
     def tag(self, usage: int) -> bytes:
+        """What keeps hashes for different usages, variants and versions apart: 7 bytes."""
         return bytes([_VERSION]) + self.number.to_bytes(4, "big") + usage.to_bytes(2, "big")
 
 
@@ -159,7 +180,7 @@ class _Sharding(NamedTuple):
 
 
 def best_chunks(layout: NormLayout) -> tuple[int, int]:
-    """The chunks with the shortest proofs: of bits, and of squares."""
+    """The chunk lengths that make proofs shortest: of the bits' circuit, and of the norm's."""
 
     def best(length: int, circuit: Callable[[int], Circuit]) -> int:
         chunks = sorted({-(-length // rows) for rows in range(1, 1 + min(length, 4096))})
@@ -194,19 +215,20 @@ class Pine(PineVariant):
 
     @property
     def elements(self) -> int:
-        """Those of the layout's vector."""
+        """Field elements that an aggregator works with per report: the vector with its products."""
         return self.layout.length
 
     @property
     def knowledge_error(self) -> float:
-        """That honest randomness is drawn again, which makes it other than uniform."""
+        """How far an honest user's randomness is from uniform, at most, because it draws again where a check failed."""
         return self.layout.prob_unlucky
 
     def soundness_error(self, hashes: float) -> float:
-        """At most this is the probability that a report is accepted whose integers have a larger norm.
+        """The probability, at most, that a report is accepted whose integers have a larger norm; rounded up.
 
         Its sender computes so many hashes to find lucky joint randomness, and aggregators follow the protocol
-        (`docs/proofs/verified.md`, 3).
+        (`docs/proofs/verified.md`, 3). The factor 1 + 1e-9 covers the rounding of this sum; parameters that the proof
+        does not cover give 1.
         """
         if not self.layout.wraps_show or self.layout.successes < self.layout.checks:
             return 1.0
@@ -222,7 +244,7 @@ class Pine(PineVariant):
         return min(1.0, (lucky + at_norm**self.norm_proofs + mixed) * (1 + 1e-9))
 
     def shard(self, integers: np.ndarray, nonce: bytes, rand: bytes) -> tuple[bytes, list[bytes]]:
-        """The public share, and what every aggregator gets.
+        """User: the public share, and every aggregator's share, the leader's first.
 
         Raises `Unlucky` where a wraparound check failed: an honest user draws other random bytes.
         """
@@ -238,6 +260,13 @@ class Pine(PineVariant):
         return [self._finish(sharding, proof) for sharding, proof in zip(shardings, proofs, strict=True)]
 
     def _begin(self, integers: np.ndarray, nonce: bytes, rand: bytes) -> _Sharding:
+        """Everything of a report that comes before its proofs, from `rand`.
+
+        Raises `Unlucky` where too few products are small.
+
+        `rand` holds four seeds for each helper (vector, proofs, both blinds), then the leader's blinds and the proofs'
+        seed.
+        """
         if len(rand) != self.rand_size:
             raise ValueError(f"expected {self.rand_size} random bytes, got {len(rand)}")
         seeds = [rand[i : i + SEED] for i in range(0, len(rand), SEED)]
@@ -257,13 +286,15 @@ class Pine(PineVariant):
         return _Sharding(vector, products, vectors, helpers, (wrap_blind, blind, prove), wrap_parts + parts)
 
     def _norm_part(self, integers: np.ndarray) -> np.ndarray:
+        """The first part of the vector, on its own so that a client that lies about it can be simulated."""
         return self.layout.norm_part(integers)
 
     def _product_part(self, products: np.ndarray) -> np.ndarray | None:
+        """The second part of the vector, or None; on its own so that a client that lies about it can be simulated."""
         return self.layout.product_part(products)
 
     def _prove(self, shardings: Sequence[_Sharding]) -> np.ndarray:
-        """All proofs, one row per vector."""
+        """The proofs of all vectors at once, both kinds one after the other: one row of elements per vector."""
         length = self.total_length("prove_length")
         random = np.stack(
             [self.xof.expand(self.field, one.own[2], self.tag(_PROVE), self.counts, length) for one in shardings]
@@ -279,14 +310,20 @@ class Pine(PineVariant):
         return np.concatenate(proofs, axis=-1)
 
     def _finish(self, sharding: _Sharding, proofs: np.ndarray) -> tuple[bytes, list[bytes]]:
-        field, vector = self.field, sharding.vector
+        """The public share and all shares.
+
+        The leader gets in full what the helpers' seeds leave of vector and proofs.
+        """
+        field = self.field
+        vector = sharding.vector
         for index, (share, seed) in enumerate(zip(sharding.shares, sharding.helpers, strict=True), 1):
-            vector, proofs = field.sub(vector, share), field.sub(proofs, self.proof_share(index, seed[1]))
+            vector = field.sub(vector, share)
+            proofs = field.sub(proofs, self.proof_share(index, seed[1]))
         leader = field.encode(vector) + field.encode(proofs) + sharding.own[0] + sharding.own[1]
         return b"".join(sharding.parts), [leader, *(b"".join(seed) for seed in sharding.helpers)]
 
     def check(self, index: int, report: SharedReport) -> None:
-        """Refuse a report that has not the form of one."""
+        """Refuse, with `Malencoded`, a report whose shares have another length or elements that are not canonical."""
         wanted = self.public_size, self.share_size(index)
         if (len(report.public), len(report.share)) != wanted:
             raise Malencoded(f"expected public and own share of {wanted} bytes, got others")
@@ -294,14 +331,15 @@ class Pine(PineVariant):
             self.field.decode(report.share[: -2 * SEED])
 
     def query(self, key: bytes, index: int, reports: Sequence[SharedReport]) -> list[Queried]:
-        """What an aggregator finds about its shares of some reports, all at once."""
+        """An aggregator's answers about its shares of some reports, in their order, computed all at once."""
         if not reports:
             return []
         opened = [self._open_report(index, report) for report in reports]
         vectors, proofs, joints = (np.stack([one[i] for one in opened]) for i in range(3))
         queries = np.stack([self.query_randomness(key, report.nonce) for report in reports])
         verifiers = []
-        proof_parts, query_parts = self.cut(proofs, "proof_length"), self.cut(queries, "query_length")
+        proof_parts = self.cut(proofs, "proof_length")
+        query_parts = self.cut(queries, "query_length")
         for (flp, count), proof, query in zip(self.flps, proof_parts, query_parts, strict=True):
             copies = np.broadcast_to(vectors[:, None], (len(reports), count, vectors.shape[-1]))
             joint = joints.reshape(len(reports), self.proofs, -1)
@@ -333,7 +371,7 @@ class Pine(PineVariant):
         return [self._agreed_seeds(one) if ok else None for one, ok in zip(verifiers, fine, strict=True)]
 
     def public_of(self, verifiers: Sequence[bytes]) -> bytes:
-        """The parts of the joint randomness that aggregators found, for the wraparound checks and for the proofs."""
+        """The public share that fits these verifier shares; parts for the wraparound checks come first."""
         return b"".join(one[-2 * SEED : -SEED] for one in verifiers) + b"".join(one[-SEED:] for one in verifiers)
 
     def output(self, index: int, share: bytes) -> np.ndarray:
@@ -343,28 +381,37 @@ class Pine(PineVariant):
         return self.field.decode(share[: self.field.size * self.layout.dim])
 
     def _well_formed(self, verifier: bytes) -> bool:
+        """Whether a verifier share has the right length and consists of canonical elements."""
         size = self.verifier_size - 2 * SEED
         return len(verifier) == self.verifier_size and bool(
             np.all(self.field.read(verifier[:size]) < self.field.modulus)
         )
 
     def _agreed_seeds(self, verifiers: Sequence[bytes]) -> bytes:
-        wrap, parts = [one[-2 * SEED : -SEED] for one in verifiers], [one[-SEED:] for one in verifiers]
+        """The joint seeds, of wraparound checks and of proofs, that follow from the parts in the verifier shares."""
+        wrap = [one[-2 * SEED : -SEED] for one in verifiers]
+        parts = [one[-SEED:] for one in verifiers]
         return self.joint_seed(_WRAP_SEED, wrap) + self.joint_seed(_JOINT_SEED, parts)
 
     def _open_report(self, index: int, report: SharedReport) -> tuple[np.ndarray, np.ndarray, np.ndarray, bytes, bytes]:
-        """Vector with products, proofs, joint randomness, the seeds, and this aggregator's parts of them."""
-        field, layout, share = self.field, self.layout, report.share
+        """Vector with products, proofs, joint randomness, both joint seeds, and this aggregator's own parts of them."""
+        field = self.field
+        layout = self.layout
+        share = report.share
         if index:
-            vector, proofs = self.vector_share(index, share[:SEED]), self.proof_share(index, share[SEED : 2 * SEED])
+            vector = self.vector_share(index, share[:SEED])
+            proofs = self.proof_share(index, share[SEED : 2 * SEED])
         else:
             elements = field.decode(share[: -2 * SEED])
-            vector, proofs = elements[: layout.num_shared], elements[layout.num_shared :]
+            vector = elements[: layout.num_shared]
+            proofs = elements[layout.num_shared :]
         public = [report.public[i : i + SEED] for i in range(0, len(report.public), SEED)]
-        wrap_parts, parts = public[: self.shares], public[self.shares :]
+        wrap_parts = public[: self.shares]
+        parts = public[self.shares :]
         wrap_parts[index] = self.part(_WRAP_PART, index, share[-2 * SEED : -SEED], vector[: layout.first], report.nonce)
         parts[index] = self.part(_JOINT_PART, index, share[-SEED:], vector, report.nonce)
-        wrap_seed, seed = self.joint_seed(_WRAP_SEED, wrap_parts), self.joint_seed(_JOINT_SEED, parts)
+        wrap_seed = self.joint_seed(_WRAP_SEED, wrap_parts)
+        seed = self.joint_seed(_JOINT_SEED, parts)
         products = self.products(vector[: layout.dim], wrap_seed)
         own_parts = wrap_parts[index] + parts[index]
         return np.concatenate([vector, products]), proofs, self.joint_randomness(seed), wrap_seed + seed, own_parts

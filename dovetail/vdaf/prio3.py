@@ -32,7 +32,7 @@ class Encoded(Protocol):
         ...
 
     def truncate(self, vector: np.ndarray) -> np.ndarray:
-        """What is added up."""
+        """What aggregators add up: a linear function of the vector."""
         ...
 
 
@@ -66,18 +66,20 @@ class Prio3:
 
     @property
     def rand_size(self) -> int:
-        """Random bytes that a user draws."""
+        """Random bytes that a user draws: for each aggregator a seed, and a blind if there is joint randomness."""
         return SEED * self.shares * (2 if self._joint else 1)
 
     def shard(self, measurement: np.ndarray, nonce: bytes, rand: bytes) -> tuple[bytes, list[bytes]]:
-        """The public share, and what every aggregator gets."""
+        """The public share, and every aggregator's share, the leader's first; `rand` has `rand_size` uniform bytes."""
         if len(rand) != self.rand_size or len(nonce) != NONCE:
             raise ValueError(f"expected {self.rand_size} random bytes and a nonce of {NONCE}, got others")
         seeds = [rand[i : i + SEED] for i in range(0, len(rand), SEED)]
         step = 2 if self._joint else 1
-        helpers, blinds = seeds[: step * (self.shares - 1) : step], seeds[1 : step * (self.shares - 1) : step]
+        helpers = seeds[: step * (self.shares - 1) : step]
+        blinds = seeds[1 : step * (self.shares - 1) : step]
         vector = self.valid_type.encode(measurement)
-        left, parts = vector, []
+        left = vector
+        parts = []
         for index, seed in enumerate(helpers, 1):
             share = self._vector(index, seed)
             left = self.field.sub(left, share)
@@ -94,9 +96,18 @@ class Prio3:
         return b"".join(parts), [leader, *others]
 
     def verify_init(self, key: bytes, index: int, nonce: bytes, public: bytes, share: bytes) -> tuple[Verifying, bytes]:
-        """What an aggregator keeps, and the verifier share that it tells the others."""
+        """An aggregator's first step: what it keeps, and the verifier share that it tells the others.
+
+        Arguments:
+            key: the round's, known to all aggregators and to no user.
+            index: which aggregator it is; 0 is the leader.
+            nonce: the report's.
+            public: the public share.
+            share: its own share.
+        """
         vector, proofs, blind = self._expand_share(index, share)
-        parts, part = self._parts(public), b""
+        parts = self._parts(public)
+        part = b""
         if self._joint:
             part = self._part(index, blind, vector, nonce)
             parts[index] = part
@@ -109,9 +120,13 @@ class Prio3:
         return Verifying(self.valid_type.truncate(vector), self._seed(parts)), self.field.encode(verifier) + part
 
     def message(self, verifiers: list[bytes]) -> bytes | None:
-        """What all aggregators' verifier shares amount to; None if the report is refused."""
+        """The joint seed that follows from all verifier shares, in the aggregators' order.
+
+        None if the report is refused.
+        """
         size = self.field.size * self.proof.verifier_length * self.proofs
-        total, parts = self.field.zeros(self.proofs, self.proof.verifier_length), []
+        total = self.field.zeros(self.proofs, self.proof.verifier_length)
+        parts = []
         for one in verifiers:
             if len(one) != size + (SEED if self._joint else 0):
                 raise Malencoded(f"expected a verifier share of another length, got {len(one)} bytes")
@@ -120,34 +135,38 @@ class Prio3:
         return self._seed(parts) if np.all(self.proof.decide(total)) else None
 
     def verify_next(self, state: Verifying, message: bytes | None) -> np.ndarray | None:
-        """The aggregator's share of what is added up; None if the report is refused."""
+        """An aggregator's last step: its share of the sum; None if the message is not the seed that it computed."""
         return state.share if message is not None and message == state.seed else None
 
     def check(self, index: int, public: bytes, share: bytes) -> None:
-        """Refuse shares of another form."""
+        """Refuse, with `Malencoded`, public and own shares of another length, and elements that are not canonical."""
         self._parts(public)
         self._elements_size(index, share)
         if index == 0:
             self.field.decode(share[: len(share) - (SEED if self._joint else 0)])
 
     def output(self, index: int, share: bytes) -> np.ndarray:
-        """The aggregator's share of what is added up."""
+        """The aggregator's share of what is added up, (size,) elements; `share` has passed `check`."""
         if index:
             return self.valid_type.truncate(self._vector(index, share[:SEED]))
         return self.valid_type.truncate(self.field.decode(share[: self.field.size * self.proof.circuit.length]))
 
     @property
     def _joint(self) -> bool:
+        """Whether the circuit needs joint randomness; without it there are no blinds, no parts and no seed."""
         return self.proof.circuit.joint > 0
 
     def _prove(self, vector: np.ndarray, seed: bytes, joint: np.ndarray) -> np.ndarray:
+        """All proofs about a vector, one after the other, from the prover's seed."""
         length = self.proof.prove_length * self.proofs
         random = self.xof.expand(self.field, seed, self._tag(_PROVE), bytes([self.proofs]), length)
         copies = np.broadcast_to(vector, (self.proofs, len(vector)))
         return self.proof.prove(copies, random.reshape(self.proofs, -1), joint).reshape(-1)
 
     def _expand_share(self, index: int, share: bytes) -> tuple[np.ndarray, np.ndarray, bytes]:
-        length, whole = self.proof.circuit.length, self._elements_size(index, share)
+        """The aggregator's share of the vector, its share of all proofs, and its blind (empty where there is none)."""
+        length = self.proof.circuit.length
+        whole = self._elements_size(index, share)
         if index:
             return self._vector(index, share[:SEED]), self._proofs(index, share[:SEED]), share[SEED:]
         elements = self.field.decode(share[:whole])
@@ -156,30 +175,40 @@ class Prio3:
     def _elements_size(self, index: int, share: bytes) -> int:
         """Bytes of a share without its blind; refuses one of another length."""
         elements = self.proof.circuit.length + self.proof.proof_length * self.proofs
-        whole, blind = (SEED if index else self.field.size * elements), (SEED if self._joint else 0)
+        whole = SEED if index else self.field.size * elements
+        blind = SEED if self._joint else 0
         if len(share) != whole + blind:
             raise Malencoded(f"expected a share of {whole + blind} bytes, got {len(share)}")
         return whole
 
     def _vector(self, index: int, seed: bytes) -> np.ndarray:
+        """A helper's share of the vector, expanded from its seed."""
         return self.xof.expand(self.field, seed, self._tag(_SHARE), bytes([index]), self.proof.circuit.length)
 
     def _proofs(self, index: int, seed: bytes) -> np.ndarray:
+        """A helper's share of all proofs, expanded from its seed."""
         length = self.proof.proof_length * self.proofs
         return self.xof.expand(self.field, seed, self._tag(_PROOF), bytes([self.proofs, index]), length)
 
     def _parts(self, public: bytes) -> list[bytes]:
+        """The parts of the joint randomness in a public share, one for each aggregator.
+
+        None without joint randomness.
+        """
         if len(public) != (SEED * self.shares if self._joint else 0):
             raise Malencoded(f"expected a public share of another length, got {len(public)} bytes")
         return [public[i : i + SEED] for i in range(0, len(public), SEED)]
 
     def _part(self, index: int, blind: bytes, share: np.ndarray, nonce: bytes) -> bytes:
+        """An aggregator's hash of its share of the vector, under its blind: its part of the joint randomness."""
         return self.xof.seed(blind, self._tag(_JOINT_PART), bytes([index]), nonce, self.field.encode(share))
 
     def _seed(self, parts: list[bytes]) -> bytes:
+        """The joint seed that follows from all parts in order; empty without joint randomness."""
         return self.xof.seed(bytes(SEED), self._tag(_JOINT_SEED), *parts) if self._joint else b""
 
     def _joint_randomness(self, parts: list[bytes]) -> np.ndarray:
+        """The joint random elements of every proof, (proofs, joint), from all parts."""
         if not self._joint:
             return self.field.zeros(self.proofs, 0)
         length = self.proof.circuit.joint * self.proofs
@@ -188,4 +217,5 @@ class Prio3:
         return elements.reshape(self.proofs, -1)
 
     def _tag(self, usage: int) -> bytes:
+        """What keeps hashes for different usages, variants and applications apart."""
         return bytes([_VERSION, 0]) + self.number.to_bytes(4, "big") + usage.to_bytes(2, "big") + self.context

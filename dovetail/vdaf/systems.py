@@ -1,4 +1,9 @@
-"""What aggregators and users need of a way to prove something about a shared vector, whatever is proven."""
+"""The interface of a proof about a shared vector, whatever is proven: `ProofSystem`, with what aggregators pass around.
+
+A user shards integers into shares with a proof. Each aggregator checks the form of its share, queries it and tells the
+others its verifier share; from all of these each decides, and adds up its share of the integers. `levels.LevelProofs`
+and `pine.Pine` are the two systems.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,11 @@ class SharedReport(NamedTuple):
 
 
 class Queried(NamedTuple):
-    """What an aggregator found: the seeds that all must agree on, and the verifier share that it tells the others."""
+    """An aggregator's answer about one report.
+
+    `seeds` are the joint seeds that it computed, which must be those that `ProofSystem.decide` gives; `verifier` is the
+    verifier share that it tells the others.
+    """
 
     seeds: bytes
     verifier: bytes
@@ -39,7 +48,7 @@ class ProofSystem(Protocol):
 
     @property
     def elements(self) -> int:
-        """Elements that an aggregator works with per report."""
+        """Field elements that an aggregator works with per report: a measure of its work."""
         ...
 
     @property
@@ -59,37 +68,55 @@ class ProofSystem(Protocol):
 
     @property
     def knowledge_error(self) -> float:
-        """At most this far is what proofs tell from what follows from public randomness, in total variation."""
+        """The zero-knowledge error: how far what proofs show is, at most, from what follows from public randomness.
+
+        In total variation, for one report.
+        """
         ...
 
     def soundness_error(self, hashes: float) -> float:
-        """At most this is the probability that a false report is accepted, of a user that computes so many hashes."""
+        """The probability, at most, that a false report of a user that computes so many hashes is accepted.
+
+        Rounded up.
+        """
         ...
 
     def share_size(self, index: int) -> int:
-        """Bytes of an aggregator's share."""
+        """Bytes of the share of the aggregator with this index; 0 is the leader, whose share is the long one."""
         ...
 
     def shard(self, integers: np.ndarray, nonce: bytes, rand: bytes) -> tuple[bytes, list[bytes]]:
-        """User: the public share, and what every aggregator gets."""
+        """User: the public share, and every aggregator's share, the leader's first.
+
+        Arguments:
+            integers: int64, (length,).
+            nonce: 16 bytes that no other report has.
+            rand: `rand_size` uniform bytes.
+        """
         ...
 
     def check(self, index: int, report: SharedReport) -> None:
-        """Aggregator: refuse a report that has not the form of one."""
+        """Aggregator: refuse a report whose parts have the wrong length or hold numbers that are no field elements."""
         ...
 
     def query(self, key: bytes, index: int, reports: Sequence[SharedReport]) -> list[Queried]:
-        """Aggregator: what it finds about its shares of some reports."""
+        """Aggregator: its answers about its shares of some reports, in their order, under the round's shared key."""
         ...
 
     def decide(self, verifiers: Sequence[Sequence[bytes]]) -> list[bytes | None]:
-        """Aggregator: for every report, the seeds that all must have found; None if it is refused."""
+        """Aggregator: for every report, the seeds that all must have computed; None if it is refused.
+
+        It counts only where these seeds are those of the aggregator's own `Queried`.
+        """
         ...
 
     def public_of(self, verifiers: Sequence[bytes]) -> bytes:
-        """Aggregator: the public share that fits what all aggregators found about a report."""
+        """Aggregator: the public share that fits the verifier shares of one report, given in aggregators' order."""
         ...
 
     def output(self, index: int, share: bytes) -> np.ndarray:
-        """Aggregator: its share of the integers."""
+        """Aggregator: its share of the integers, as field elements.
+
+        The sum of all shares is the integers modulo the field.
+        """
         ...

@@ -21,7 +21,12 @@ SEED = 32  # bytes
 
 
 class Xof(abc.ABC):
-    """A stream that a seed of 32 bytes stands for, apart from those for other tags and binders."""
+    """A stream of pseudorandom bytes from a seed of 32 bytes.
+
+    Other tags and binders give streams that look independent.
+
+    An instance is used up as it is read: two reads give different bytes.
+    """
 
     name: ClassVar[str]
 
@@ -30,10 +35,10 @@ class Xof(abc.ABC):
 
     @abc.abstractmethod
     def next(self, length: int) -> bytes:
-        """So many further bytes of the stream."""
+        """The next `length` bytes of the stream."""
 
     def vector(self, field: Field, length: int) -> np.ndarray:
-        """The next field elements; integers above the modulus are passed over."""
+        """The next `length` uniform field elements; integers that are not below the modulus are passed over."""
         elements = field.read(self.next(length * field.size))
         fine = elements < field.modulus
         if np.all(fine):
@@ -48,7 +53,7 @@ class Xof(abc.ABC):
 
     @classmethod
     def expand(cls, field: Field, seed: bytes, tag: bytes, binder: bytes, length: int) -> np.ndarray:
-        """So many uniform field elements, derived from a seed."""
+        """`length` uniform field elements, derived from a seed, a tag and a binder."""
         return cls(seed, tag, binder).vector(field, length)
 
 
@@ -70,7 +75,7 @@ class HmacSha256Aes128(Xof):
 
 
 class TurboShake128(Xof):
-    """The stream of draft-irtf-cfrg-vdaf."""
+    """TurboSHAKE128 as draft-irtf-cfrg-vdaf uses it."""
 
     name = "TurboShake128"
 

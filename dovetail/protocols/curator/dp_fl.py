@@ -194,10 +194,12 @@ class DpFl(Protocol, Fast, Claimed):
 
     def estimate(self, tally: jax.Array, size: int, state: Clipping, *, key: jax.Array) -> tuple[jax.Array, Clipping]:
         """The noised sum over the planned size; the adaptive clip norm moves with the noised count."""
-        total, after = tally, state
+        total = tally
+        after = state
         if self.clip == "adaptive":
             key, key_count = jax.random.split(key)
-            total, after = tally[:-1], self._move_clip_norm(tally[-1], size, state, key=key_count)
+            total = tally[:-1]
+            after = self._move_clip_norm(tally[-1], size, state, key=key_count)
         std = self.require("noise_multiplier") * state.clip_norm * state.noise_scale
         noised = total + std * normal(key, total.shape, total.dtype)
         return noised / size, after
@@ -238,7 +240,8 @@ class DpFl(Protocol, Fast, Claimed):
 
     def _gaussian(self, noise_scale: float, neighbors: Neighbors) -> Gaussian:
         """In units in which sum and count have the same noise: a user moves the count, less 1/2 each, by 1/2 or 1."""
-        std, reach = self.std * noise_scale, self.first_clip_norm
+        std = self.std * noise_scale
+        reach = self.first_clip_norm
         if self.clip == "adaptive":
             reach = math.hypot(reach, 0.5 * std / self.require("std_count")) * (1 + 1e-15)
         return Gaussian(

@@ -253,7 +253,8 @@ class Flame(Protocol, Fast):
 
     def noise_std(self, size: int, dim: int) -> float:
         """Zeros are reported from the middle of the interval, where dummies average too."""
-        local, reported = self.local, self.inclusion_rate(dim) * size
+        local = self.local
+        reported = self.inclusion_rate(dim) * size
         variance = reported * float(local.report_variance(0.5))
         if self.padding is not None:
             variance += (self.padding.pad_to - reported) * local.blanket().variance

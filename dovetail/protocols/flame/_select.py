@@ -162,7 +162,8 @@ def _choose(xs: jax.Array, k: int) -> tuple[jax.Array, jax.Array, _Boundary]:
     index = jnp.where(valid, index, 0)
     magnitude = jnp.where(valid, magnitudes(pick(xs, index)), -1)
     exact = _bisect(lambda t: total(magnitude >= t[:, None]), k, 0, rough.magnitude, top)
-    equal, need = magnitude == exact[:, None], k - total(magnitude > exact[:, None])
+    equal = magnitude == exact[:, None]
+    need = k - total(magnitude > exact[:, None])
     cut = _cut_ties(lambda c: total(equal & (index < c[:, None])), need, total(equal) > need, dim)
     return index, magnitude, _Boundary(exact, jnp.minimum(rough.cut, cut))
 
@@ -183,9 +184,12 @@ def _group_maxima(xs: jax.Array, share: float) -> tuple[jax.Array, int]:
 
 def _candidates(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) -> tuple[_Boundary, jax.Array]:
     """A boundary that k to `most` coordinates of each row reach, and these coordinates."""
-    dim, lanes = xs.shape[1], num_lanes(xs.shape[1])
+    dim = xs.shape[1]
+    lanes = num_lanes(xs.shape[1])
     low, words, above = _search(xs, k, most, guess, top)
-    equal, need, tied = words & ~above, k - count(above), count(words) > most
+    equal = words & ~above
+    need = k - count(above)
+    tied = count(words) > most
     cut = _cut_ties(lambda c: count(equal & before(c, lanes)), need, tied, dim)
     return _Boundary(low, cut), above | (equal & before(cut, lanes))
 
@@ -211,8 +215,11 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
         return (count(bracket.at_low) > most) & (bracket.high - bracket.low > 1)
 
     def probe(bracket: _Bracket) -> jax.Array:
-        low, high, turn = bracket.low, bracket.high, bracket.turn
-        surplus, lack = _log_count(bracket.at_low) - aim, aim - _log_count(bracket.at_high)
+        low = bracket.low
+        high = bracket.high
+        turn = bracket.turn
+        surplus = _log_count(bracket.at_low) - aim
+        lack = aim - _log_count(bracket.at_high)
         growth = jnp.exp2(turn.astype(jnp.float32)) / _STEEPNESS
         between = (high - low) * (surplus / (surplus + lack))
         up = jnp.where(high < top, between, surplus * growth)
@@ -235,7 +242,8 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
             turn=bracket.turn + 1,
         )
 
-    zero, dim = jnp.zeros_like(top), xs.shape[1]
+    zero = jnp.zeros_like(top)
+    dim = xs.shape[1]
     every = before(zero + dim, num_lanes(dim))
     start = _Bracket(zero, top, every, jnp.zeros_like(every), jnp.int32(0))
     done = lax.while_loop(lambda bracket: jnp.any(is_unfinished(bracket)), narrow, start)
@@ -292,7 +300,8 @@ def num_lanes(dim: int) -> int:
 
 def planes(xs: jax.Array) -> list[jax.Array]:
     """The magnitudes of xs, (clients, dim), in planes of shape (clients, lanes); the last is filled up with -1."""
-    dim, lanes = xs.shape[1], num_lanes(xs.shape[1])
+    dim = xs.shape[1]
+    lanes = num_lanes(xs.shape[1])
     *full, last = [magnitudes(xs[:, begin : begin + lanes]) for begin in range(0, dim, lanes)]
     return [*full, jnp.pad(last, ((0, 0), (0, lanes - last.shape[1])), constant_values=-1)]
 

@@ -118,7 +118,8 @@ class SsDouble(Padded, Claimed):
 
     def select_exactly(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
         """A uniformly random set of k coordinates: the first k of a shuffle by Fisher and Yates."""
-        order, k = list(range(len(x))), self.num_selected(len(x))
+        order = list(range(len(x)))
+        k = self.num_selected(len(x))
         for place in range(k):
             other = place + sampler.randbelow(len(x) - place)
             order[place], order[other] = order[other], order[place]
@@ -137,7 +138,8 @@ class SsDouble(Padded, Claimed):
             whole = Report(kind="generic", eps_local=self.num_selected(dim) * self.report.eps_local)
             return Shuffled(report=whole, num_users=cohort.crowd(), colluders=cohort.colluders)
         if self.inclusion == "fixed-k":
-            crowd, known = self.padding.pad_to, self.num_selected(dim)
+            crowd = self.padding.pad_to
+            known = self.num_selected(dim)
             return Shuffled(report=self.report, num_users=crowd, colluders=cohort.colluders, coordinates=known)
         return self._padded_event(cohort, dim)
 

@@ -57,7 +57,10 @@ class SsSimple(SharedLevels, Claimed):
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
         """One shuffled report per coordinate; linkable coordinates are one report with the budget of all."""
-        crowd, report, coordinates = cohort.crowd(), self.report, dim
+        crowd = cohort.crowd()
+        report = self.report
+        coordinates = dim
         if self.linkage == "vector":
-            report, coordinates = Report(kind="generic", eps_local=dim * report.eps_local), 1
+            report = Report(kind="generic", eps_local=dim * report.eps_local)
+            coordinates = 1
         return Shuffled(report=report, num_users=crowd, colluders=cohort.colluders, coordinates=coordinates)

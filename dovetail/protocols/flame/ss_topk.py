@@ -166,7 +166,8 @@ class SsTopk(SharedLevels, Padded, Claimed):
         self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
     ) -> SlotSums:
         """The k largest alone, where reports are bits: decoys are fair coins like the dummies that fill the slots."""
-        local, dim = self.local, xs.shape[1]
+        local = self.local
+        dim = xs.shape[1]
         bits_alone = isinstance(local, BinaryRandomizedResponse) and self.per_client(dim) in (self.k, dim)
         as_many_as_come = self.per_client(dim) == dim and self.overflow == "keep"
         if not bits_alone or as_many_as_come:  # decoys take places in slots that may overflow, or are all there is

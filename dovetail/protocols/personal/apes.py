@@ -28,7 +28,8 @@ from dovetail.statements import NotApplicable
 __all__ = ["Apes", "midpoints"]
 
 _WIDER = "not certified: the proof for personal budgets needs reports that stay in [-C, C] (bound = C)"
-_NODES, _QUANTILES = 4096, 512
+_NODES = 4096
+_QUANTILES = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -131,7 +131,8 @@ class SApes(Apes):
         fresh = np.mean(sizes**2, axis=1)
         match self.sparsify:
             case "threshold":
-                kept, fresh = sizes >= self.threshold, fresh[np.argmin(budgets)]
+                kept = sizes >= self.threshold
+                fresh = fresh[np.argmin(budgets)]
             case "top":  # a report is kept if fewer than b of the others are larger
                 kept = np.broadcast_to(
                     _stats.binom.cdf(self.num_kept(dim) - 1, dim - 1, 1 - midpoints(sizes.shape[1])), sizes.shape
@@ -180,7 +181,8 @@ class _Thresholded(GridReports):
 
     def cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
         """Those that are kept, and fresh ones."""
-        edges, law = self.grid.edges(x, sampler=sampler), self.law(budget)
+        edges = self.grid.edges(x, sampler=sampler)
+        law = self.law(budget)
         cells = law(edges, sampler=sampler)
         replaced = np.flatnonzero(~law.at_least(self.threshold, cells, edges, sampler=sampler))
         cells[replaced] = self.law(self.budgets[0])(np.zeros(replaced.size, np.int64), sampler=sampler)

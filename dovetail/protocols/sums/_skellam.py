@@ -193,7 +193,8 @@ class WholeNoise:
 
     def __call__(self, size: int, *, sampler: ExactSampler) -> np.ndarray:
         """`size` independent draws, as int64."""
-        total, part = np.zeros(size, np.int64), self.part
+        total = np.zeros(size, np.int64)
+        part = self.part
         for _ in range(self.draws):
             total += part(size, sampler=sampler)
         return total

@@ -81,7 +81,8 @@ class SplitAndMixProtocol(NoisySum):
         """Scale, modulus and shares for this cohort; every honest client of its minimum adds an equal part of noise."""
         if cohort.aggregators is not None:
             raise self.not_shared()
-        present, honest = cohort.crowd() - cohort.colluders, self.honest_of(cohort)
+        present = cohort.crowd() - cohort.colluders
+        honest = self.honest_of(cohort)
         scale, modulus = skellam.resolve(
             clip_norm=self.clip_norm,
             dim=dim,
@@ -145,7 +146,9 @@ class SplitAndMixProtocol(NoisySum):
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The noisy sum that the analyzer sees, and how well the shares hide the rest."""
-        crowd, shares, encoding = cohort.crowd(), self.require("shares"), self.encoding(dim)
+        crowd = cohort.crowd()
+        shares = self.require("shares")
+        encoding = self.encoding(dim)
         mechanism = events.SplitAndMix(
             num_users=crowd,
             coordinates=dim,
