@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from dovetail import __version__, _validate, experiment, machine
-from dovetail.compare._contenders import Contender, line_up, may_collude, models, whom
+from dovetail.compare._contenders import Contender, line_up, max_colluders, models, trust_in_words
 from dovetail.compare._costs import Costs, costs, in_bytes, packed_size, sealed_size
 from dovetail.compare._ranking import Comparison, Outcome, Run
 from dovetail.data import Task
@@ -73,12 +73,12 @@ def compare(
     name = task if isinstance(task, str) else task.name
     comparison = Comparison(task=name, model=model, eps=eps, delta=delta, seeds=seeds)
     if out is not None:
-        comparison = comparison.beside(out)
+        comparison = comparison.resumed_from(out)
         make_folder(out)
         comparison.write(out)
     for contender in contenders:
         outcome = _outcome(contender, own_task, seeds, observe)
-        if outcome.run is not None and outcome.run.private:
+        if outcome.run is not None and outcome.run.is_private:
             _refuse_unequal(outcome.protocol, outcome.run.certified, eps=eps, delta=delta)
         comparison = comparison.with_outcome(outcome)
         if out is not None:
@@ -87,6 +87,11 @@ def compare(
 
 
 def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Callable[[str], None]) -> Outcome:
+    """Train a contender with the seeds 0 to `seeds` - 1, and measure its costs.
+
+    Returns: its run, or the reason why there is none. Statements and costs are those of the first seed; they do not
+    depend on it.
+    """
     name = contender.protocol
     if contender.config is None:
         return Outcome(protocol=name, reason=contender.reason)
@@ -115,7 +120,7 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
             shuffler=None if first.quote.shuffler is None else first.quote.shuffler.without_users(),
             trust=_trust(first.statement, protocol, dim),
             shufflers=protocol.layout(dim).shufflers,
-            may_collude=may_collude(protocol),
+            may_collude=max_colluders(protocol),
             costs=costs(protocol, plan.sampler.schedule.uploads_of(0), dim),
             rounds=first.rounds,
             seconds_per_round=first.seconds_per_round,
@@ -129,6 +134,7 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
 
 
 def _refuse_unequal(protocol: str, statement: Statement, *, eps: float, delta: float) -> None:
+    """Refuse a statement for another unit or relation than replacing one user, or above (eps, delta)."""
     alike = statement.neighbors is Neighbors.REPLACE_ONE and statement.unit is Unit.USER
     if not alike or statement.eps > eps or statement.delta > delta:
         raise ValueError(
@@ -138,16 +144,20 @@ def _refuse_unequal(protocol: str, statement: Statement, *, eps: float, delta: f
 
 
 def _with_seed(config: Config, seed: int) -> Config:
+    """The config with this seed, from which noise is derived too, so that the comparison can be repeated."""
     return msgspec.structs.replace(config, seed=seed, noise="seeded")
 
 
 def _with_noise(config: Config, protocol: Protocol) -> Config:
-    """The config with the noise that was calibrated for it: other seeds need not search again."""
+    """The config with the protocol's noise, which was calibrated with the first seed: others need not search again."""
     return msgspec.structs.replace(config, protocol={**config.protocol, **noise_of(protocol)})
 
 
 def noise_of(protocol: Protocol) -> dict[str, Any]:
-    """What a calibrated protocol's config would say of its noise; personal budgets hold it themselves."""
+    """The keys of [protocol] that give a calibrated protocol's noise, so that it is not calibrated again.
+
+    Where users have budgets of their own, those hold the noise. Empty for a protocol without noise.
+    """
     if protocol.noise_field is None:
         return {}
     scale = getattr(protocol, protocol.noise_field)
@@ -159,7 +169,7 @@ def noise_of(protocol: Protocol) -> dict[str, Any]:
 
 
 def _trust(statement: Statement, protocol: Protocol, dim: int) -> str:
-    """Whom a user must trust, in words."""
+    """Whom a user must trust, as a phrase; "everybody" where nothing is certified, shufflers and shares apart."""
     if statement.is_unbounded and statement.trust not in (Trust.SHUFFLE, Trust.SHARES):
         return "everybody"
-    return whom(statement.trust, protocol, dim)
+    return trust_in_words(statement.trust, protocol, dim)

@@ -1,4 +1,8 @@
-"""What a round costs as it is deployed: each message sealed on its own, opened and added up by one core."""
+"""What a round costs as it is deployed: each message sealed on its own, opened and added up by one core.
+
+Messages and bytes are counted; seconds are measured on this machine, once per message size and process, and so differ
+from call to call of the program.
+"""
 
 from __future__ import annotations
 
@@ -24,29 +28,36 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What one round asks of a client and of the analyzer; how long a client seals was not measured at first."""
+    """What one round costs a client and the analyzer."""
 
-    messages: int
-    bytes: int
-    server_seconds: float
-    client_seconds: float | None = None
+    messages: int  # that each client sends
+    bytes: int  # that each client sends, sealed
+    server_seconds: float  # for the messages of all clients, on one core
+    client_seconds: float | None = None  # for sealing, on one core; None in files of earlier versions
 
     def __str__(self) -> str:
         """What a client sends and computes beside its training, in words."""
-        sealing = "" if not self.client_seconds else f" and spend {_seconds(self.client_seconds)} on sealing them"
+        sealing = (
+            "" if not self.client_seconds else f" and spend {_format_seconds(self.client_seconds)} on sealing them"
+        )
         what = "1 message" if self.messages == 1 else f"{self.messages:,} messages"
         return f"every user would send {what} ({in_bytes(self.bytes)}) per round{sealing}"
 
 
 def costs(protocol: Protocol, size: int, dim: int) -> Costs:
-    """A client's messages and bytes, and the analyzer's seconds, for one round of so many users."""
+    """The costs of one round.
+
+    Arguments:
+        size: users in the round.
+        dim: coordinates of an update.
+    """
     layout = protocol.layout(dim)
     aggregators = getattr(protocol, "aggregators", None)
     if aggregators is not None:
         return _costs_of_shares(protocol, size, dim, aggregators)
     if not layout.shufflers:
         vector = _FLOAT_BYTES * dim
-        return Costs(messages=1, bytes=vector, server_seconds=size * dim / _additions_a_second(), client_seconds=0.0)
+        return Costs(messages=1, bytes=vector, server_seconds=size * dim / _additions_per_second(), client_seconds=0.0)
     try:
         deployed = protocol.messages(dim)
         messages, plain = deployed.per_client, deployed.size
@@ -57,35 +68,40 @@ def costs(protocol: Protocol, size: int, dim: int) -> Costs:
     return Costs(
         messages=messages,
         bytes=messages * sealed_size(plain),
-        server_seconds=received * _seconds_each(plain)[1],
-        client_seconds=messages * _seconds_each(plain)[0],
+        server_seconds=received * _seal_and_open_seconds(plain)[1],
+        client_seconds=messages * _seal_and_open_seconds(plain)[0],
     )
 
 
 def _costs_of_shares(protocol: Protocol, size: int, dim: int, aggregators: int) -> Costs:
-    """One packed share and a seed for each other aggregator, each sealed; the server is the one that adds up shares."""
+    """The costs of a round in which every user shares an update between aggregators.
+
+    One aggregator gets a packed share, each of the others a seed, and all are sealed. Server seconds are those of the
+    aggregator with the packed shares.
+    """
     cohort = Cohort(participation=Everyone(), size=size, min_size=size, aggregators=aggregators)
     packed = packed_size(protocol.contribution(cohort, dim))
-    seconds = [_seconds_each(plain) for plain in (packed, *[SEED_BYTES] * (aggregators - 1))]
+    seconds = [_seal_and_open_seconds(plain) for plain in (packed, *[SEED_BYTES] * (aggregators - 1))]
     return Costs(
         messages=aggregators,
         bytes=packed + (aggregators - 1) * SEED_BYTES + aggregators * sealing.OVERHEAD,
-        server_seconds=size * (seconds[0][1] + dim / _additions_a_second()),
+        server_seconds=size * (seconds[0][1] + dim / _additions_per_second()),
         client_seconds=sum(each for each, _ in seconds),
     )
 
 
 def packed_size(contribution: Contribution) -> int:
-    """Bytes of a client's integers in as few bits as they need."""
+    """Bytes of a client's integers, each packed in as few bits as the contribution needs; rounded up to whole bytes."""
     return -(-contribution.length * contribution.bits // 8)
 
 
-def _seconds(count: float) -> str:
+def _format_seconds(count: float) -> str:
+    """Seconds as text, with two digits below ten."""
     return f"{count:.0f} s" if count >= 10 else f"{count:.2g} s"
 
 
 def in_bytes(count: float) -> str:
-    """So many bytes in the unit that fits."""
+    """A number of bytes as text, in the unit that fits: 1500 is "1.5 kB"."""
     for unit in _UNITS:
         if count < 1000 or unit == _UNITS[-1]:
             break
@@ -94,13 +110,13 @@ def in_bytes(count: float) -> str:
 
 
 def sealed_size(plain: int) -> int:
-    """Bytes of a message of so many plain bytes as it is uploaded: its slot, and the sealed rest."""
+    """Bytes that are uploaded for a message of `plain` bytes: its slot, and the message sealed."""
     return _SLOT_BYTES + plain + sealing.OVERHEAD
 
 
 @functools.cache
-def _seconds_each(size: int, repeats: int = 200) -> tuple[float, float]:
-    """One message, sealed and opened by one core of this machine."""
+def _seal_and_open_seconds(size: int, repeats: int = 200) -> tuple[float, float]:
+    """Seconds that one core of this machine needs to seal a message of `size` bytes, and to open it."""
     key = X25519PrivateKey.generate()
     purpose = sealing.Purpose(task_id=bytes(32), round=1, role="report", key_id=bytes(KEY_ID))
     begun = time.thread_time()
@@ -113,9 +129,10 @@ def _seconds_each(size: int, repeats: int = 200) -> tuple[float, float]:
 
 
 @functools.cache
-def _additions_a_second() -> float:
-    """Numbers that this machine adds to a sum of vectors in a second."""
-    block, total = np.ones((64, 65_536), np.float32), np.zeros(65_536, np.float32)
+def _additions_per_second() -> float:
+    """How many numbers one core of this machine adds to a sum of vectors in a second."""
+    block = np.ones((64, 65_536), np.float32)
+    total = np.zeros(65_536, np.float32)
     begun = time.thread_time()
     total += block.sum(axis=0)
     return block.size / (time.thread_time() - begun)

@@ -1,4 +1,8 @@
-"""What a comparison found: one outcome a protocol, ranked, as plain data that is read back as it was written."""
+"""The results of a comparison: one outcome per protocol, the most accurate first.
+
+A `Comparison` holds an `Outcome` for each protocol: its `Run`, or the reason why there is none. All three become plain
+data and are read back (`to_json`, `from_json`); `Comparison.write` keeps them in a folder, as JSON and as CSV.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ _TERMS = ("task", "model", "eps", "delta", "seeds")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """How a protocol did, by which settings, and where."""
+    """How accurate a protocol was, what it guarantees and costs, by which settings, and on which machine."""
 
     accuracies: tuple[float, ...]  # one for each seed
     certified: Statement
@@ -44,7 +48,7 @@ class Run:
 
     @property
     def beats_baseline(self) -> bool:
-        """Whether it beats the best constant guess with every seed, as far as that is known."""
+        """Whether it beats the best constant guess with every seed; True where that guess was not recorded."""
         return self.baseline is None or min(self.accuracies) > self.baseline
 
     @property
@@ -53,19 +57,19 @@ class Run:
         return statistics.fmean(self.accuracies)
 
     @property
-    def private(self) -> bool:
-        """Whether anything is promised."""
+    def is_private(self) -> bool:
+        """Whether anything is certified: a finite eps."""
         return not self.certified.is_unbounded
 
     @property
     def without_trust(self) -> Statement:
-        """What is left if nobody is trusted; where nobody need be, that is what is certified."""
+        """What holds if nobody is trusted: the certified statement where it needs no trust, otherwise the local one."""
         return self.certified if self.certified.trust is Trust.LOCAL else self.local
 
     @property
     def no_trusted_party(self) -> bool:
         """Whether what is certified holds whichever one party colludes with the analyzer."""
-        if not self.private:
+        if not self.is_private:
             return False
         shuffled = self.certified.trust is Trust.SHUFFLE and self.may_collude > 0
         return shuffled or self.certified.trust in (Trust.LOCAL, Trust.SHARES)
@@ -154,25 +158,30 @@ class Comparison:
     outcomes: tuple[Outcome, ...] = ()
 
     def with_outcome(self, outcome: Outcome) -> Comparison:
-        """With this outcome in place of its protocol's earlier one; the most accurate first, those not run last."""
+        """The comparison with this outcome in place of its protocol's earlier one, the most accurate first.
+
+        Protocols that were not run come last.
+        """
         others = [other for other in self.outcomes if other.protocol != outcome.protocol]
-        ranked = sorted((*others, outcome), key=lambda each: -(each.run.mean if each.run else -math.inf))
+        ranked = sorted((*others, outcome), key=lambda item: -(item.run.mean if item.run else -math.inf))
         return dataclasses.replace(self, outcomes=tuple(ranked))
 
     @property
     def runs(self) -> dict[str, Run]:
-        """Those that were run, by protocol, the most accurate first."""
+        """The runs by protocol, the most accurate first; without the protocols that were not run."""
         return {outcome.protocol: outcome.run for outcome in self.outcomes if outcome.run is not None}
 
     @property
     def best_single_shuffler(self) -> str | None:
-        """The most accurate private protocol with one shuffler, of those that learned."""
-        ranked = (name for name, run in self.runs.items() if run.private and run.beats_baseline and run.shufflers == 1)
+        """The name of the most accurate private protocol with one shuffler, of those that beat a constant guess."""
+        ranked = (
+            name for name, run in self.runs.items() if run.is_private and run.beats_baseline and run.shufflers == 1
+        )
         return next(ranked, None)
 
     @property
     def baseline(self) -> float | None:
-        """The accuracy of the best constant guess."""
+        """The accuracy of the best constant guess, the same for all protocols; None if no run recorded it."""
         return next((run.baseline for run in self.runs.values() if run.baseline is not None), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -188,11 +197,11 @@ class Comparison:
 
     @property
     def terms(self) -> dict[str, Any]:
-        """What is the same for all that are compared."""
+        """What is the same for all protocols: task, model, eps, delta and number of seeds, by name."""
         return {name: getattr(self, name) for name in _TERMS}
 
     def figure(self) -> Figure:
-        """Accuracy against what a client sends, by whom one must trust."""
+        """Accuracy against the bytes that a client sends, one point for each private protocol."""
         lines = tuple(
             Line(
                 name=f"{name} ({run.trust})",
@@ -203,7 +212,7 @@ class Comparison:
                 style="points",
             )
             for name, run in self.runs.items()
-            if run.private
+            if run.is_private
         )
         return Figure(
             title=f"Accuracy against upload, all calibrated to ({at_most(self.eps)}, {at_most(self.delta)})",
@@ -215,9 +224,9 @@ class Comparison:
         )
 
     def write(self, folder: Path) -> None:
-        """`comparison.json`, and its rows as CSV."""
+        """Write `comparison.json`, and its rows as `comparison.csv`, into a folder that exists."""
         write_json(folder / _DATA, self.to_json())
-        write_table(folder / _TABLE, [_flat(outcome) for outcome in self.outcomes])
+        write_table(folder / _TABLE, [_csv_row(outcome) for outcome in self.outcomes])
 
     @classmethod
     def read(cls, folder: Path) -> Comparison:
@@ -231,8 +240,12 @@ class Comparison:
         except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{str(folder)!r} is not a folder that `dovetail compare` wrote") from error
 
-    def beside(self, folder: Path) -> Comparison:
-        """With the outcomes of an earlier comparison in this folder, if there is one; refuses one on other terms."""
+    def resumed_from(self, folder: Path) -> Comparison:
+        """This comparison with the outcomes of an earlier one that was written to `folder`, if there is one.
+
+        Call it before any outcome is added: what the folder holds is not ranked among the outcomes that are there.
+        Refuses a folder whose comparison was on other terms.
+        """
         if not (folder / _DATA).exists():
             return self
         before = Comparison.read(folder)
@@ -244,9 +257,10 @@ class Comparison:
         return dataclasses.replace(self, outcomes=(*before.outcomes, *self.outcomes))
 
 
-def _flat(outcome: Outcome) -> dict[str, Any]:
-    """The outcome for a spreadsheet."""
-    row, run = outcome.to_json(), outcome.run
+def _csv_row(outcome: Outcome) -> dict[str, Any]:
+    """One line of `comparison.csv`, by column; columns that the outcome has no value for are None or left out."""
+    row = outcome.to_json()
+    run = outcome.run
     shown = ("protocol", "trust", "no_trusted_party", "mean", "spread", "baseline", "messages_per_client",
              "bytes_per_client", "client_seconds", "server_seconds", "rounds", "machine", "reason")  # fmt: skip
     eps = (

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from dovetail import _validate, protocols
-from dovetail.compare._contenders import Committed, may_collude, near, whom
+from dovetail.compare._contenders import Committed, max_colluders, nearest_comparison, trust_in_words
 from dovetail.compare._costs import Costs, costs
 from dovetail.events import Everyone
 from dovetail.guarantee import quotes
@@ -25,7 +25,7 @@ __all__ = ["PARTICIPATION", "TRUST", "Choice", "Fitting", "RuledOut", "Situation
 TRUST = ("nobody", "aggregators", "shuffler", "curator")  # each suffices for what those before it suffice for
 PARTICIPATION = ("everyone", "disjoint", "fixed", "poisson", "secret")
 _LEVELS = {Trust.LOCAL: "nobody", Trust.SHARES: "aggregators", Trust.SHUFFLE: "shuffler", Trust.CURATOR: "curator"}
-_MEASURED = ("everyone", "disjoint")  # how users took part in the comparisons that there are
+_COMPARED_PARTICIPATION = ("everyone", "disjoint")  # how users took part in the committed comparisons
 _TOLERANCE = 1e-3  # of the noise, from above: finer searches take longer and print the same
 _NO_NOISE = "it adds no noise and promises nothing"
 _PERSONAL = "it is for users who have budgets of their own: see `dovetail calibrate {name}`, which may take minutes"
@@ -72,23 +72,24 @@ class Situation:
 
     @property
     def size(self) -> int:
-        """Users whose data enter a round, where they are sampled by coins on average."""
+        """How many users' data enter a round; on average, where users are sampled independently."""
         return self.users if self.per_round is None else self.per_round
 
     @property
     def kind(self) -> str:
-        """How users take part, as a config names it."""
+        """How users take part: a value of cohort.kind; by default "everyone" or "disjoint"."""
         return self.participation or ("everyone" if self.size == self.users else "disjoint")
 
     @property
     def uploads(self) -> int:
-        """Users that upload in a round."""
+        """How many users upload in a round: with secret participation all of them."""
         return self.users if self.kind == "secret" else self.size
 
     def terms(self, name: str) -> quotes.Terms:
-        """What a protocol is calibrated for, with its own example of settings beside its noise.
+        """What protocol `name` is calibrated for in this situation: users, rounds, sampling, and its example settings.
 
-        Of several shufflers all but one may collude. Disjoint batches cost a user one round per epoch.
+        Of several shufflers all but one may collude. In disjoint batches a user takes part once per epoch, so `rounds`
+        of the terms are epochs, rounded up.
         """
         settings = protocols.fill_settings(name, self.dim, {})
         if hasattr(protocols.find(name), "colluding_shufflers"):
@@ -108,7 +109,8 @@ class Situation:
 class Fitting:
     """A protocol that fits: its statements, its noise and what a round costs.
 
-    `std` is the standard deviation of the noise on a coordinate of the mean update, over the clip norm or clip value.
+    `parameter` is the name of the setting that sets the noise, `value` its calibrated value. `std` is the standard
+    deviation of the noise on a coordinate of the mean update, divided by the setting that `clip` names.
     """
 
     protocol: str
@@ -151,12 +153,15 @@ class RuledOut:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """All protocols for a situation: the most accurate first, or those that send least where no accuracy is known."""
+    """All protocols for a situation: the most accurate first, or those that send least where no accuracy is known.
+
+    `source` is the earlier comparison from which the accuracies are taken; None if none was near.
+    """
 
     situation: Situation
     fitting: tuple[Fitting, ...]
     ruled_out: tuple[RuledOut, ...]
-    source: Committed | None  # of the accuracies
+    source: Committed | None
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable form."""
@@ -172,15 +177,18 @@ class Choice:
 
 
 def choose(situation: Situation, *, observe: Callable[[str], None] = lambda name: None) -> Choice:
-    """Every protocol at the target, or why it is ruled out; `observe` is told each protocol's name before it is asked.
+    """Calibrate every protocol to the situation's target, or say why it is ruled out.
+
+    Arguments:
+        observe: called with each protocol's name before its turn, for progress.
 
     Guarantees:
         What is certified of a fitting protocol is at most the target, and asks for no more trust than there is.
         Every bundled protocol is in exactly one of the two lists.
     """
     source = None
-    if situation.kind in _MEASURED:
-        source = near(eps=situation.eps, users=situation.users, dim=situation.dim)
+    if situation.kind in _COMPARED_PARTICIPATION:
+        source = nearest_comparison(eps=situation.eps, users=situation.users, dim=situation.dim)
     fitting, ruled_out = [], []
     for name in protocols.PROTOCOLS:
         observe(name)
@@ -198,7 +206,7 @@ def choose(situation: Situation, *, observe: Callable[[str], None] = lambda name
 
 
 def _unfit(name: str, situation: Situation) -> str | None:
-    """Why a protocol need not be calibrated."""
+    """The reason why a protocol is ruled out before anything is calibrated; None if there is none."""
     if (uncompared := protocols.find(name).uncompared) is not None:
         return uncompared
     terms = situation.terms(name)
@@ -208,22 +216,24 @@ def _unfit(name: str, situation: Situation) -> str | None:
     if built.noise_field == "budget_scale":
         return _PERSONAL.format(name=name)
     guarantee = quotes.guarantee(name, dataclasses.replace(terms, participation=Everyone(), uploads=None))
-    trust, settled = guarantee.scope.trust, guarantee.settled_protocol
-    one_of_several = trust is Trust.SHUFFLE and may_collude(settled) > 0  # the same trust as in aggregators
+    trust = guarantee.scope.trust
+    settled = guarantee.settled_protocol
+    one_of_several = trust is Trust.SHUFFLE and max_colluders(settled) > 0  # the same trust as in aggregators
     level = _LEVELS[Trust.SHARES if one_of_several else trust]
     if TRUST.index(level) > TRUST.index(situation.trust):
-        return f"it needs more trust: {whom(trust, settled, situation.dim)}"
+        return f"it needs more trust: {trust_in_words(trust, settled, situation.dim)}"
     return None
 
 
 def _fitting(name: str, situation: Situation, source: Committed | None) -> Fitting:
+    """The protocol with the least noise that meets the target; raises ValueError where no noise does."""
     terms = situation.terms(name)
     parameter, value, quote = quotes.calibrate(name, terms, eps=situation.eps, tolerance=_TOLERANCE)
     protocol, _ = quotes.settle_protocol(name, terms.with_setting(parameter, value))
     clip, length = _clip_of(protocol)
     return Fitting(
         protocol=name,
-        trust=whom(quote.certified.trust, protocol, situation.dim),
+        trust=trust_in_words(quote.certified.trust, protocol, situation.dim),
         certified=quote.certified,
         local=quote.certified if quote.certified.trust is Trust.LOCAL else quote.local,
         parameter=parameter,
@@ -236,7 +246,7 @@ def _fitting(name: str, situation: Situation, source: Committed | None) -> Fitti
 
 
 def _clip_of(protocol: Protocol) -> tuple[str, float]:
-    """The field that bounds an update, and its value."""
+    """The setting that bounds an update, and its value; ("update", 1) for a protocol without one."""
     for field in ("clip_norm", "clip_value"):
         if isinstance(value := getattr(protocol, field, None), int | float):
             return field, float(value)

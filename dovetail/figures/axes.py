@@ -9,12 +9,12 @@ from collections.abc import Iterable
 __all__ = ["Axis", "axis", "short"]
 
 _LARGEST, _SMALLEST = 1e300, 1e-290  # beyond them spans and steps overflow
-_LOG_RANGE = (1e-150, 1e150)
+_LOG_RANGE = (1e-150, 1e150)  # values with a place on a logarithmic axis: products of two of them do not overflow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Axis:
-    """A range with its ticks."""
+    """A range of values with its ticks in increasing order, and a label for each tick; `low` < `high`."""
 
     low: float
     high: float
@@ -23,10 +23,10 @@ class Axis:
     log: bool = False
 
     def shows(self, value: float | str | None) -> bool:
-        """Whether the value has a place on this axis."""
+        """Whether the value has a place on this axis: a finite number, above 0 on a logarithmic one."""
         return isinstance(value, float) and _is_drawable(value, self.log)
 
-    def share(self, value: float) -> float:
+    def position_of(self, value: float) -> float:
         """Where the value lies, from 0 (the low end) to 1; what lies beyond an end is put at it."""
         if self.log:
             low, high = math.log10(self.low), math.log10(self.high)
@@ -35,11 +35,11 @@ class Axis:
             low, high = self.low, self.high
         return min(1.0, max(0.0, (value - low) / (high - low)))
 
-    def at(self, share: float) -> float:
-        """The value at a share of the axis."""
+    def value_at(self, position: float) -> float:
+        """The value at a position from 0 (the low end) to 1: the inverse of `position_of`."""
         if self.log:
-            return float(self.low ** (1 - share) * self.high**share)
-        return self.low + share * (self.high - self.low)
+            return float(self.low ** (1 - position) * self.high**position)
+        return self.low + position * (self.high - self.low)
 
 
 def axis(
@@ -61,14 +61,16 @@ def axis(
 
 
 def _tighten(wide: Axis, values: list[float]) -> Axis:
-    low, high = wide.share(min(values)), wide.share(max(values))
+    """The axis cut to the values and a margin of 3 % of their span; as it was if fewer than two ticks would be left."""
+    low, high = wide.position_of(min(values)), wide.position_of(max(values))
     pad = 0.03 * (high - low)
     low, high = (max(0.0, low - pad), min(1.0, high + pad))
-    inside = [i for i, tick in enumerate(wide.ticks) if low <= wide.share(tick) <= high]
+    inside = [i for i, tick in enumerate(wide.ticks) if low <= wide.position_of(tick) <= high]
     if len(inside) < 2:
         return wide
-    ticks, labels = tuple(wide.ticks[i] for i in inside), tuple(wide.labels[i] for i in inside)
-    return dataclasses.replace(wide, low=wide.at(low), high=wide.at(high), ticks=ticks, labels=labels)
+    ticks = tuple(wide.ticks[i] for i in inside)
+    labels = tuple(wide.labels[i] for i in inside)
+    return dataclasses.replace(wide, low=wide.value_at(low), high=wide.value_at(high), ticks=ticks, labels=labels)
 
 
 def short(value: float) -> str:
@@ -84,6 +86,7 @@ def _is_drawable(value: float, log: bool) -> bool:
 
 
 def _linear(values: list[float], percent: bool) -> Axis:
+    """A linear axis from a tick at or below the smallest value to one at or above the largest."""
     low, high = min(values), max(values)
     most = max(abs(low), abs(high))
     if high - low <= max(1e-9 * most, _SMALLEST):
@@ -98,6 +101,7 @@ def _linear(values: list[float], percent: bool) -> Axis:
 
 
 def _round_step(rough: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is at least `rough` (> 0), but for rounding."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
 
@@ -117,6 +121,10 @@ def _labels(ticks: tuple[float, ...], step: float, percent: bool) -> tuple[str, 
 
 
 def _logarithmic(values: list[float]) -> Axis:
+    """A logarithmic axis for values above 0.
+
+    Ticks are 1, 2 and 5 times powers of ten where the values span at most two decades, otherwise powers of ten alone.
+    """
     low, high = math.log10(min(values)), math.log10(max(values))
     first, last = math.floor(low + 1e-9), math.ceil(high - 1e-9)
     last = max(last, first + 1)
@@ -133,5 +141,6 @@ def _logarithmic(values: list[float]) -> Axis:
 
 
 def _without_zeros(text: str) -> str:
+    """The number without zeros in front of its exponent: 1e-06 becomes 1e-6."""
     mantissa, _, exponent = text.partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa

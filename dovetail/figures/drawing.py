@@ -1,9 +1,12 @@
-"""A `Figure` as one SVG, written by hand, inside a page or as a file; .png and .pdf are converted from the same SVG.
+"""A `Figure` as one SVG, inside a page or as a file; .png and .pdf are converted from the same SVG.
 
 From top to bottom: title, name of the y axis, the plot, name of the x axis, legend; so nothing lies over the data, and
 the height follows from what there is to show. Lines differ in colour and in marker, so that they can be told apart in
 print and by those who do not see all colours. Figures with categories are drawn as rows, with their names at the left.
 Colours are CSS variables of `STYLE`, with values for light, dark and print.
+
+Lengths are in units of the SVG's viewBox (CSS pixels at its natural size), and y grows downwards. A drawing function
+takes `lower_edge`, the y at which everything drawn so far ends, and returns its SVG elements and the new lower edge.
 """
 
 from __future__ import annotations
@@ -26,11 +29,12 @@ __all__ = ["STYLE", "check_file", "escape", "save", "svg"]
 
 _WIDTH, _PLOT_HEIGHT, _PAD = 440.0, 230.0, 8.0
 _CHAR, _ROW = 7.2, 18.0  # of 13 px text: the width of a wide-ish character, the height of a row
-_BAR_STEP, _ROW_GAP = 16.0, 8.0  # of rows of categories
-_BAND_FROM, _MARKERS_UP_TO = 13, 26  # points of a line
+_BAR_STEP, _ROW_GAP = 16.0, 8.0  # in a figure of categories: the height of a bar, and the space between two rows
+_BAND_FROM = 13  # a line with at least so many points has a band instead of error bars
+_MARKERS_UP_TO = 26  # a line with more points than this has markers on some of them only
 _SUFFIXES = (".svg", ".png", ".pdf")
 _COLOURS = 8
-_MARKERS = (
+_MARKERS = (  # SVG paths around the point that they mark
     "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0z",
     "m-2.8 -2.8h5.6v5.6h-5.6z",
     "m0 -3.8l3.6 6.4h-7.2z",
@@ -41,6 +45,7 @@ _MARKERS = (
 
 
 def _palette(lines: str, **others: str) -> dict[str, str]:
+    """Colours by the names of their CSS variables; those of `lines`, separated by spaces, are named 0, 1, 2, ..."""
     return {**others, **{str(i): colour for i, colour in enumerate(lines.split())}}
 
 
@@ -61,6 +66,7 @@ _DARK = _palette(
 
 
 def _variables(palette: Mapping[str, str]) -> str:
+    """The CSS rule that gives the variables `--dt-NAME` these colours."""
     return ".dt-figure{" + ";".join(f"--dt-{name}:{colour}" for name, colour in palette.items()) + "}"
 
 
@@ -76,7 +82,7 @@ _RULES = (
 STYLE = f"{_variables(_LIGHT)}@media screen and (prefers-color-scheme: dark){{{_variables(_DARK)}}}{_RULES}"
 
 _Point = tuple[float | str, float | None, float | None, float | None]  # x, y and the ends of its error bar
-_Place = tuple[float, float, float | None, float | None] | None  # a point that both axes show, or a gap
+_Place = tuple[float, float, float | None, float | None] | None  # a `_Point` that both axes can show, or a gap
 
 
 def svg(figure: Figure, *, style: bool = True) -> str:
@@ -91,17 +97,17 @@ def svg(figure: Figure, *, style: bool = True) -> str:
         The legend lies below the plot.
     """
     parts: list[str] = []
-    below = _PAD + 6
+    lower_edge = _PAD + 6
     for text in _wrap(figure.title, 8.8):
-        below += _ROW
-        parts.append(f'<text class="dt-title" x="{_PAD}" y="{below - 4:.1f}">{escape(text)}</text>')
+        lower_edge += _ROW
+        parts.append(f'<text class="dt-title" x="{_PAD}" y="{lower_edge - 4:.1f}">{escape(text)}</text>')
     in_rows = _has_categories(figure)
-    content, below = _draw_rows(figure, below) if in_rows else _draw_plane(figure, below)
+    content, lower_edge = _draw_rows(figure, lower_edge) if in_rows else _draw_plane(figure, lower_edge)
     parts += content
     if not in_rows or (len(figure.lines) > 1 and not _is_named_by_lines(figure)):
-        names, below = _draw_legend(figure.lines, below)
+        names, lower_edge = _draw_legend(figure.lines, lower_edge)
         parts += names
-    return _element(figure, parts, below + _PAD, style)
+    return _element(figure, parts, lower_edge + _PAD, style)
 
 
 def check_file(path: Path) -> None:
@@ -132,7 +138,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def _in_light_colours(drawing: str) -> str:
-    """The same on white paper, for programs that know neither CSS variables nor the system's own font."""
+    """The SVG in light colours on white, for programs that know neither CSS variables nor the system's own font."""
     rules = re.sub(r"font:13px [^}]*", "font:13px sans-serif", _RULES)
     drawing = drawing.replace(
         f"<style>{STYLE}</style>", f'<style>{rules}</style><rect width="100%" height="100%" fill="#fff"/>'
@@ -141,6 +147,8 @@ def _in_light_colours(drawing: str) -> str:
 
 
 def _element(figure: Figure, parts: Sequence[str], height: float, style: bool) -> str:
+    """The whole `<svg>` of this height, with title and description for screen readers."""
+    # ids are hashes of the content, so that a page can hold several figures and the same figure gives the same bytes
     mark = f"dt{zlib.crc32(json.dumps(figure.to_json(), sort_keys=True).encode()):08x}"
     namespace = ' xmlns="http://www.w3.org/2000/svg"' if style else ""
     return (
@@ -155,7 +163,7 @@ def _element(figure: Figure, parts: Sequence[str], height: float, style: bool) -
 
 
 def _describe(figure: Figure) -> str:
-    """The figure in words, for those who hear it."""
+    """The figure in words, for screen readers: how many values each line has, and from where to where."""
     sentences = [f"{figure.y_label} against {figure.x_label}."]
     for line in figure.lines:
         values = [value for value in line.y if value is not None]
@@ -169,14 +177,17 @@ def _describe(figure: Figure) -> str:
     return " ".join(sentences)
 
 
-def _draw_legend(lines: Sequence[Line], below: float) -> tuple[list[str], float]:
-    """Names with their mark, in rows as wide as the figure."""
+def _draw_legend(lines: Sequence[Line], lower_edge: float) -> tuple[list[str], float]:
+    """The named lines with their marks, in rows as wide as the figure.
+
+    Returns: SVG elements, and the y at which they end.
+    """
     parts: list[str] = []
     most = int((_WIDTH - 2 * _PAD - 30) / _CHAR)
     named = [(i, line) for i, line in enumerate(lines) if line.name]
     if not named:
-        return parts, below
-    x, y = _PAD, below + 6 + _ROW
+        return parts, lower_edge
+    x, y = _PAD, lower_edge + 6 + _ROW
     for i, line in named:
         name = _shorten(line.name, most)
         needed = 30 + _CHAR * len(name) + 12
@@ -205,63 +216,79 @@ def _draw_legend(lines: Sequence[Line], below: float) -> tuple[list[str], float]
 # lines, points and bars over two axes
 
 
-def _draw_plane(figure: Figure, below: float) -> tuple[list[str], float]:
-    """The plot from this height on, and where it ends."""
+def _draw_plane(figure: Figure, lower_edge: float) -> tuple[list[str], float]:
+    """A plot with two axes, drawn below `lower_edge`.
+
+    Returns: SVG elements, and the y at which they end.
+    """
     bars = [line for line in figure.lines if line.style == "bars"]
     width = _bar_width(bars)
     x_values = [
-        x + shift for line in figure.lines for x in line.x if isinstance(x, float) for shift in _reach(line, width)
+        x + shift
+        for line in figure.lines
+        for x in line.x
+        if isinstance(x, float)
+        for shift in _half_widths(line, width)
     ]
     x_axis = axis(x_values, log=figure.log_x, tight=True)
     y_axis = axis(_values_on_y(figure), log=figure.log_y, percent=figure.percent_y, zero=bool(bars))
     parts = []
     for text in _wrap(figure.y_label):
-        below += _ROW
-        parts.append(f'<text x="{_PAD}" y="{below - 3:.1f}">{escape(text)}</text>')
+        lower_edge += _ROW
+        parts.append(f'<text x="{_PAD}" y="{lower_edge - 3:.1f}">{escape(text)}</text>')
     left = _PAD + _CHAR * max(len(label) for label in y_axis.labels) + 8
     right = _WIDTH - 2.5 * _PAD
-    top = below + 10
+    top = lower_edge + 10
     bottom = top + _PLOT_HEIGHT
 
-    def across(value: float) -> float:
-        return left + (right - left) * x_axis.share(value)
+    def to_x(value: float) -> float:
+        return left + (right - left) * x_axis.position_of(value)
 
-    def up(value: float) -> float:
-        return bottom - (bottom - top) * y_axis.share(value)
+    def to_y(value: float) -> float:
+        return bottom - (bottom - top) * y_axis.position_of(value)
 
     for tick, label in zip(y_axis.ticks, y_axis.labels, strict=True):
-        y = up(tick)
+        y = to_y(tick)
         parts.append(f'<line class="dt-grid" x1="{left:.1f}" y1="{y:.1f}" x2="{right:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{left - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>')
-    parts += _draw_x_ticks(x_axis, across, top, bottom)
+    parts += _draw_x_ticks(x_axis, to_x, top, bottom)
     for i, line in enumerate(figure.lines):
         places = [_place(point, x_axis, y_axis) for point in _points(line)]
         if line.style == "bars":
-            parts += _draw_bars(i, places, bars.index(line), len(bars), width, across, up, y_axis)
+            parts += _draw_bars(i, places, bars.index(line), len(bars), width, to_x, to_y, y_axis)
         else:
-            parts += _draw_line(i, line, places, across, up)
+            parts += _draw_line(i, line, places, to_x, to_y)
     if not any(y_axis.shows(y) for y in _values_on_y(figure)):
         centre = f'x="{(left + right) / 2:.1f}" y="{(top + bottom) / 2:.1f}"'
         parts.append(f'<text {centre} text-anchor="middle">nothing to show</text>')
     parts.append(f'<line class="dt-axis" x1="{left:.1f}" y1="{bottom:.1f}" x2="{right:.1f}" y2="{bottom:.1f}"/>')
-    names, below = _draw_label(figure.x_label, (left + right) / 2, bottom + 20)
-    return parts + names, below
+    names, lower_edge = _draw_label(figure.x_label, (left + right) / 2, bottom + 20)
+    return parts + names, lower_edge
 
 
-def _draw_label(label: str, middle: float, below: float) -> tuple[list[str], float]:
-    """The name of an axis, centred, from this height on, and where it ends."""
+def _draw_label(label: str, middle: float, lower_edge: float) -> tuple[list[str], float]:
+    """The name of an axis, centred at x = `middle` and drawn below `lower_edge`.
+
+    Returns: SVG elements, and the y at which they end.
+    """
     parts = []
     for text in _wrap(label):
-        below += _ROW
-        parts.append(f'<text x="{middle:.1f}" y="{below - 3:.1f}" text-anchor="middle">{escape(text)}</text>')
-    return parts, below
+        lower_edge += _ROW
+        parts.append(f'<text x="{middle:.1f}" y="{lower_edge - 3:.1f}" text-anchor="middle">{escape(text)}</text>')
+    return parts, lower_edge
 
 
-def _draw_x_ticks(x_axis: Axis, across: Callable[[float], float], top: float, bottom: float) -> Iterator[str]:
-    """Grid lines at every tick; labels where they do not touch the one before."""
-    free = 0.0
+def _draw_x_ticks(x_axis: Axis, to_x: Callable[[float], float], top: float, bottom: float) -> Iterator[str]:
+    """Grid lines at every tick; labels where they do not touch the one before.
+
+    Arguments:
+        to_x: from a value to its x in the drawing.
+        top: the y at which the grid lines start.
+        bottom: the y of the axis.
+    """
+    free = 0.0  # the x from which on there is no label yet
     for tick, label in zip(x_axis.ticks, x_axis.labels, strict=True):
-        x = across(tick)
+        x = to_x(tick)
         half = _CHAR * len(label) / 2
         yield f'<line class="dt-grid" x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom + 4:.1f}"/>'
         middle = min(x, _WIDTH - half - 1)
@@ -279,9 +306,15 @@ def _place(point: _Point, x_axis: Axis, y_axis: Axis) -> _Place:
 
 
 def _draw_line(
-    i: int, line: Line, places: list[_Place], across: Callable[[float], float], up: Callable[[float], float]
+    i: int, line: Line, places: list[_Place], to_x: Callable[[float], float], to_y: Callable[[float], float]
 ) -> Iterator[str]:
-    """A line in its unbroken pieces, with band or error bars, and its markers."""
+    """A line in its unbroken pieces, with band or error bars, and its markers.
+
+    Arguments:
+        i: its number in the figure, which decides its colour and marker.
+        places: its points in order, None for a gap.
+        to_x: from a value on the x axis to its x in the drawing; `to_y` likewise.
+    """
     colour = i % _COLOURS
     dashed = " dt-dashed" if line.style == "dashed" else ""
     present = [place for place in places if place is not None]
@@ -292,61 +325,72 @@ def _draw_line(
         piece = [place for place in group if place is not None]
         if band and all(low is not None and high is not None for _, _, low, high in piece):
             edge = [(x, high) for x, _, _, high in piece] + [(x, low) for x, _, low, _ in reversed(piece)]
-            path = " ".join(f"{across(x):.1f},{up(y or 0.0):.1f}" for x, y in edge)
+            path = " ".join(f"{to_x(x):.1f},{to_y(y or 0.0):.1f}" for x, y in edge)
             yield f'<polygon class="dt-band dt-f{colour}" points="{path}"/>'
-        path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y, _, _ in piece)
+        path = " ".join(f"{to_x(x):.1f},{to_y(y):.1f}" for x, y, _, _ in piece)
         if len(piece) > 1:
             yield f'<polyline class="dt-line dt-s{colour}{dashed}" points="{path}"/>'
     stride = 1 if line.style == "points" else max(1, math.ceil(len(present) / _MARKERS_UP_TO))
     for k, (x, y, low, high) in enumerate(present):
         if not band and low is not None and high is not None:
-            yield _error_bar(colour, across(x), up(low), up(high))
+            yield _error_bar(colour, to_x(x), to_y(low), to_y(high))
         if k % stride == 0 and not _is_reference(line):
-            yield _marker(i, across(x), up(y))
+            yield _marker(i, to_x(x), to_y(y))
 
 
 def _bar_width(bars: Sequence[Line]) -> float:
-    """The smallest distance between two bars of a line."""
-    places = sorted({x for line in bars for x in line.x if isinstance(x, float) and math.isfinite(x)})
-    gaps = [after - before for before, after in itertools.pairwise(places)]
+    """The width of a group of bars on the x axis: the smallest distance between two different x; 1 if there is one."""
+    positions = sorted({x for line in bars for x in line.x if isinstance(x, float) and math.isfinite(x)})
+    gaps = [after - before for before, after in itertools.pairwise(positions)]
     return min(gaps, default=1.0)
 
 
-def _reach(line: Line, width: float) -> tuple[float, ...]:
-    """How far a point reaches to the left and right of its x."""
+def _half_widths(line: Line, width: float) -> tuple[float, ...]:
+    """What to add to the x of a point for the left and the right end of what is drawn there: a bar has a width."""
     return (-width / 2, width / 2) if line.style == "bars" else (0.0,)
 
 
 def _draw_bars(
     i: int,
     places: list[_Place],
-    which: int,
-    of: int,
+    index_in_group: int,
+    bars_per_group: int,
     width: float,
-    across: Callable[[float], float],
-    up: Callable[[float], float],
+    to_x: Callable[[float], float],
+    to_y: Callable[[float], float],
     y_axis: Axis,
 ) -> Iterator[str]:
-    """Bars from zero (or the foot of a logarithmic axis), those of several lines side by side."""
-    light = " dt-bar-light" if which % 2 else " dt-bar"
+    """The bars of one line, from zero (or the foot of a logarithmic axis) to each value.
+
+    Where several lines have bars, those of one x stand side by side in a group.
+
+    Arguments:
+        i: the line's number in the figure, which decides its colour.
+        places: its points in order, None for a gap.
+        index_in_group: this line's place in a group, of `bars_per_group`.
+        width: of a whole group, in units of the x axis.
+        to_x: from a value on the x axis to its x in the drawing; `to_y` likewise.
+    """
+    light = " dt-bar-light" if index_in_group % 2 else " dt-bar"
     colour = i % _COLOURS
-    foot = up(y_axis.low if y_axis.log else 0.0)
+    foot = to_y(y_axis.low if y_axis.log else 0.0)
     for place in places:
         if place is None:
             continue
         x, y, low, high = place
-        left, right = across(x - width / 2), across(x + width / 2)
-        group = (right - left) * (0.8 if of > 1 else 1.0)
-        share = group / of
-        start = (left + right - group) / 2 + which * share
-        thick = max(share - min(1.0, share / 4), 0.5)
-        top, tall = min(up(y), foot), abs(up(y) - foot)
+        left, right = to_x(x - width / 2), to_x(x + width / 2)
+        group = (right - left) * (0.8 if bars_per_group > 1 else 1.0)
+        bar_slot = group / bars_per_group
+        start = (left + right - group) / 2 + index_in_group * bar_slot
+        thick = max(bar_slot - min(1.0, bar_slot / 4), 0.5)
+        top = min(to_y(y), foot)
+        tall = abs(to_y(y) - foot)
         yield (
             f'<rect class="dt-f{colour} dt-s{colour}{light}" x="{start:.1f}" y="{top:.1f}" '
             f'width="{thick:.1f}" height="{tall:.1f}"/>'
         )
         if low is not None and high is not None:
-            yield _error_bar(colour, start + thick / 2, up(low), up(high))
+            yield _error_bar(colour, start + thick / 2, to_y(low), to_y(high))
 
 
 # categories, a row each
@@ -362,8 +406,11 @@ def _has_categories(figure: Figure) -> bool:
     return _is_named_by_lines(figure) or any(isinstance(x, str) for line in figure.lines for x in line.x)
 
 
-def _draw_rows(figure: Figure, below: float) -> tuple[list[str], float]:
-    """The rows from this height on, and where they end: the name at the left, values at their bars or points."""
+def _draw_rows(figure: Figure, lower_edge: float) -> tuple[list[str], float]:
+    """A row for each category, drawn below `lower_edge`: its name at the left, then its bars or points.
+
+    Returns: SVG elements, and the y at which they end.
+    """
     by_line = _is_named_by_lines(figure)
     rows: dict[str, list[tuple[int, _Point]]] = {}
     for i, line in enumerate(figure.lines):
@@ -375,12 +422,12 @@ def _draw_rows(figure: Figure, below: float) -> tuple[list[str], float]:
     right = _WIDTH - 2.5 * _PAD - 40
     names_end = int((left - _PAD - 8) / _CHAR + 1e-9)
 
-    def across(value: float) -> float:
-        return left + (right - left) * values.share(value)
+    def to_x(value: float) -> float:
+        return left + (right - left) * values.position_of(value)
 
-    top = below + 8
+    top = lower_edge + 8
     bottom = top + sum(_BAR_STEP * len(points) + _ROW_GAP for points in rows.values())
-    parts = list(_draw_x_ticks(values, across, top, bottom))
+    parts = list(_draw_x_ticks(values, to_x, top, bottom))
     y = top + _ROW_GAP / 2
     for name, points in rows.items():
         middle = y + _BAR_STEP * len(points) / 2
@@ -389,11 +436,11 @@ def _draw_rows(figure: Figure, below: float) -> tuple[list[str], float]:
             f"{escape(_shorten(name, names_end))}{_tooltip(name, names_end)}</text>"
         )
         for i, (_, value, low, high) in points:
-            parts += _draw_value(0 if by_line else i, figure, (value, low, high), values, across, y + _BAR_STEP / 2)
+            parts += _draw_value(0 if by_line else i, figure, (value, low, high), values, to_x, y + _BAR_STEP / 2)
             y += _BAR_STEP
         y += _ROW_GAP
-    names, below = _draw_label(figure.y_label, (left + right) / 2, bottom + 20)
-    return parts + names, below
+    names, lower_edge = _draw_label(figure.y_label, (left + right) / 2, bottom + 20)
+    return parts + names, lower_edge
 
 
 def _draw_value(
@@ -401,18 +448,26 @@ def _draw_value(
     figure: Figure,
     point: tuple[float | None, float | None, float | None],
     values: Axis,
-    across: Callable[[float], float],
+    to_x: Callable[[float], float],
     y: float,
 ) -> Iterator[str]:
-    """One value of a row: a bar or a point, its error bar, and the number beside it."""
+    """One value of a row: a bar or a point, its error bar, and the number beside it.
+
+    Arguments:
+        i: the number of the line that it belongs to.
+        point: value, and the ends of its error bar.
+        values: the horizontal axis.
+        to_x: from a value to its x in the drawing.
+        y: the middle of the bar or point.
+    """
     value, low, high = point
     colour = i % _COLOURS
     if value is None or not values.shows(value):
-        yield f'<text x="{across(values.low) + 6:.1f}" y="{y + 4:.1f}">none</text>'
+        yield f'<text x="{to_x(values.low) + 6:.1f}" y="{y + 4:.1f}">none</text>'
         return
-    end = across(value)
+    end = to_x(value)
     if figure.lines[i].style == "bars":
-        foot = across(values.low if values.log else 0.0)
+        foot = to_x(values.low if values.log else 0.0)
         light = " dt-bar-light" if i % 2 else " dt-bar"
         yield (
             f'<rect class="dt-f{colour} dt-s{colour}{light}" x="{min(foot, end):.1f}" y="{y - 5.5:.1f}" '
@@ -421,7 +476,7 @@ def _draw_value(
     else:
         yield _marker(i, end, y)
     if low is not None and high is not None:
-        a, b = across(low), across(high)
+        a, b = to_x(low), to_x(high)
         path = f"M{a:.1f} {y:.1f}H{b:.1f}M{a:.1f} {y - 3:.1f}v6M{b:.1f} {y - 3:.1f}v6"
         yield f'<path class="dt-axis dt-error" d="{path}"/>'
         end = max(end, b)
@@ -432,6 +487,7 @@ def _draw_value(
 
 
 def _points(line: Line) -> Iterator[_Point]:
+    """x, y, low and high of each point; None for ends that the line does not have."""
     low = line.low or (None,) * len(line.x)
     high = line.high or (None,) * len(line.x)
     yield from zip(line.x, line.y, low, high, strict=True)
@@ -450,14 +506,15 @@ def _is_reference(line: Line) -> bool:
 
 
 def _error_bar(colour: int, x: float, low: float, high: float) -> str:
+    """A vertical error bar; `low` and `high` are the y of its ends in the drawing."""
     path = f"M{x:.1f} {low:.1f}V{high:.1f}M{x - 3:.1f} {low:.1f}h6M{x - 3:.1f} {high:.1f}h6"
     return f'<path class="dt-error dt-s{colour}" d="{path}"/>'
 
 
 def _marker(i: int, x: float, y: float) -> str:
-    """One of six shapes, hollow for every second six."""
+    """The marker of line `i` at this point: every line has its own shape until all are used, then they are hollow."""
     colour = i % _COLOURS
-    fill = "dt-hollow" if i // 6 % 2 else f"dt-f{colour}"
+    fill = "dt-hollow" if i // len(_MARKERS) % 2 else f"dt-f{colour}"
     return f'<path class="dt-mark {fill} dt-s{colour}" d="M{x:.1f} {y:.1f}{_MARKERS[i % len(_MARKERS)]}"/>'
 
 
@@ -466,7 +523,7 @@ def _number(value: float, percent: bool) -> str:
 
 
 def _wrap(text: str, char: float = _CHAR) -> list[str]:
-    """The text in lines that fit the width."""
+    """The text in lines that fit the figure's width, if a character is `char` wide."""
     return textwrap.wrap(text, int((_WIDTH - 2 * _PAD) / char))
 
 
@@ -481,5 +538,5 @@ def _tooltip(text: str, most: int) -> str:
 
 
 def escape(text: str) -> str:
-    """The text as a part of XML, without the control characters that XML forbids."""
+    """The text escaped for XML, inside an element or a quoted attribute, without the control characters XML forbids."""
     return html.escape("".join(c for c in text if c >= " " or c in "\t\n"))

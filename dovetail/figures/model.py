@@ -21,7 +21,14 @@ Numbers = tuple[float | None, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:
-    """One series by its name; `low` and `high` are the ends of its error bars or band."""
+    """One series by its name.
+
+    Arguments:
+        x: numbers, or text for categories; not both.
+        y: a value for each x, None for a gap.
+        low: the lower ends of its error bars or band, one for each x; `high` are the upper ends.
+        style: one of `STYLES`.
+    """
 
     name: str
     x: Sequence[float | str]
@@ -82,7 +89,7 @@ class Figure:
         object.__setattr__(self, "lines", tuple(self.lines))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The figure as plain data, for `from_json`."""
         shown = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "lines"}
         return {**shown, "lines": [line.to_json() for line in self.lines]}
 
@@ -101,5 +108,6 @@ class Figure:
 
 
 def _numbers(values: Sequence[float | None]) -> Numbers:
+    """The values as floats; None for what is not finite."""
     shown = (None if value is None else float(value) for value in values)
     return tuple(value if value is not None and math.isfinite(value) else None for value in shown)

@@ -58,7 +58,7 @@ def _comparison_facts(compared: Comparison) -> list[tuple[str, str]]:
     facts = [("task", compared.task), ("model", compared.model), ("seeds", str(compared.seeds))]
     if compared.baseline is not None:
         facts.append(("best constant guess", f"{compared.baseline:.1%}"))
-    private = [name for name, run in compared.runs.items() if run.private and run.beats_baseline]
+    private = [name for name, run in compared.runs.items() if run.is_private and run.beats_baseline]
     alone = [name for name in private if compared.runs[name].no_trusted_party]
     for title, names in (("most accurate", private), ("without a trusted party", alone)):
         if names:

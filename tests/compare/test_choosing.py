@@ -7,7 +7,7 @@ import pytest
 
 from dovetail import compare
 from dovetail.compare import choosing
-from dovetail.compare._contenders import committed_comparisons, near
+from dovetail.compare._contenders import committed_comparisons, nearest_comparison
 from dovetail.guarantee import quotes
 from dovetail.protocols import PROTOCOLS
 from dovetail.statements import Trust
@@ -86,11 +86,11 @@ def test_a_sample_by_coins_rules_out_what_would_show_its_size():
 
 
 def test_accuracies_come_from_a_comparison_that_is_near():
-    found = near(eps=1.2, users=30_000, dim=10_000)
+    found = nearest_comparison(eps=1.2, users=30_000, dim=10_000)
     assert found is not None
     assert (found.name, found.users, found.dim) == ("logistic-1", 60_000, 7850)
-    assert near(eps=1.2, users=3000, dim=10_000) is None
-    assert near(eps=10, users=30_000, dim=10_000) is None
+    assert nearest_comparison(eps=1.2, users=3000, dim=10_000) is None
+    assert nearest_comparison(eps=10, users=30_000, dim=10_000) is None
     assert found.accuracy("dp_fl", rounds=60, per_round=1000) == pytest.approx(0.849, abs=1e-3)
     assert found.accuracy("secagg", rounds=60, per_round=1000) == found.runs["split_and_mix"]["accuracy"]
     assert found.accuracy("dp_fl", rounds=60, per_round=60_000) is None
