@@ -122,7 +122,7 @@ def write_audit(plan: Plan, folder: Path) -> Path:
     Which rounds there were is read off the run's ledger. Of a protocol from outside the package the code is run, for
     its event is what somebody declared. Nothing else in the folder is touched.
     """
-    ledger = RunFolder(folder).ledger(trust_code=True)  # it is that of the plan, whose code has run
+    ledger = RunFolder(folder).read_ledger(trust_code=True)  # it is that of the plan, whose code has run
     try:
         index = _costliest(plan, ledger.own.rounds)
         declared = type(plan.sampler.protocol) not in BUNDLED

@@ -133,9 +133,9 @@ def _say_finished(folder: Path, *, as_json: bool) -> None:
     from dovetail.experiment.folder import RunFolder
 
     run = RunFolder(folder)
-    run.forget()  # a kill may have left the checkpoint
+    run.delete_checkpoint()  # a kill may have left the checkpoint
     if as_json:
-        print_json({**run.privacy(), "finished": True, "out": str(folder)})
+        print_json({**run.read_privacy(), "finished": True, "out": str(folder)})
         return
     message = f"the run in {str(folder)!r} is finished: nothing to resume, and nothing was changed"
     out_console.print(message, markup=False, highlight=False)

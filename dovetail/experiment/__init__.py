@@ -1,4 +1,9 @@
-"""From a config to a trained model and its statement."""
+"""From a config to a trained model and its statement.
+
+`prepare` (preparation.py, with the data side in population.py) turns a config (config.py) into a plan; `run`
+(training.py) trains it, watched by callbacks (callbacks.py), and gives a `Result` (result.py), written to a folder
+(folder.py). `load` (loading.py), verify.py and fingerprint.py work on a finished run's folder; tuning.py runs several.
+"""
 
 from __future__ import annotations
 

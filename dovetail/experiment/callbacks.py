@@ -31,7 +31,8 @@ OVERHEARD = "what ended the training did not go by the diagnostics of raw update
 class RunStart:
     """What is known of a training before its first round: its settings, and where it starts and is written to.
 
-    `round` is 0, or the round of the checkpoint that it goes on from.
+    `config` and `protocol` are plain data, the protocol's settings as they were settled; `round` is 0, or the round of
+    the checkpoint that it goes on from, and `rounds` how many are planned.
     """
 
     config: Mapping[str, Any]
@@ -44,7 +45,12 @@ class RunStart:
 
     @classmethod
     def of(cls, plan: Plan, *, round: int, folder: Path | None) -> RunStart:
-        """The start of a run of this plan."""
+        """What callbacks are told when this plan is run.
+
+        Arguments:
+            round: the last round that is done already, 0 for a new run.
+            folder: the folder that the run is written to, if any.
+        """
         return cls(
             config=msgspec.to_builtins(plan.config),
             protocol=describe_protocol(plan.sampler.protocol),
@@ -151,33 +157,39 @@ class Callbacks(Callback):
         self._members = tuple(members)
 
     def on_start(self, start: RunStart) -> None:
-        """Call all of them."""
+        """Call `on_start` of all callbacks."""
         for member in self._members:
             member.on_start(start)
 
     def on_round(self, progress: Progress) -> bool:
-        """Call all of them; True if one of them ends the training."""
+        """Call `on_round` of all callbacks; True if one of them ends the training.
+
+        Never True where several processes train together: the others are not told, and would wait for this one.
+        """
         requests = [member.on_round(progress) for member in self._members]
         return any(requests) and jax.process_count() == 1
 
     @property
     def reads_diagnostics(self) -> bool:
-        """Whether one of them does anything with diagnostics."""
+        """Whether one of the callbacks overrides `on_diagnostics`."""
         return any(type(member).on_diagnostics is not Callback.on_diagnostics for member in self._members)
 
     def on_diagnostics(self, diagnosis: Diagnosis) -> None:
-        """Call all of them."""
+        """Call `on_diagnostics` of all callbacks."""
         for member in self._members:
             member.on_diagnostics(diagnosis)
 
     def on_end(self, result: Result) -> None:
-        """Call all of them."""
+        """Call `on_end` of all callbacks."""
         for member in self._members:
             member.on_end(result)
 
     @contextlib.contextmanager
     def notify_failure(self) -> Iterator[None]:
-        """Call `on_failure` of all if the block fails; an error in one of them hides neither the others nor it."""
+        """Call `on_failure` of all callbacks if the block raises, and raise the same error again.
+
+        An error in one callback's `on_failure` is ignored: the others are called, and the block's error is raised.
+        """
         try:
             yield
         except BaseException as error:

@@ -1,11 +1,11 @@
 """Configs: TOML in, validated records out.
 
-A config is a file, or the name of a preset (`dovetail/presets`), changed by dotted overrides. Every error is one
-sentence: an unknown key suggests the nearest valid one, a wrong type says what was expected.
+A config is a file, or the name of a preset (`dovetail/presets`), changed by overrides: a dotted key and a value, on the
+command line ``key.path=value``. A key of the protocol may stand alone: `clip_norm=1` is `protocol.clip_norm=1` where no
+key of a config has that name. Every error is one sentence: an unknown key suggests the nearest valid one, a wrong type
+says what was expected.
 
-Changes to a config from the command line: ``key.path=value``.
-
-A key of the protocol may stand alone: `clip_norm=1` is `protocol.clip_norm=1` where no key of a config has that name.
+First come the sections of a config, each a class whose fields are its keys; then reading and writing; then overrides.
 """
 
 from __future__ import annotations
@@ -222,12 +222,12 @@ def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) ->
         overrides: keys by dotted path with their values; a key of the protocol may stand alone.
     """
     tree: dict[str, Any] = copy.deepcopy(dict(data))
-    _apply(tree, list(overrides))
+    _apply_overrides(tree, list(overrides))
     _check_keys(tree)
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        raise ValueError(_sentence(error, tree)) from error
+        raise ValueError(_error_sentence(error, tree)) from error
     if "name" not in config.protocol:
         raise ValueError("the config names no protocol: set protocol.name")
     _ = config.task.all_features
@@ -242,11 +242,12 @@ def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) ->
 
 
 def to_toml(config: Config) -> str:
-    """The config as TOML, complete: what it leaves open is not written, what it decides is."""
+    """The config as TOML, with all defaults written out; keys that are None, which TOML cannot say, are left out."""
     return tomli_w.dumps(_without_none(msgspec.to_builtins(config)))
 
 
 def _check_keys(tree: Mapping[str, Any]) -> None:
+    """Refuse sections and keys that no config has, with the nearest name that one has."""
     kinds = _fields.types(Config)
     for name, value in tree.items():
         _validate.known_name("config key", name, kinds, meanings=lambda: _fields.meanings(Config))
@@ -260,6 +261,7 @@ def _check_keys(tree: Mapping[str, Any]) -> None:
 
 
 def _check_names(what: str, keys: Iterable[str], kind: type) -> None:
+    """Refuse keys that are no field of the section `kind`; `what` names such a key in the message."""
     for key in keys:
         _validate.known_name(what, key, _fields.types(kind), meanings=lambda: _fields.meanings(kind))
 
@@ -274,8 +276,13 @@ _TYPES = {
 }
 
 
-def _sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
-    """What a key must be, what it is, and what it means."""
+def _error_sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
+    """A validation error as one sentence: what the key must be, what it is, and what it means.
+
+    Arguments:
+        error: msgspec's, whose text ends in " - at `$.path`".
+        tree: the config as plain data, to look up the value.
+    """
     text, _, where = str(error).partition(" - at `$")
     where = re.sub(r"\[.*", "", where.strip("`."))
     kind, value, meaning = _look_up(where, tree)
@@ -298,7 +305,7 @@ def _sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
 
 
 def _look_up(where: str, tree: Mapping[str, Any]) -> tuple[Any, Any, str]:
-    """The type of the key at a dotted path, its value, and what it means."""
+    """The type of the key at a dotted path, its value in the config, and its meaning ("" if it has none)."""
     kind: Any = Config
     value: Any = tree
     meaning = ""
@@ -325,7 +332,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     path, separator, value = text.partition("=")
     if not separator or not path.strip():
         raise ValueError(f"expected --set key.path=value, got {text!r}")
-    for spelled in (value, _with_zeros(value)):
+    for spelled in (value, _fill_in_zeros(value)):
         try:
             return path.strip(), tomllib.loads(f"value = {spelled}")["value"]
         except tomllib.TOMLDecodeError:
@@ -333,10 +340,10 @@ def parse_override(text: str) -> tuple[str, Any]:
     return path.strip(), value
 
 
-def _apply(tree: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
-    """Change a config in plain data."""
+def _apply_overrides(tree: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
+    """Apply overrides, in their order, to a config in plain data; `tree` is changed."""
     for path, value in _with_full_paths(tree, overrides):
-        _assign(tree, path, value)
+        _set_at_path(tree, path, value)
 
 
 def _with_full_paths(tree: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -348,7 +355,8 @@ def _with_full_paths(tree: Mapping[str, Any], overrides: Sequence[tuple[str, Any
     return [(f"protocol.{key}" if key in bare and key in own else key, value) for key, value in overrides]
 
 
-def _assign(tree: dict[str, Any], path: str, value: Any) -> None:
+def _set_at_path(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Set the key at a dotted path in nested dicts, with a copy of the value; makes sections that are missing."""
     *parents, last = path.split(".")
     node = tree
     for name in parents:
@@ -358,5 +366,6 @@ def _assign(tree: dict[str, Any], path: str, value: Any) -> None:
     node[last] = copy.deepcopy(value)
 
 
-def _with_zeros(value: str) -> str:
+def _fill_in_zeros(value: str) -> str:
+    """The text with the zeros that TOML requires: .5 becomes 0.5, and 2. becomes 2.0."""
     return re.sub(r"(?<=\d)\.(?![\d.])", ".0", re.sub(r"(?<![\w.])\.(?=\d)", "0.", value))

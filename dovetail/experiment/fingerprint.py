@@ -1,9 +1,12 @@
-"""What a run is made of: to tell whether another one may go on from it, and to say on its signed page where it is from.
+"""What a run is made of, in two forms: a fingerprint that resuming compares, and an origin that the run publishes.
 
-A bare hash of the data would let whoever knows all other records confirm the last one. So the data's fingerprint on the
-page is an HMAC-SHA-256 under a key that stays with their owner: the file $DOVETAIL_DATA_KEY, or dovetail/data.key in
-the user's configuration folder. It is made on first use, its owner alone can read it, and it is never inside a run's
-folder. What resuming compares stays in the checkpoint, which is deleted at the end.
+`fingerprint` decides whether a run may go on from a checkpoint. It holds bare hashes of the data, stays in the
+checkpoint, and is deleted with it at the end.
+
+`origin_of` says in `privacy.json` which code and data a run used. There a bare hash of the data would let whoever knows
+all other records confirm the last one. So it is an HMAC-SHA-256 under a key that stays with the data's owner: the file
+$DOVETAIL_DATA_KEY, or dovetail/data.key in the user's configuration folder. The key is made on first use, its owner
+alone can read it, and it is never inside a run's folder. `different_data` checks data against it.
 """
 
 from __future__ import annotations
@@ -103,11 +106,12 @@ def own_code(config: Config, task: Task, protocol: protocols.Protocol) -> dict[s
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first difference of two fingerprints, in words; None if there is none."""
+    """The first difference of two fingerprints, as a sentence; None if there is none."""
     return next(_differences("", before, now), None)
 
 
 def _differences(where: str, before: Any, now: Any) -> Iterator[str]:
+    """A sentence for each value that differs in two trees of plain data; `where` is the dotted path of their root."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys((*before, *now)):
             yield from _differences(f"{where}.{name}" if where else name, before.get(name), now.get(name))
@@ -117,6 +121,7 @@ def _differences(where: str, before: Any, now: Any) -> Iterator[str]:
 
 
 def _plain(value: Any) -> Any:
+    """A tuple as a list, as it comes back from JSON."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -131,7 +136,7 @@ def _files_of_features(name: str) -> dict[str, str]:
 
 
 def _files_of_code(*objects: Any) -> dict[str, str]:
-    """The files outside the package that these are written in, by module."""
+    """Hashes (BLAKE2b-128) of the files outside the package that these objects are written in, by module."""
     files = {}
     for item in objects:
         module = inspect.getmodule(item)
@@ -144,6 +149,7 @@ def _files_of_code(*objects: Any) -> dict[str, str]:
 
 
 def _digest(*arrays: np.ndarray) -> str:
+    """A hash (BLAKE2b-128) of the arrays in this order, with their types and shapes."""
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -161,7 +167,13 @@ def _update(digest: Any, array: np.ndarray) -> None:
 def origin_of(
     config: Config, task: Task, protocol: Protocol, dataset: Dataset, spread: Spread, out: Path
 ) -> dict[str, Any]:
-    """What a simulated run says of where it comes from, as plain data; makes the data's key if there is none."""
+    """What a simulated run says of where it comes from, as plain data; makes the data's key if there is none.
+
+    Arguments:
+        protocol: the settled protocol.
+        spread: how many users and records there are, as far as that is public.
+        out: the run's folder, in which the data's key must not lie.
+    """
     return {
         "setting": "simulation",
         "users": spread.users,
@@ -199,6 +211,7 @@ def data_key(path: Path, *, out: Path | None = None) -> bytes:
 
 
 def _make_key(path: Path) -> None:
+    """Write a new key to a file of its own and link it to `path`, so that `path` never holds half a key."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # its owner alone can read it
     try:
         with os.fdopen(handle, "w") as file:
@@ -213,6 +226,7 @@ def _make_key(path: Path) -> None:
 
 
 def _read_key(path: Path) -> bytes:
+    """The key in this file; refuses a file that others than its owner can read, or that holds something else."""
     if path.stat().st_mode & 0o077:
         raise ValueError(f"others can read the data's key in {str(path)!r}: chmod 600 it, or make a new one")
     try:
@@ -232,7 +246,7 @@ def different_data(run: Path, key: Path, *, task: Task | None = None, trust_code
         users. Features that are computed in floating point may differ in their last bits on another machine.
     """
     folder = RunFolder(run)
-    stated = folder.privacy().get("origin", {}).get("data", {})
+    stated = folder.read_privacy().get("origin", {}).get("data", {})
     if "hmac_sha256" not in stated:
         return f"the run has no fingerprint of its data: {stated.get('missing', 'it does not say why')}"
     if not key.is_file():
@@ -250,7 +264,11 @@ def different_data(run: Path, key: Path, *, task: Task | None = None, trust_code
 
 
 def _fingerprint_of_data(dataset: Dataset | None, out: Path | None) -> dict[str, str]:
-    """The data's fingerprint and whose key it is, or why there is none."""
+    """The data's HMAC with the id and file of its key; {"missing": the reason} where no key could be made.
+
+    Without a dataset only the key is made or checked, and nothing is returned. A file that $DOVETAIL_DATA_KEY names and
+    that cannot be read is an error, not a reason.
+    """
     path = key_path()
     try:
         key = data_key(path, out=out)
@@ -264,15 +282,18 @@ def _fingerprint_of_data(dataset: Dataset | None, out: Path | None) -> dict[str,
 
 
 def _below_home(path: Path) -> str:
+    """The path as text, with ~ for the user's home, so that a published page does not name the user."""
     home = Path.home()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def _key_id(key: bytes) -> str:
+    """16 hexadecimal digits that name the key and reveal nothing about it."""
     return hmac.digest(key, b"dovetail data key", "sha256").hex()[:16]
 
 
 def _mac(key: bytes, dataset: Dataset) -> str:
+    """HMAC-SHA-256 of every array of the dataset, each with its name, type and shape; in hexadecimal digits."""
     mac = hmac.new(key, b"dovetail data 1", hashlib.sha256)
     for name in ("inputs", "labels", "test_inputs", "test_labels", "subjects", "users"):
         array = getattr(dataset, name)

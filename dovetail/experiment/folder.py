@@ -35,7 +35,7 @@ from dovetail.guarantee.record import Record
 
 __all__ = ["BANNER", "SETTINGS", "TIMING_BANNER", "Checkpoint", "RunFolder"]
 
-SETTINGS = ("noise", "protocol", "uploads", "tuning")  # of privacy.json, that the ledger has too
+SETTINGS = ("noise", "protocol", "uploads", "tuning")  # keys of privacy.json that ledger.json repeats
 BANNER = "diagnostics of raw updates: not covered by the statement, not for release"
 
 TIMING_BANNER = "how long rounds took may depend on the data: not covered by the statement, not for release"
@@ -55,18 +55,14 @@ _CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER, _RECIPE
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint: rounds done, those released and what they were, whose run it is, and its state.
+    """The state of a run after a round, with all that it needs to go on."""
 
-    `fingerprint` tells by name what a run must have in common with one that goes on from here; `resumed` are the rounds
-    after which the run was resumed before.
-    """
-
-    round: int
-    released: tuple[int, ...]
-    resumed: tuple[int, ...]
-    record: Record
-    fingerprint: Mapping[str, Any]
-    leaves: tuple[np.ndarray, ...]
+    round: int  # how many rounds are done, released or not
+    released: tuple[int, ...]  # the indices, from 0, of the rounds that were released
+    resumed: tuple[int, ...]  # the rounds after which the run was resumed before
+    record: Record  # the released rounds in privacy terms
+    fingerprint: Mapping[str, Any]  # what a run that goes on from here must be made of (fingerprint.py)
+    leaves: tuple[np.ndarray, ...]  # the arrays of the engine's `Training`, in the order of jax.tree.leaves
 
 
 class RunFolder:
@@ -81,7 +77,11 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
-        """A new run's folder; refuses one that holds a run, and one that cannot be written to."""
+        """Make a new run's folder with its `config.toml`; refuses a folder that holds a run or cannot be written to.
+
+        Arguments:
+            config: the content of `config.toml`.
+        """
         cls.refuse_taken(path)
         make_folder(path)
         write_atomically(path / _CONFIG, config.encode())
@@ -102,7 +102,7 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has ended."""
+        """Whether the run has ended: `privacy.json`, which is written last, is there."""
         return (self.path / _PRIVACY).exists()
 
     @property
@@ -110,10 +110,13 @@ class RunFolder:
         """Whether there is a checkpoint to go on from."""
         return (self.path / _CHECKPOINT).exists()
 
-    def drop_after(self, last: int) -> None:
-        """Leave out the lines of later rounds: diagnostics, and what an older copy of the checkpoint does not know."""
+    def drop_lines_after(self, last: int) -> None:
+        """Remove the lines of rounds after `last` from `metrics.jsonl` and `diagnostics.jsonl`.
+
+        A run that goes on from a checkpoint runs these rounds again and writes new lines for them.
+        """
         for name in (_METRICS, _DIAGNOSTICS):
-            lines = [line for line in self._lines(name) if line.get("round", 0) <= last]
+            lines = [line for line in self._read_lines(name) if line.get("round", 0) <= last]
             if lines or name == _METRICS:
                 text = "".join(json.dumps(line) + "\n" for line in lines)
                 write_atomically(self.path / name, text.encode())
@@ -122,25 +125,27 @@ class RunFolder:
         """Append a line to `metrics.jsonl`."""
         self._append(_METRICS, line)
 
-    def diagnose(self, line: Mapping[str, Any]) -> None:
+    def log_diagnostics(self, line: Mapping[str, Any]) -> None:
         """Append a line to `diagnostics.jsonl`, under a banner that says what it is."""
         if not (self.path / _DIAGNOSTICS).exists():
             self._append(_DIAGNOSTICS, {"banner": BANNER})
         self._append(_DIAGNOSTICS, line)
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`; a last line that a kill cut short is left out."""
-        return self._lines(_METRICS)
+        return self._read_lines(_METRICS)
 
-    def diagnostics(self) -> list[dict[str, Any]]:
+    def read_diagnostics(self) -> list[dict[str, Any]]:
         """The lines of `diagnostics.jsonl` below the banner."""
-        return [line for line in self._lines(_DIAGNOSTICS) if "round" in line]
+        return [line for line in self._read_lines(_DIAGNOSTICS) if "round" in line]
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        """Append a line of JSON to a file; values that are not finite are written as null."""
         with (self.path / name).open("a") as file:
-            file.write(json.dumps(_finite(line)) + "\n")
+            file.write(json.dumps(_null_if_not_finite(line)) + "\n")
 
-    def _lines(self, name: str) -> list[dict[str, Any]]:
+    def _read_lines(self, name: str) -> list[dict[str, Any]]:
+        """The lines of a file up to the first that is not JSON, for a kill may have cut the last one short."""
         lines = []
         if (self.path / name).exists():
             for line in (self.path / name).read_text().splitlines():
@@ -191,9 +196,14 @@ class RunFolder:
     def finish(
         self, privacy: Mapping[str, Any], record: Record, parameters: Mapping[str, np.ndarray], recipe: Recipe
     ) -> None:
-        """Write model, ledger and, last, the statement; then delete the checkpoint.
+        """Write model, recipe, ledger and, last, the statement; then delete the checkpoint.
 
-        How long a round took is no part of what is stated, and has a file and a banner of its own.
+        Arguments:
+            privacy: the content of `privacy.json`. `seconds_per_round` goes to a file of its own, under a banner,
+                for it is no part of what is stated; the ledger's last hash is added.
+            record: what was released, in privacy terms.
+            parameters: the model's arrays by name.
+            recipe: how new rows are read.
         """
         privacy = dict(privacy)
         if (seconds := privacy.pop("seconds_per_round", None)) is not None:
@@ -205,7 +215,7 @@ class RunFolder:
         write_json(self.path / _LEDGER, {**released, "chain": chain})
         stated = {**privacy, "ledger": chain[-1]["hash"]}
         write_atomically(self.path / _PRIVACY, (json.dumps(stated, indent=2) + "\n").encode())
-        self.forget()
+        self.delete_checkpoint()
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -213,16 +223,22 @@ class RunFolder:
         return tuple(name for name in (_CONFIG, _RECIPE, _MODEL) if not (self.path / name).is_file())
 
     def _make_chain(self, origin: Any, released: Mapping[str, Any]) -> list[dict[str, str]]:
-        """The chain of the origin that is stated, the rounds that were released, and the files that are there."""
-        contents = {"origin": _canonical(origin), "released": _canonical(released)}
+        """The ledger's chain of hashes, made anew from what is in the folder.
+
+        Arguments:
+            origin: what `privacy.json` says of where the run comes from.
+            released: the content of `ledger.json` but for its chain.
+        """
+        contents = {"origin": _canonical_bytes(origin), "released": _canonical_bytes(released)}
         files = {
             name: (self.path / name).read_bytes() for name in (_CONFIG, _RECIPE, _MODEL) if name not in self.missing
         }
         return _chain({name: hashlib.sha256(content).hexdigest() for name, content in (contents | files).items()})
 
-    def changes(self) -> list[str]:
-        """What in a finished run's folder is not what the run wrote there, by the chain of its ledger."""
-        privacy, ledger = self.privacy(), self._read(_LEDGER)
+    def find_changes(self) -> list[str]:
+        """What in a finished run's folder is not what the run wrote there, by its ledger's chain: a sentence each."""
+        privacy = self.read_privacy()
+        ledger = self._read_json(_LEDGER)
         stated = ledger.pop("chain", None)
         if not isinstance(stated, list) or not all(isinstance(entry, dict) and "entry" in entry for entry in stated):
             return [f"{_LEDGER} has no chain of hashes, so nothing ties model and config to it"]
@@ -239,14 +255,14 @@ class RunFolder:
             changes.append(f"the ledger's last hash in {_PRIVACY} is not that of {_LEDGER}")
         return changes
 
-    def forget(self) -> None:
+    def delete_checkpoint(self) -> None:
         """Delete the checkpoint, and whatever a kill left of one that was being written."""
         for file in (self.path / _CHECKPOINT, *self.path.glob(f".{_CHECKPOINT}.*")):
             file.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from working on the same run."""
+        """Keep other processes from working on the same run while the block runs; refuses if one of them does."""
         with (self.path / _CONFIG).open("rb") as config:
             try:
                 fcntl.flock(config, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -254,37 +270,37 @@ class RunFolder:
                 raise ValueError(f"another process is using the run in {str(self.path)!r}") from error
             yield
 
-    def ledger(self, *, trust_code: bool = False) -> Record:
+    def read_ledger(self, *, trust_code: bool = False) -> Record:
         """The rounds that are charged, as `run` wrote them; a protocol "module:Class" is imported only if trusted."""
-        data = self._read(_LEDGER)
+        data = self._read_json(_LEDGER)
         with contextlib.suppress(OSError, TypeError, KeyError, tomllib.TOMLDecodeError):
             name = tomllib.loads((self.path / _CONFIG).read_text())["protocol"]["name"]
             with _imports.reading(f"the run in {str(self.path)!r}", trust_code=trust_code):
                 protocols.find(name)  # one from outside the package brings its own events
         return Record.from_json(data)
 
-    def settings(self) -> dict[str, Any]:
-        """What the ledger says beside it: where noise came from, and how the protocol was set."""
-        ledger = self._read(_LEDGER)
+    def read_settings(self) -> dict[str, Any]:
+        """The values of `SETTINGS` in the ledger, such as the protocol's settings; None for one that is not there."""
+        ledger = self._read_json(_LEDGER)
         return {name: ledger.get(name) for name in SETTINGS}
 
-    def privacy(self) -> dict[str, Any]:
+    def read_privacy(self) -> dict[str, Any]:
         """The content of `privacy.json`: what a finished run states."""
-        return self._read(_PRIVACY)
+        return self._read_json(_PRIVACY)
 
-    def seconds_per_round(self) -> float | None:
+    def read_seconds_per_round(self) -> float | None:
         """The median time of a round; None if nobody wrote it down."""
         if not (self.path / _TIMING).is_file():
             return None
-        seconds = self._read(_TIMING).get("seconds_per_round")
+        seconds = self._read_json(_TIMING).get("seconds_per_round")
         return float(seconds) if isinstance(seconds, int | float) else None
 
-    def recipe(self) -> Recipe:
-        """How new rows are read."""
-        return Recipe.from_json(self._read(_RECIPE))
+    def read_recipe(self) -> Recipe:
+        """How new rows become the model's inputs: the content of `recipe.json`."""
+        return Recipe.from_json(self._read_json(_RECIPE))
 
-    def parameters(self) -> dict[str, np.ndarray]:
-        """The arrays of the model by name."""
+    def read_parameters(self) -> dict[str, np.ndarray]:
+        """The arrays of the final model by name; refuses a run that has not finished."""
         path = self.path / _MODEL
         if not path.is_file():
             raise ValueError(f"{str(self.path)!r} has no {_MODEL}: the run has not finished")
@@ -293,16 +309,17 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """The file of its config."""
+        """The path of `config.toml`; refuses a folder without one."""
         if not (self.path / _CONFIG).is_file():
             raise ValueError(f"{str(self.path)!r} is not the folder of a run: it has no {_CONFIG}")
         return self.path / _CONFIG
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read_json(self, name: str) -> dict[str, Any]:
+        """The object in a JSON file of a finished run; refuses a missing file and one that is not valid."""
         if not self.path.is_dir():
             raise ValueError(f"{str(self.path)!r} is not a folder")
         try:
-            data = json.loads((self.path / name).read_text(), object_pairs_hook=_once)
+            data = json.loads((self.path / name).read_text(), object_pairs_hook=_refuse_duplicates)
         except FileNotFoundError as error:
             raise ValueError(f"{str(self.path)!r} has no {name}: the run has not finished") from error
         except json.JSONDecodeError as error:
@@ -312,8 +329,8 @@ class RunFolder:
         return data
 
 
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names are different: readers disagree about which of two equal ones counts."""
+def _refuse_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs of a JSON object as a dict; refuses two equal names, of which readers disagree which one counts."""
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]
@@ -322,7 +339,7 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return data
 
 
-def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
+def _null_if_not_finite(line: Mapping[str, Any]) -> dict[str, Any]:
     """The line with null for what JSON has no number for."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
@@ -330,21 +347,25 @@ def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chain(hashes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Entries with a hash each that depends on all before it."""
+    """One entry {"entry": name, "sha256": digest, "hash": ...} for each hash, in this order.
+
+    An entry's hash covers the hash of the entry before it, so the last one depends on all of them.
+    """
     chain: list[dict[str, Any]] = []
     for name, digest in hashes.items():
         before = chain[-1]["hash"] if chain else ""
         entry = {"entry": name, "sha256": digest}
-        chain.append({**entry, "hash": hashlib.sha256(before.encode() + _canonical(entry)).hexdigest()})
+        chain.append({**entry, "hash": hashlib.sha256(before.encode() + _canonical_bytes(entry)).hexdigest()})
     return chain
 
 
-def _canonical(data: Any) -> bytes:
-    """Plain data as bytes, the same for equal data."""
+def _canonical_bytes(data: Any) -> bytes:
+    """Plain data as JSON with sorted keys and no spaces: equal data give equal bytes, whose hash can be compared."""
     return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The content of an .npz file with these arrays."""
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()

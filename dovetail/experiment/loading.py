@@ -17,7 +17,7 @@ from dovetail import _imports
 from dovetail.data import TASKS, Model, resolve
 from dovetail.experiment.config import Config, read
 from dovetail.experiment.folder import RunFolder
-from dovetail.experiment.result import facts_of, in_short
+from dovetail.experiment.result import facts_of, html_table
 from dovetail.learners.prediction import Predictor, model_from_recipe
 from dovetail.statements import Statement
 
@@ -26,7 +26,10 @@ __all__ = ["LoadedRun", "load"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class LoadedRun:
-    """A finished run: its model, what it states, and how it was made; `privacy` is the content of `privacy.json`."""
+    """A finished run: its model, what it states, and how it was made.
+
+    `privacy` is the content of `privacy.json` (docs/privacy-json.md), `statement` the certified one in it.
+    """
 
     folder: Path
     config: Config
@@ -40,7 +43,7 @@ class LoadedRun:
         return self.predictor.parameters
 
     def predict(self, rows: Any) -> np.ndarray:
-        """One answer per row, of an array, a data frame or a file: see `Result.predict`."""
+        """One answer per row (a class, a number, or zeros and ones for labels); for `rows` see `Result.predict`."""
         return self.predictor.predict(rows)
 
     def predict_proba(self, rows: Any) -> np.ndarray:
@@ -51,9 +54,10 @@ class LoadedRun:
         return f"LoadedRun({', '.join(f'{key}: {value}' for key, value in self._facts().items())})"
 
     def _repr_html_(self) -> str:
-        return in_short("Run", self._facts())
+        return html_table("Run", self._facts())
 
     def _facts(self) -> dict[str, str]:
+        """What `repr` and a notebook show, as text by name."""
         return facts_of(self.privacy, self.statement, out=self.folder)
 
 
@@ -65,7 +69,9 @@ def load(folder: str | Path, *, model: Model | None = None, trust_code: bool = F
     refused. The statement is what the run states; `dovetail verify` recomputes it.
     """
     run = RunFolder(Path(folder))
-    config, privacy, recipe = read(run.config, code_beside=trust_code), run.privacy(), run.recipe()
+    config = read(run.config, code_beside=trust_code)
+    privacy = run.read_privacy()
+    recipe = run.read_recipe()
     features = config.task.all_features
     with _imports.reading(f"the run in {str(folder)!r}", trust_code=trust_code):
         own_model = model or _model_of(config) or model_from_recipe(config.task.model, recipe, features)
@@ -77,7 +83,7 @@ def load(folder: str | Path, *, model: Model | None = None, trust_code: bool = F
         )
     predictor = Predictor(
         model=own_model,
-        parameters=run.parameters(),
+        parameters=run.read_parameters(),
         recipe=recipe,
         features=features,
     )
@@ -95,6 +101,6 @@ def load(folder: str | Path, *, model: Model | None = None, trust_code: bool = F
 
 
 def _model_of(config: Config) -> Model | None:
-    """The model that the task brings, if it can be found by its name."""
+    """The model that the config's task brings, if the task can be found by its name; else None."""
     name = config.task.name
     return resolve(name).model if ":" in name or name in TASKS else None

@@ -1,7 +1,8 @@
 """The data of a config, who holds which records, whom they are about, and who takes part in which round.
 
-Which numbers about that are public is the rule of docs/concepts/counts.md: of data that are not published, they are
-declared and never counted.
+In this order: `load_data` and `assign_records` give data, clients and model; `check_counts` to `spread_of` decide which
+numbers about them are public, by the rule of docs/concepts/counts.md: of data that are not published, they are declared
+and never counted; `schedule_of` says who takes part when. `published` is True for data sets that everybody has.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ __all__ = [
     "ROWS_NOTE",
     "assign_records",
     "check_counts",
+    "data_assumptions",
     "load_data",
     "load_data_for_parties",
-    "notes_of",
     "num_records",
     "schedule_of",
     "spread_of",
@@ -53,7 +54,7 @@ ROWS_NOTE = "every row counts as one user: nobody has two rows (user= says whose
 
 
 def load_data_for_parties(config: Config, *, task: Task | None = None) -> tuple[Dataset, Clients, Model]:
-    """What `load_data` gives, for parties, which train by cross-entropy.
+    """Load what deployed parties train on: as `load_data`, for classes by cross-entropy alone.
 
     Guarantees:
         Refuses what only a simulation can train: other targets than classes, a loss of its own, a model outside JAX.
@@ -123,10 +124,14 @@ def assign_records(task: TaskConfig, dataset: Dataset, *, seed: int) -> Clients:
 
 
 def check_counts(config: Config, dataset: Dataset, *, published: bool) -> None:
-    """Refuse to count users in data that are not published where add-remove hides whether one of them is there."""
+    """Refuse configs that would count users, or deal records, in data where the guarantee hides such numbers.
+
+    Under add-remove whether a user is there is secret, so the number of users must be declared; published data are
+    exempt. The config must have its partition (`with_partition`).
+    """
     task = config.task
     if not published:
-        _check_partition(str(task.partition), neighbors=config.privacy.neighbors)
+        _refuse_dealing(str(task.partition), neighbors=config.privacy.neighbors)
     rows_are_users = task.partition == "one-record"
     if (
         published
@@ -154,8 +159,8 @@ def check_counts(config: Config, dataset: Dataset, *, published: bool) -> None:
         )
 
 
-def _check_partition(name: str, *, neighbors: str) -> None:
-    """Refuse partitions that deal everybody's records anew where one unit's records are others, or none."""
+def _refuse_dealing(name: str, *, neighbors: str) -> None:
+    """Refuse partitions in which one user's data would decide which records all other users get."""
     remedy = "name users by user=, leave each row a user (partition 'one-record')"
     if name in ("dirichlet", "shards"):
         raise ValueError(
@@ -194,8 +199,8 @@ def num_records(config: Config, held: Clients, protocol: protocols.Protocol, *, 
     )
 
 
-def notes_of(config: Config, dataset: Dataset, *, published: bool) -> tuple[str, ...]:
-    """What every statement about these data assumes; `published` data need fewer assumptions."""
+def data_assumptions(config: Config, dataset: Dataset, *, published: bool) -> tuple[str, ...]:
+    """The assumptions about the data that every statement lists, a sentence each; published data need fewer."""
     if published:
         return dataset.notes
     task = config.task
@@ -224,7 +229,7 @@ def spread_of(
     *,
     published: bool,
 ) -> units.Spread:
-    """How subjects' records lie.
+    """How records and subjects lie over users, in public numbers: what the guarantee for other units needs to know.
 
     Arguments:
         task: its section, which may declare counts and limits.
@@ -271,7 +276,11 @@ def spread_of(
 def _with_declared_limits(
     spread: units.Spread, task: TaskConfig, protocol: protocols.Protocol, most: subjects.SubjectMaxima
 ) -> units.Spread:
-    """The limits that were declared, which the data must keep to, and those that the protocol enforces."""
+    """The spread with declared limits and those that the protocol enforces; refuses data beyond the declared ones.
+
+    Arguments:
+        most: the largest counts in the data, which are private: they are compared and not stated.
+    """
     if task.spread is not None and most.most_users > task.spread:
         raise ValueError(
             f"a subject has records at {most.most_users} users, more than task.spread = {task.spread} declares: "
@@ -307,8 +316,8 @@ def schedule_of(
         raise ValueError(
             f"expected either cohort.epochs or cohort.rounds, got epochs={cohort.epochs}, rounds={cohort.rounds}"
         )
-    _refuse_secret(cohort, protocol)
-    sizes = _sizes(cohort)
+    _check_secret_rounds(cohort, protocol)
+    sizes = _sizes_by_round(cohort)
     size = sizes[0] if sizes else population if cohort.size is None else cohort.size
     schedule = Schedule(
         kind=cohort.kind,
@@ -329,8 +338,8 @@ def schedule_of(
     return dataclasses.replace(schedule, noise_scales=protocol.noise_scales(planned))
 
 
-def _refuse_secret(cohort: CohortConfig, protocol: protocols.Protocol) -> None:
-    """Secret rounds need a sum to which everyone adds noise, and their rate."""
+def _check_secret_rounds(cohort: CohortConfig, protocol: protocols.Protocol) -> None:
+    """Refuse `cohort.kind = "secret"` for protocols in which not all users' noise adds up, and without one size."""
     if cohort.kind != "secret":
         return
     if not protocol.secret_rounds:
@@ -347,6 +356,11 @@ def _refuse_secret(cohort: CohortConfig, protocol: protocols.Protocol) -> None:
 
 
 def _min_size(cohort: CohortConfig, size: int, protocol: protocols.Protocol) -> int:
+    """The least number of users with which a round is released; 0 for protocols that need no minimum.
+
+    Arguments:
+        size: how many users upload if nobody drops out.
+    """
     if protocol.needs_minimum and cohort.dropout and cohort.kind == "fixed":
         raise ValueError(
             f"{protocol.name!r} cannot have dropout with a secret sample, got dropout={cohort.dropout}: a withheld "
@@ -362,8 +376,8 @@ def _min_size(cohort: CohortConfig, size: int, protocol: protocols.Protocol) -> 
     return size if protocol.needs_minimum else 0
 
 
-def _sizes(cohort: CohortConfig) -> tuple[int, ...]:
-    """The sizes of all rounds, where they differ."""
+def _sizes_by_round(cohort: CohortConfig) -> tuple[int, ...]:
+    """One size for each round, where sizes differ; empty where all rounds have the same."""
     if isinstance(cohort.size, list):
         if not cohort.size or cohort.size_end is not None:
             raise ValueError(

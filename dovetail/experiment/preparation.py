@@ -24,8 +24,8 @@ from dovetail.engine import Engine, Training
 from dovetail.experiment.config import Config
 from dovetail.experiment.population import (
     check_counts,
+    data_assumptions,
     load_data,
-    notes_of,
     num_records,
     schedule_of,
     spread_of,
@@ -49,14 +49,21 @@ __all__ = ["Guests", "Plan", "calibrate_noise", "guarantee_of", "prepare", "prot
 
 
 class Guests(typing.Protocol):
-    """Users or people that an audit adds to a federation: all of them count for what is public, some are there."""
+    """Users or people that an audit adds to a federation: all count for what is public, but only some are present."""
 
     def join(self, dataset: Dataset, clients: Clients) -> tuple[Dataset, Clients]:
-        """The federation with every guest in it; noise, sizes and rates are set for this one."""
+        """The data and clients with every guest among them; noise, sizes and rates are set for these."""
         ...
 
-    def toss(self, held: Clients, num_records: int) -> Clients:
-        """Who holds what of these records once it is decided who is there, and with which record."""
+    def draw_presence(self, held: Clients, num_records: int) -> Clients:
+        """Draw which guests are present, and with which record.
+
+        Arguments:
+            held: who holds which records, all guests included.
+            num_records: how many records the dataset has.
+
+        Returns: who holds which records, without the guests that are absent.
+        """
         ...
 
 
@@ -65,7 +72,7 @@ class Plan:
     """A config made ready to run: who takes part in which round (`sampler`), and what that guarantees.
 
     A plan has no secrets: every run of it draws noise and samples of its own (`with_randomness`), unless the config
-    derives them from the seed.
+    derives them from the seed. Rounds are numbered from 0; `released` are the numbers of rounds, in increasing order.
     """
 
     config: Config
@@ -82,29 +89,29 @@ class Plan:
         return len(self.guarantee.cohorts)
 
     def cohorts(self, released: Sequence[int]) -> list[Cohort]:
-        """What is public about the participants of these rounds."""
+        """What is public about the participants of these rounds, a `Cohort` for each."""
         return [self.guarantee.cohorts[index] for index in released]
 
     def record(self, released: Sequence[int]) -> Record:
-        """What these rounds state, as they were planned."""
+        """These rounds in privacy terms, as they were planned: what a ledger holds, and statements are made of."""
         return self.guarantee.record(self.cohorts(released))
 
     def bound(self, released: Sequence[int]) -> Bound | None:
-        """What these rounds spend of the budget; None where nothing is certified."""
+        """The (eps, delta) that these rounds spend together; None where nothing is certified."""
         try:
             return self.guarantee.bound(self.cohorts(released))
         except NotApplicable:
             return None
 
     def fits(self, released: Sequence[int]) -> bool:
-        """Whether these rounds stay within the budget."""
+        """Whether these rounds together stay within the target eps; True where there is none."""
         eps = self.config.privacy.eps
         if eps is None or self.sampler.by_recipe:
             return True  # no budget, or one that only the paper's recipe keeps to
         return self.guarantee.fits(eps, self.cohorts(released))
 
     def num_affordable_rounds(self) -> int:
-        """How many rounds from the first fit into the budget together; what fits with more, fits with fewer."""
+        """How many rounds from the first fit into the budget together, found by bisection: fewer rounds spend less."""
         low, high = 0, self.num_rounds
         if self.fits(range(high)):
             return high
@@ -114,7 +121,10 @@ class Plan:
         return low
 
     def with_randomness(self, randomness: Randomness) -> Plan:
-        """The same plan with this noise and these samples, and what a paper's claim is made of that they tell."""
+        """The same plan, to be run with this randomness.
+
+        Where diagnostics are on or the paper's recipe sets the noise, the paper's claim is computed from the data too.
+        """
         sampler = self.sampler.with_randomness(randomness)
         if self.config.diagnostics or sampler.by_recipe:
             sampler = sampler.with_data_for_claim()
@@ -122,7 +132,13 @@ class Plan:
         return dataclasses.replace(self, sampler=sampler, guarantee=guarantee)
 
     def step(self, training: Training, index: int, users: np.ndarray) -> Training:
-        """Run round `index` with these users."""
+        """Run one round.
+
+        Arguments:
+            training: the state before the round.
+            index: its number, from 0; noise and samples depend on it.
+            users: the numbers of the users who take part.
+        """
         schedule = self.sampler.schedule
         return self.engine.step(
             training,
@@ -145,7 +161,12 @@ class Plan:
 
 
 def rounds_due(plan: Plan, released: list[int], *, start: int = 0) -> Iterator[tuple[int, np.ndarray]]:
-    """The rounds from `start` that fit the budget beside those `released`, a list that grows, and who is drawn."""
+    """The rounds from `start` on that fit the budget, each as its number and the users who were drawn for it.
+
+    Arguments:
+        released: the numbers of the rounds that count already. The caller appends each round that it releases, and the
+            next one is checked against the longer list.
+    """
     affordable = plan.num_affordable_rounds()
     for index in range(start, plan.num_rounds):
         if index >= affordable and not plan.fits([*released, index]):
@@ -191,7 +212,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     schedule = schedule_of(config, protocol, population=held.num_clients, records=records, randomness=randomness)
     moments = moments_of(config.client, model)
     server = server.for_rounds(schedule.rounds, moments=moments)
-    assumptions = (*server.notes, *notes_of(config, dataset, published=task.published))
+    assumptions = (*server.notes, *data_assumptions(config, dataset, published=task.published))
     if model.learner is not None:
         assumptions += model.learner.notes
     dim = _dimension(model) if moments is None else moments.dim
@@ -199,7 +220,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     protocol, noise_of = calibrate_noise(guarantee, eps=config.privacy.eps)
 
     if guests is not None:
-        held = guests.toss(held, len(dataset.labels))
+        held = guests.draw_presence(held, len(dataset.labels))
     sampler = sampler_of(protocol, schedule=schedule, clients=held, subjects=dataset.subjects, noise_of=noise_of)
     if isinstance(server, Ridge):
         std = sampler.noise_std(0, dim=dim) / sampler.divisor(0, learning_rate=1)
@@ -242,7 +263,7 @@ def protocol_of(config: Config) -> protocols.Protocol:
 
 
 def _check_sections(config: Config, protocol: protocols.Protocol) -> None:
-    """Refuse settings that would be ignored."""
+    """Refuse settings of [task], [client] and [privacy] that this protocol or partition would ignore."""
     task = config.task
     privacy = config.privacy
     if task.partition != "silos" and task.silos is not None:
@@ -295,11 +316,12 @@ def _check_model(config: Config, protocol: protocols.Protocol, dataset: Dataset,
 
 
 def _dimension(model: Model) -> int:
+    """How many parameters the model has; nothing is computed."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
 
 
-_SIMULATED = (
+_SIMULATED = (  # what the statement of every simulation assumes
     "whoever runs the simulation is trusted: all users' data and all noise are on one machine",
     "32-bit floating-point noise is as good as real-valued noise, although normal draws are cut off at "
     f"{at_least(NORMAL_CUT, 3)} standard deviations and Laplace draws at {at_least(LAPLACE_CUT, 3)} scales",
@@ -361,7 +383,7 @@ def calibrate_noise(guarantee: Guarantee, *, eps: float | None) -> tuple[Protoco
 
 
 def _refuse_without_promise(guarantee: Guarantee, eps: float) -> None:
-    """A target needs rounds that promise something, to the unit that it is for."""
+    """Refuse a target eps for rounds that promise nothing, or nothing to the unit that the target is for."""
     protocol = guarantee.protocol
     if not protocol.is_calibrated:
         guarantee = dataclasses.replace(guarantee, protocol=protocol.with_noise(1.0))
@@ -372,7 +394,11 @@ def _refuse_without_promise(guarantee: Guarantee, eps: float) -> None:
 
 
 def _calibrate_by_recipe(guarantee: Guarantee, eps: float | None) -> tuple[Protocol, Callable[[int], float]]:
-    """SubDP as printed: the target is what its recipe would promise, and nothing is certified."""
+    """Set the noise as SubDP prints it: the target is what its recipe would promise, and nothing is certified.
+
+    Returns: the protocol with the noise for a group of one record; and the noise for a batch that holds at most
+    `group` records of one subject.
+    """
     if eps is None:
         raise ValueError("adaptive_z derives the noise from privacy.eps: set it")
     cohorts = guarantee.cohorts

@@ -1,4 +1,8 @@
-"""What a run ended with, and where it is while it runs."""
+"""The result of a run, its progress while it runs, and how both are shown in few words.
+
+`Result` is what `run` and `train` return and `Progress` what callbacks get after each round; `Provenance` is what a
+result needs to be saved. Below are the summaries for a terminal, a notebook and `privacy.json`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ __all__ = [
     "describe_protocol",
     "facts_of",
     "headline",
-    "in_short",
+    "html_table",
 ]
 
 
@@ -46,7 +50,7 @@ class Provenance:
     origin: Callable[[Path], Mapping[str, Any]]
 
     def facts(self, folder: Path) -> dict[str, Any]:
-        """What `privacy.json` says besides the result."""
+        """What `privacy.json` says besides the result: the protocol's settings, and where the run comes from."""
         return {"protocol": self.protocol, "origin": self.origin(folder)}
 
 
@@ -101,25 +105,29 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write config, model, statement, ledger and recipe into a new folder, for `dovetail.load` and `verify`."""
         path = Path(folder)
-        provenance = self.comes_from.facts(path)
-        saved = RunFolder.create(path, to_toml(self.comes_from.config))
+        provenance = self.required_provenance.facts(path)
+        saved = RunFolder.create(path, to_toml(self.required_provenance.config))
         dataclasses.replace(self, out=path)._write(saved, provenance)
         return path
 
     def write(self, folder: RunFolder) -> None:
         """End a run in its folder; a claim that was computed from raw data is written under the diagnostics' banner."""
-        self._write(folder, self.comes_from.facts(folder.path))
+        self._write(folder, self.required_provenance.facts(folder.path))
 
     def _write(self, folder: RunFolder, provenance: Mapping[str, Any]) -> None:
+        """Write all files of the finished run but the config, which is there.
+
+        A claim that was computed from raw data is not released: it goes to the diagnostics, and is null in the summary.
+        """
         stated = {**self.to_json(), **provenance}
         if self.quote.claimed is not None and FROM_DATA in self.quote.claimed.assumptions:
-            folder.diagnose({"claimed": stated["claimed"]})
+            folder.log_diagnostics({"claimed": stated["claimed"]})
             stated["claimed"] = None
-        folder.finish(stated, self.comes_from.record, self.parameters, self.recipe)
+        folder.finish(stated, self.required_provenance.record, self.parameters, self.recipe)
 
     @property
-    def comes_from(self) -> Provenance:
-        """What it comes from; refused of tuning."""
+    def required_provenance(self) -> Provenance:
+        """The provenance, without which nothing can be saved; raises ValueError for the result of tuning."""
         if self.provenance is None:
             raise ValueError("the result of tuning cannot be saved afterwards: it is written where out= says")
         return self.provenance
@@ -128,9 +136,10 @@ class Result:
         return f"Result({', '.join(f'{key}: {value}' for key, value in self._facts().items())})"
 
     def _repr_html_(self) -> str:
-        return in_short("Result", self._facts())
+        return html_table("Result", self._facts())
 
     def _facts(self) -> dict[str, str]:
+        """What `repr` and a notebook show, as text by name."""
         return facts_of(self.to_json(), self.statement, out=self.out)
 
     @property
@@ -157,7 +166,7 @@ class Result:
         return {
             "accuracy": self.accuracy,
             "auc": self.auc,
-            "metrics": _plain(self.metrics),
+            "metrics": _null_if_not_finite(self.metrics),
             "baseline": dict(self.baseline),
             "rounds": self.rounds,
             "planned_rounds": self.planned_rounds,
@@ -193,11 +202,11 @@ class Progress:
             "accuracy": self.accuracy,
             "eps": None if spent is None else spent.eps,
             "delta": None if spent is None else spent.delta,
-            "metrics": None if self.metrics is None else _plain(self.metrics),
+            "metrics": None if self.metrics is None else _null_if_not_finite(self.metrics),
         }
 
 
-def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _null_if_not_finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics with null for what JSON has no number for, such as the loss of a training that diverged."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -206,7 +215,12 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def beats_baseline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool | None:
-    """Whether scores beat those of the best constant guess; None where that has none."""
+    """Whether the scores beat those of the best constant guess, by accuracy or R2; None where it has neither.
+
+    Arguments:
+        metrics: the model's scores by name.
+        baseline: the guess's scores by name (see `engine.scoring.baseline`).
+    """
     name = next((name for name in ("accuracy", "r2") if name in baseline), None)
     if name is None:
         return None
@@ -228,19 +242,25 @@ def headline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
 
 
 def facts_of(summary: Mapping[str, Any], statement: Statement, *, out: Path | None) -> dict[str, str]:
-    """What is worth a glance of a run: how good, how private, how long, and where it is."""
+    """A run in a few facts, as text by name: its best score, its statement, its rounds, and its folder if it has one.
+
+    Arguments:
+        summary: the content of `privacy.json`.
+        statement: the certified one.
+        out: the run's folder.
+    """
     planned = "" if summary["rounds"] == summary["planned_rounds"] else f" of {summary['planned_rounds']}"
     scores = summary.get("metrics") or {"accuracy": summary["accuracy"]}
     best = next((name for name in ("accuracy", "r2", "loss") if scores.get(name) is not None), None)
     facts = {} if best is None else {best: f"{scores[best]:.2%}" if best == "accuracy" else f"{scores[best]:.4g}"}
     if best is not None and beats_baseline(scores, summary.get("baseline") or {}) is False:
         facts[best] += f", no better than a constant guess ({summary['baseline']['rule']})"
-    facts |= {"privacy": _numbers(statement), "rounds": f"{summary['rounds']}{planned}"}
+    facts |= {"privacy": _statement_in_short(statement), "rounds": f"{summary['rounds']}{planned}"}
     return facts if out is None else {**facts, "folder": str(out)}
 
 
-def in_short(title: str, facts: Mapping[str, str]) -> str:
-    """A few facts as a small table for a notebook."""
+def html_table(title: str, facts: Mapping[str, str]) -> str:
+    """Facts as an HTML table with a caption, for a notebook; text is escaped."""
     left = "style='text-align: left'"
     rows = "".join(
         f"<tr><th {left}>{html.escape(key)}</th><td {left}>{html.escape(value)}</td></tr>"
@@ -249,8 +269,8 @@ def in_short(title: str, facts: Mapping[str, str]) -> str:
     return f"<table><caption>{html.escape(title)}</caption>{rows}</table>"
 
 
-def _numbers(statement: Statement) -> str:
-    """A statement in one phrase."""
+def _statement_in_short(statement: Statement) -> str:
+    """A statement in one phrase: "(0.9, 1e-05)-DP per user, shuffle, certified"."""
     if statement.is_unbounded:
         return "no guarantee"
     numbers = f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
@@ -258,6 +278,9 @@ def _numbers(statement: Statement) -> str:
 
 
 def describe_protocol(protocol: protocols.Protocol) -> dict[str, Any]:
-    """A protocol's name and settings, without those that are read off the data."""
+    """A protocol's name and settings as plain data, without the settings that are read off the data.
+
+    Those may depend on private records, and what this function returns is published.
+    """
     settings = dataclasses.asdict(protocol)  # type: ignore[call-overload]
     return {"name": protocol.name, **{key: settings[key] for key in settings if key not in protocol.read_off_data}}

@@ -1,4 +1,4 @@
-"""Config -> run -> `Result`.
+"""Training from a config: `train` is the simplest entry point, `run` trains a prepared `Plan` and gives a `Result`.
 
 `prepare` turns a config into a `Plan`, and refuses every bad input. `run` trains the plan. The budget is checked before
 the first round, and again before each round from the first that might not fit; if a round would exceed it, training
@@ -103,7 +103,8 @@ def train(
 
 
 _DATASET_TASK = "dataset"  # the name of a task that is made of a dataset
-_ROUNDS = 30
+_ROUNDS = 30  # of a training on a dataset, unless settings say otherwise
+# which method of Dataset reads a file, by its ending
 _FILES = {".csv": "from_csv", ".gz": "from_csv", ".parquet": "from_parquet", ".pq": "from_parquet", ".tsv": "from_csv"}
 
 
@@ -122,6 +123,7 @@ def task_of(
 
 
 def _resolve_task(offered: object) -> Task:
+    """A task, a dataset or a registered name as a task; says how to make a dataset of anything else."""
     if isinstance(offered, Dataset):
         return Task(name=_DATASET_TASK, load=lambda *, folder: offered)
     if isinstance(offered, Task):
@@ -147,7 +149,11 @@ def refuse_unnamed(task: str) -> None:
 
 
 def default_cohort(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Everyone in each of 30 rounds, as far as these settings leave it open."""
+    """The keys of [cohort] for a dataset: everyone in each of 30 rounds, as far as these settings leave it open.
+
+    Arguments:
+        settings: config keys by dotted path, as the caller of `train` gives them.
+    """
     cohort: dict[str, Any] = {}
     if not {"cohort", "cohort.kind", "cohort.size", "cohort.epochs"} & settings.keys():
         cohort["kind"] = "everyone"
@@ -157,10 +163,11 @@ def default_cohort(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_server(dataset: Dataset, settings: Mapping[str, Any], *, own: bool) -> dict[str, Any]:
-    """A step at which squared loss does not diverge on inputs in [-1, 1], where labels are numbers and nothing is set.
+    """The keys of [server] for a dataset whose labels are numbers: a step at which squared loss does not diverge.
 
-    There is no such step for a model or a loss of one's `own`. With d inputs, a linear model's loss has a second
-    derivative of at most 2 (1 + d): steps below 1 / (1 + d) converge.
+    With d inputs in [-1, 1], a linear model's loss has a second derivative of at most 2 (1 + d), so steps below
+    1 / (1 + d) converge. Empty for classes, where `settings` mention server or client, and for a model or a loss of the
+    caller's `own`, for which no safe step is known.
     """
     if own or dataset.target != "number" or any(key.partition(".")[0] in ("server", "client") for key in settings):
         return {}
@@ -168,6 +175,7 @@ def default_server(dataset: Dataset, settings: Mapping[str, Any], *, own: bool) 
 
 
 def _needs_dataset(call: str, offered: str) -> str:
+    """The message that says by which call a dataset is made of what was offered."""
     arguments = "target=, what to predict, user=, whose a row is, and test_share= or test="
     return f"expected a Dataset, made by {call} with {arguments}, got {offered}"
 
@@ -208,7 +216,7 @@ def run(
     with contextlib.ExitStack() as locks, watching.notify_failure():
         if plan.config.noise == "os":
             plan = plan.with_randomness(devices.shared_randomness(plan.config.seed))
-        run = _begin(plan, *_open(plan, out, resume, locks))
+        run = _start_or_resume(plan, *_open_folder(plan, out, resume, locks))
         watching.on_start(RunStart.of(plan, round=run.progress.round, folder=out))
         run.train(checkpoint_every=checkpoint_every, evaluate_every=evaluate_every, watching=watching)
         watching.on_end(result := run.finish(out))
@@ -221,15 +229,15 @@ class _Run:
 
     plan: Plan
     folder: RunFolder | None
-    identity: Mapping[str, Any]
-    training: Training
-    released: list[int]
+    identity: Mapping[str, Any]  # the run's fingerprint, for its checkpoints
+    training: Training  # the engine's state after the last round
+    released: list[int]  # the indices, from 0, of the rounds that were run, before and after it was resumed
     progress: Progress
     earlier: Record | None = None  # of the rounds before it was resumed
     resumed: tuple[int, ...] = ()  # the rounds after which it was resumed
-    seconds: list[float] = dataclasses.field(default_factory=list)
-    forgone: list[int] = dataclasses.field(default_factory=list)  # charged, and not run
-    overheard: bool = False  # by a callback that is told diagnostics, in a training that a callback ended
+    seconds: list[float] = dataclasses.field(default_factory=list)  # of each round that this process ran
+    charged_not_run: list[int] = dataclasses.field(default_factory=list)  # rounds left when a callback ended it
+    overheard: bool = False  # whether a callback ended it while one of them was told diagnostics
     _saved_round: int | None = None  # of the checkpoint that this process wrote
 
     def train(self, *, checkpoint_every: int, evaluate_every: int | None, watching: Callbacks) -> None:
@@ -249,19 +257,19 @@ class _Run:
             if is_scored:
                 self.score()
             if watching.on_round(self.progress):
-                self.forgo()
+                self.charge_remaining_rounds()
                 self.overheard = plan.config.diagnostics and watching.reads_diagnostics
                 break
         self.save()
 
     def _lacks_scores(self) -> bool:
-        """Whether a kill came between the checkpoint of a round and the line with its scores."""
+        """Whether the last round has no line in `metrics.jsonl`: a kill came between its checkpoint and its scores."""
         if self.folder is None or self.progress.round == 0:
             return False
-        return all(line.get("round") != self.progress.round for line in self.folder.metrics())
+        return all(line.get("round") != self.progress.round for line in self.folder.read_metrics())
 
     def score(self) -> None:
-        """Score the model on the test records, and write that down; its checkpoint is there already."""
+        """Score the model on the test records and log the scores; call it after `save`, so the model is durable."""
         scores = self.plan.engine.metrics(self.training)
         self.progress = dataclasses.replace(
             self.progress,
@@ -273,16 +281,19 @@ class _Run:
         if self.folder:
             self.folder.log(self.progress.to_json())
 
-    def forgo(self) -> None:
-        """Charge the rounds that are left, for the models decided that they are not run."""
+    def charge_remaining_rounds(self) -> None:
+        """Charge the rounds that are left as if they were run.
+
+        A callback looked at the models when it ended the training, so how many rounds were run depends on the data.
+        """
         charged = list(self.released)
         for index, users in rounds_due(self.plan, charged, start=self.progress.round):
             if len(users) >= self.plan.sampler.schedule.min_size:
                 charged.append(index)
-        self.forgone = charged[len(self.released) :]
+        self.charged_not_run = charged[len(self.released) :]
 
     def step(self, index: int, users: np.ndarray, watching: Callbacks) -> None:
-        """Run one round, and note what it was."""
+        """Run one round (`index`, from 0), and note that it was released, how long it took, and its diagnostics."""
         began = time.perf_counter()
         self.training = self.plan.step(self.training, index, users)
         jax.block_until_ready(self.training)
@@ -291,11 +302,11 @@ class _Run:
         if isinstance(self.training.diagnostics, Diagnostics):
             values = _diagnostics_by_name(self.training.diagnostics)
             if self.folder:
-                self.folder.diagnose({"round": index + 1, **values})
+                self.folder.log_diagnostics({"round": index + 1, **values})
             watching.on_diagnostics(Diagnosis(round=index + 1, values=values))
 
     def record(self) -> Record:
-        """What the engine did in all rounds, in privacy terms: by its own notes and not by the plan."""
+        """All rounds in privacy terms, those before resuming among them: as the engine logged them, not as planned."""
         record = self.plan.guarantee.record([log.cohort for log in self.plan.engine.round_logs])
         return record if self.earlier is None else self.earlier.followed_by(record)
 
@@ -315,7 +326,10 @@ class _Run:
         self._saved_round = self.progress.round
 
     def finish(self, out: Path | None) -> Result:
-        """The result, written if there is a folder; refuses to state what the engine did not do."""
+        """The result, written to the run's folder if it has one.
+
+        Raises RuntimeError, and writes nothing, if the engine's log differs from the plan.
+        """
         planned = self.plan.record(self.released)
         if self.record() != planned:
             raise RuntimeError(
@@ -327,7 +341,7 @@ class _Run:
         return result
 
     def result(self, planned: Record, out: Path | None) -> Result:
-        """What it ended with, and what is stated of the rounds that are charged.
+        """The model, its scores, and what is stated of the rounds that are charged.
 
         Arguments:
             planned: what the plan states of the rounds that were run.
@@ -335,7 +349,7 @@ class _Run:
         """
         plan = self.plan
         released = self.released
-        charged = [*released, *self.forgone]
+        charged = [*released, *self.charged_not_run]
         guarantee = self._guarantee_of_result()
         cohorts = plan.cohorts(charged)
         record = planned if guarantee is plan.guarantee else guarantee.record(cohorts)
@@ -368,21 +382,28 @@ class _Run:
         )
 
     def _guarantee_of_result(self) -> Guarantee:
-        """That of the plan, with what a resumed run, or one that a callback ended, rests on besides."""
+        """The plan's guarantee, with the further assumptions of a run that was resumed or that a callback ended."""
         guarantee = self.plan.guarantee
         if self.resumed:
             guarantee = guarantee.with_assumption(_resumed_note(self.resumed))
-        if self.forgone:
+        if self.charged_not_run:
             guarantee = guarantee.with_assumption(STOPPED)
             if self.overheard:
                 guarantee = guarantee.with_declaration(OVERHEARD)
         return guarantee
 
 
-def _open(
+def _open_folder(
     plan: Plan, out: Path | None, resume: bool, locks: contextlib.ExitStack
 ) -> tuple[RunFolder | None, Checkpoint | None, Mapping[str, Any]]:
-    """The run's folder (the first process alone writes to it), the checkpoint to go on from, and what the run is."""
+    """Make or reopen the run's folder, and lock it; refuses a folder that this plan cannot go on with.
+
+    Arguments:
+        locks: where the folder's lock is entered; it is held until this closes.
+
+    Returns: the folder, None without `out` and in all processes but the first, which alone writes; the checkpoint to go
+    on from, None for a new run; and the run's fingerprint.
+    """
     if out is None and resume:
         raise ValueError("resume=True needs out=, the folder of the run to go on with")
     if out is None:
@@ -392,7 +413,7 @@ def _open(
     if folder is not None and first:
         locks.enter_context(folder.lock())
     if folder is not None and folder.is_finished:
-        folder.forget()  # a kill may have come between the statement and this
+        folder.delete_checkpoint()  # a kill may have come between the statement and this
         raise Finished(f"the run in {str(out)!r} is finished: nothing to resume, and nothing was changed")
     sampler = plan.sampler
     identity = fingerprint(plan.config, plan.task, sampler.protocol, plan.dataset, sampler.clients, plan.engine.first)
@@ -409,12 +430,20 @@ def _open(
     if saved.record != plan.record(list(saved.released)):
         raise ValueError(f"the checkpoint in {str(out)!r} lists rounds that were not planned: it was changed")
     if first:
-        folder.drop_after(saved.round)
+        folder.drop_lines_after(saved.round)
     return folder if first else None, saved, identity
 
 
-def _begin(plan: Plan, folder: RunFolder | None, saved: Checkpoint | None, identity: Mapping[str, Any]) -> _Run:
-    """A new run, or an earlier one where it stopped."""
+def _start_or_resume(
+    plan: Plan, folder: RunFolder | None, saved: Checkpoint | None, identity: Mapping[str, Any]
+) -> _Run:
+    """A new run; or, with a checkpoint, an earlier one where it stopped.
+
+    Arguments:
+        folder: where it is written to, if anywhere.
+        saved: the checkpoint to go on from.
+        identity: the run's fingerprint, which its checkpoints hold.
+    """
     training = plan.engine.start()
     if saved is None:
         return _Run(
@@ -443,7 +472,7 @@ def _begin(plan: Plan, folder: RunFolder | None, saved: Checkpoint | None, ident
 
 
 def _resumed_note(rounds: Sequence[int]) -> str:
-    """What the statement of a resumed run rests on besides."""
+    """The further assumption of a run that was resumed after these rounds."""
     listed = ", ".join(str(number) for number in dict.fromkeys(rounds))
     return (
         f"nothing of a later round had been seen when the run was resumed after round {listed}: its folder was not "
@@ -452,4 +481,5 @@ def _resumed_note(rounds: Sequence[int]) -> str:
 
 
 def _diagnostics_by_name(diagnostics: Diagnostics) -> dict[str, float]:
+    """A round's diagnostics as plain numbers by name."""
     return {name: float(to_host(value)) for name, value in diagnostics._asdict().items()}

@@ -39,18 +39,20 @@ from dovetail.statements import NotApplicable, Trust
 
 __all__ = ["Space", "TuningResult", "parse_space", "tune"]
 
-_BITS = 256  # of a uniform number
-_TOLERANCE = 1e-4  # how close the noise comes to the smallest
-
+_BITS = 256  # of the uniform number from which the number of trials is drawn
+_TOLERANCE = 1e-4  # by how much, relatively, the noise may exceed the smallest that meets the target
 
 _TUNABLE = ("client", "cohort", "protocol", "server", "task.features", "task.model", "task.symmetric", "task.whiten")
-_FIXED = ("protocol.name", "cohort.kind", "cohort.colluders")
+_FIXED = ("protocol.name", "cohort.kind", "cohort.colluders")  # keys of tunable sections that say what is promised
 _MOST_SETTINGS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Space:
     """The settings to choose from: all combinations of the values of some config keys.
+
+    Arguments:
+        axes: for each key, by its dotted path, the values to try.
 
     Guarantees:
         Refuses keys that say whose data are protected, or how well, rather than how to train.
@@ -90,7 +92,10 @@ def parse_space(texts: Iterable[str]) -> Space:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TuningResult:
-    """The chosen model, whose statement covers all trials, and what may be told of them."""
+    """The chosen model, whose statement covers all trials, and what may be told of them.
+
+    `record` are the rounds of all trials in privacy terms; `facts` is the value of "tuning" in `privacy.json`.
+    """
 
     result: Result
     record: Record
@@ -118,7 +123,10 @@ class _Trial:
 
 
 class _Composition:
-    """A fixed number of settings, each tried once, and all rounds of all of them counted."""
+    """The strategy that tries a fixed number of settings once each, and counts all rounds of all of them.
+
+    It has the same methods as `_Selection`. `tuning` is what its statement assumes of the choice.
+    """
 
     name = "composition"
 
@@ -130,22 +138,31 @@ class _Composition:
             )
         sample = np.random.default_rng(config.seed).permutation(len(space.settings))[: int(count)]
         self.settings = tuple(space.settings[index] for index in sorted(sample.tolist()))
-        self.tuning = f"{_assumption(config, space)}; all {len(self.settings)} trials are counted"
+        self.tuning = f"{_tuning_assumption(config, space)}; all {len(self.settings)} trials are counted"
 
     def combine(self, records: Sequence[Record]) -> Record:
-        """What a record of every setting says of all trials."""
+        """One record for all trials together.
+
+        Arguments:
+            records: the rounds of each setting, in the order of `settings`.
+        """
         return trials.compose(records, tuning=self.tuning)
 
     def draw_settings(self) -> tuple[int, ...]:
-        """The settings to train with, by number."""
+        """The indices in `settings` of the trials to train: each setting once."""
         return tuple(range(len(self.settings)))
 
     def record(self, records: Sequence[Record], trials: Sequence[_Trial]) -> Record:
-        """The rounds that the engine noted, of every trial."""
+        """The record to state: of every trial, the rounds as the engine ran them; `records`, as planned, do not count.
+
+        Arguments:
+            records: the planned rounds of each setting.
+            trials: the trials that were trained.
+        """
         return self.combine([trial.record for trial in trials])
 
     def facts(self, trials: Sequence[_Trial]) -> dict[str, Any]:
-        """Everything was counted, so all of it may be told."""
+        """What may be told of the trials: everything, for everything was counted."""
         listed = [
             {"setting": dict(trial.setting), "accuracy": trial.result.accuracy, "auc": trial.result.auc}
             for trial in trials
@@ -154,7 +171,10 @@ class _Composition:
 
 
 class _Selection:
-    """The best of a random number of trials, each with a setting drawn at random; the others are forgotten."""
+    """The strategy that publishes the best of a random number of trials, each with a setting drawn at random.
+
+    `eta` and `gamma` are the parameters of the law of the number of trials (docs/proofs/private-selection.md).
+    """
 
     name = "selection"
 
@@ -163,25 +183,32 @@ class _Selection:
         self.eta = eta
         self.gamma = selection.gamma_for(float(len(self.settings) if number is None else number), eta=eta)
         self.tuning = (
-            f"{_assumption(config, space)}; each trial draws its setting at random, and the choice among them is "
-            "counted"
+            f"{_tuning_assumption(config, space)}; each trial draws its setting at random, and the choice among them "
+            "is counted"
         )
 
     def combine(self, records: Sequence[Record]) -> Record:
-        """What a record of every setting says of the best of them."""
+        """One record for the best of the trials; covers every setting, for which of them were tried is secret.
+
+        Arguments:
+            records: the rounds of each setting, in the order of `settings`.
+        """
         return trials.best_of(records, eta=self.eta, gamma=self.gamma, tuning=self.tuning)
 
     def draw_settings(self) -> tuple[int, ...]:
-        """The settings to train with, by number: as many and as secret as the theorem asks for."""
+        """The indices in `settings` of the trials to train: a random number of them, each uniform, from secret bits."""
         count = selection.number_of_trials(Fraction(secrets.randbits(_BITS), 2**_BITS), eta=self.eta, gamma=self.gamma)
         return tuple(secrets.randbelow(len(self.settings)) for _ in range(count))
 
     def record(self, records: Sequence[Record], trials: Sequence[_Trial]) -> Record:
-        """All settings that might have been tried: which ones were is secret."""
+        """The record to state: of all settings that might have been tried, as planned, whatever `trials` were."""
         return self.combine(records)
 
     def facts(self, trials: Sequence[_Trial]) -> dict[str, Any]:
-        """Nothing of the trials but how many there are on average; a time would tell which of them compiled."""
+        """What may be told of the trials: how many there are on average, and no more.
+
+        Seconds are set to 0: a time would tell whether the chosen trial compiled, and so was the first.
+        """
         mean = selection.expected_trials(eta=self.eta, gamma=self.gamma)
         return {"trials": None, "mean_trials": mean, "eta": self.eta, "gamma": self.gamma, "seconds_per_round": 0.0}
 
@@ -220,11 +247,11 @@ def tune(
         By selection, the result says nothing of trials that were not chosen.
         The run's ledger gives the statement again (`dovetail verify`).
     """
-    _check(config, eps=eps, public_test=public_test, by=by, score=score)
+    _check_arguments(config, eps=eps, public_test=public_test, by=by, score=score)
     if out is not None:
         RunFolder.refuse_taken(out)
-    config = _with(config, {"privacy.eps": eps})
-    first = prepare(_with(config, space.settings[0]), task=task)
+    config = _with_changes(config, {"privacy.eps": eps})
+    first = prepare(_with_changes(config, space.settings[0]), task=task)
     if first.dataset.target != "classes" or (score == "auc" and first.dataset.num_classes != 2):
         raise ValueError(
             f"trials are scored by accuracy of classes, or by auc of two classes; got score={score!r} and data with "
@@ -232,7 +259,7 @@ def tune(
         )
     selects = by == "selection" or (by == "auto" and first.guarantee.scope.trust is Trust.CURATOR)
     strategy = _Selection(config, space, number, eta) if selects else _Composition(config, space, number)
-    settings = [_with(config, setting) for setting in strategy.settings]
+    settings = [_with_changes(config, setting) for setting in strategy.settings]
     configs = _calibrate(settings, strategy, eps=eps, task=task)
     prepared = functools.cache(lambda index: prepare(configs[index], task=task))
     planned = [plan.record(range(plan.num_rounds)) for plan in map(prepared, range(len(configs)))]
@@ -242,13 +269,14 @@ def tune(
 
 
 def _train(plan: Plan, setting: Mapping[str, Any], score: str) -> _Trial:
+    """Run one trial; its record holds the rounds as the engine ran them."""
     result = run(plan)
     record = plan.guarantee.record([log.cohort for log in plan.engine.round_logs])
     return _Trial(plan=plan, setting=setting, result=result, score=_score(result, score), record=record)
 
 
 def _score(result: Result, name: str) -> float:
-    """A number that orders all trials; what is not a number is the worst."""
+    """The result's score, by which trials are ordered; -inf for one that is not a number."""
     score = float(getattr(result, name))
     return -math.inf if math.isnan(score) else score
 
@@ -263,7 +291,12 @@ def _conclude(
     eps: float,
     out: Path | None,
 ) -> TuningResult:
-    """The best trial under the statement of all, written if there is a folder."""
+    """The best trial under the statement of all trials, written to `out` if that is given.
+
+    Arguments:
+        record: what is stated of all trials together.
+        trials: the trials that were trained, at least one.
+    """
     best = max(trials, key=lambda trial: trial.score)  # the first of equals, as if at random: settings are, too
     quote = Quote.of(best.plan.sampler.protocol.name, record, None)
     if not quote.certified.eps <= eps:
@@ -289,7 +322,7 @@ def _conclude(
     }
     tuning = TuningResult(result=result, record=record, facts=facts)
     if out is not None:
-        stated = {**tuning.to_json(), **best.result.comes_from.facts(out)}
+        stated = {**tuning.to_json(), **best.result.required_provenance.facts(out)}
         if strategy.name == "selection":
             del stated["seconds_per_round"]  # nothing is told of time
         RunFolder.create(out, to_toml(best.plan.config)).finish(stated, record, result.parameters, result.recipe)
@@ -299,11 +332,14 @@ def _conclude(
 def _calibrate(
     configs: Sequence[Config], strategy: _Composition | _Selection, *, eps: float, task: Task | None
 ) -> tuple[Config, ...]:
-    """The same configs, each with its own noise times one factor, at which all trials together meet eps."""
-    before = [_before_calibration(config, task) for config in configs]
+    """The same configs with noise, at which all trials together meet eps.
+
+    Each trial gets the noise with which it would meet eps alone, times a factor that is the same for all trials.
+    """
+    before = [_uncalibrated(config, task) for config in configs]
     refusals: list[NotApplicable] = []
 
-    def noisy(factor: float) -> list[Guarantee]:
+    def guarantees_at(factor: float) -> list[Guarantee]:
         return [
             dataclasses.replace(guarantee, protocol=guarantee.protocol.with_noise(noise * factor))
             for guarantee, noise in before
@@ -311,7 +347,7 @@ def _calibrate(
 
     def eps_at(factor: float) -> float:
         try:
-            return trials.bound(strategy.combine([guarantee.record() for guarantee in noisy(factor)])).eps
+            return trials.bound(strategy.combine([guarantee.record() for guarantee in guarantees_at(factor)])).eps
         except NotApplicable as refusal:
             refusals.append(refusal)
             return math.inf
@@ -324,15 +360,18 @@ def _calibrate(
         hint = "; by composition, all trials are counted instead" if strategy.name == "selection" else ""
         raise NotApplicable(f"{refusals[-1]}{hint}") from error
     fixed = []
-    for config, guarantee in zip(configs, noisy(factor), strict=True):
+    for config, guarantee in zip(configs, guarantees_at(factor), strict=True):
         field = str(guarantee.protocol.noise_field)
         noise = {f"protocol.{field}": getattr(guarantee.protocol, field)}
-        fixed.append(_with(config, {**noise, "privacy.eps": None}))
+        fixed.append(_with_changes(config, {**noise, "privacy.eps": None}))
     return tuple(fixed)
 
 
-def _before_calibration(config: Config, task: Task | None) -> tuple[Guarantee, float]:
-    """A setting's training before its noise is set, and the noise at which one trial alone would meet the target."""
+def _uncalibrated(config: Config, task: Task | None) -> tuple[Guarantee, float]:
+    """A setting's guarantee without its noise, and the noise at which this trial alone would meet the target.
+
+    Noise is a number that grows with the noise: the noise multiplier, or 1 / eps_local.
+    """
     plan = prepare(config, task=task)
     protocol = protocol_of(config)
     if protocol.is_calibrated or plan.sampler.by_recipe:
@@ -345,7 +384,8 @@ def _before_calibration(config: Config, task: Task | None) -> tuple[Guarantee, f
     return dataclasses.replace(plan.guarantee, protocol=protocol), noise
 
 
-def _check(config: Config, *, eps: float, public_test: bool, by: str, score: str) -> None:
+def _check_arguments(config: Config, *, eps: float, public_test: bool, by: str, score: str) -> None:
+    """Refuse arguments of `tune` under which no statement could be made."""
     _validate.positive(eps=eps)
     _validate.one_of(("auto", "selection", "composition"), by=by)
     _validate.one_of(("accuracy", "auc"), score=score)
@@ -362,12 +402,13 @@ def _check(config: Config, *, eps: float, public_test: bool, by: str, score: str
         raise ValueError("tuning needs diagnostics = false: nothing may be seen of trials but what is accounted for")
 
 
-def _with(config: Config, changes: Mapping[str, Any]) -> Config:
+def _with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The config with other values for some keys, by their dotted paths."""
     return parse(msgspec.to_builtins(config), changes.items())
 
 
-def _assumption(config: Config, space: Space) -> str:
-    """What is left to assume of how settings were chosen."""
+def _tuning_assumption(config: Config, space: Space) -> str:
+    """What a tuned statement still assumes of how settings were chosen, as a sentence."""
     return (
         f"everything but the choice among {len(space.settings)} settings of {', '.join(space.axes)} was fixed without "
         f"the private data, and trials were scored on the test records of {config.task.name}, which are public"

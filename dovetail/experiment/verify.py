@@ -19,17 +19,17 @@ from dovetail.statements import Statement
 
 __all__ = ["Verification", "verify"]
 
-_CLOSE = 1e-9  # relative: other versions of the libraries below round differently
+_CLOSE = 1e-9  # relative difference of numbers that count as equal: other versions of the libraries round differently
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What the ledger gives, and where `privacy.json` says something else."""
+    """The statement that the ledger gives, and where `privacy.json` says something else."""
 
     run: Path
-    rounds: int
-    statement: Statement
-    differences: tuple[str, ...]
+    rounds: int  # in the ledger
+    statement: Statement  # the certified one, computed from the ledger
+    differences: tuple[str, ...]  # a sentence each; none if everything agrees
     missing: tuple[str, ...] = ()  # files that were not there to be compared with the ledger's hashes
     data_checked: bool = False
     data: str | None = None  # why the data are not the run's, where that was checked
@@ -70,8 +70,9 @@ def verify(
         No code is imported that the folder holds or names, unless `trust_code`.
     """
     folder = RunFolder(run)
-    stated, record = folder.privacy(), folder.ledger(trust_code=trust_code)
-    settings = folder.settings()
+    stated = folder.read_privacy()
+    record = folder.read_ledger(trust_code=trust_code)
+    settings = folder.read_settings()
     tuning = settings["tuning"]
     rounds = tuning.get("rounds") if isinstance(tuning, Mapping) else len(record.own.rounds)
     counted = "charged_rounds" if "charged_rounds" in stated else "rounds"  # a callback may have ended it
@@ -82,7 +83,7 @@ def verify(
         statement=record.certified_statement(),
         differences=(
             *_differences("", computed, {name: stated.get(name) for name in computed}),
-            *folder.changes(),
+            *folder.find_changes(),
         ),
         missing=folder.missing,
         data_checked=data_key is not None,
@@ -91,6 +92,7 @@ def verify(
 
 
 def _differences(where: str, computed: Any, stated: Any) -> Iterator[str]:
+    """A sentence for each value that differs in two trees of plain data; `where` is the dotted path of their root."""
     if isinstance(computed, Mapping) and isinstance(stated, Mapping):
         for name in dict.fromkeys((*computed, *stated)):
             yield from _differences(f"{where}.{name}" if where else name, computed.get(name), stated.get(name))
@@ -106,6 +108,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _equal(computed: Any, stated: Any) -> bool:
+    """Whether two plain values are equal; floats but for rounding."""
     if isinstance(computed, float) and isinstance(stated, int | float) and not isinstance(stated, bool):
         return math.isclose(computed, stated, rel_tol=_CLOSE)
     return bool(computed == stated)

@@ -54,7 +54,7 @@ def write(folder: Path) -> Path:
         facts=_facts(statement, summary),
         ran=review.facts(statement, summary),
         **_review(statement, others, summary),
-        curves=draw_inline(_figures(run.metrics(), statement, config)),
+        curves=draw_inline(_figures(run.read_metrics(), statement, config)),
         histogram=draw_inline(_eps_histogram(statement.per_user)),
         audit=_audit(folder),
         config=config,
@@ -199,7 +199,7 @@ def _audit(folder: Path) -> dict[str, Any] | None:
 
 def _write_diagnostics(run: RunFolder) -> bool:
     """The page of what raw updates were like, if that was asked for; not to be handed out."""
-    figures = _diagnostic_figures(run.diagnostics())
+    figures = _diagnostic_figures(run.read_diagnostics())
     if figures:
         view = {"version": __version__, "banner": BANNER, "charts": draw_inline(figures)}
         write_page(run.path / "diagnostics.html", "diagnostics.html.jinja", title="Diagnostics", **view)

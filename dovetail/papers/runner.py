@@ -143,8 +143,8 @@ class Runner:
             with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
                 results.append(experiment.run(plan, out=Path(folder) / "run"))
                 lines = RunFolder(Path(folder) / "run")
-                accuracies.append([(line["round"], line["accuracy"]) for line in lines.metrics()])
-                diagnoses.append(lines.diagnostics())
+                accuracies.append([(line["round"], line["accuracy"]) for line in lines.read_metrics()])
+                diagnoses.append(lines.read_diagnostics())
         as_certified = plan.guarantee.target_unit is plan.guarantee.scope.unit and not attacks.shows_less(
             plan.sampler.protocol
         )

@@ -31,20 +31,20 @@ class LivePage(Callback):
         self._clock = clock
         self._start: RunStart | None = None
         self._history: list[dict[str, Any]] = []
-        self._began = self._written = 0.0
+        self._began = self._written = 0.0  # when the training began, and the page was written last, by the clock
         self._first: tuple[int, float] | None = None  # the first round, which compiles, and when it was over
 
     def on_start(self, start: RunStart) -> None:
-        """The page of a training that has not done a round, or goes on from a checkpoint."""
+        """Write the first page; a training that goes on from a checkpoint has its earlier scores in it."""
         self._start = start
         self._began = self._clock()
         self._first = None
-        self._history = RunFolder(start.folder).metrics() if start.round and start.folder else []
+        self._history = RunFolder(start.folder).read_metrics() if start.round and start.folder else []
         make_folder(self.path.parent)
         self._write(start.round, "runs")
 
     def on_round(self, progress: Progress) -> None:
-        """The page again, where there is news or the last one is a while old."""
+        """Write the page again, where there are new scores or the last one is older than `_RELOAD` seconds."""
         self._first = self._first or (progress.round, self._clock())
         if progress.fresh:
             self._history.append(progress.to_json())
@@ -52,16 +52,24 @@ class LivePage(Callback):
             self._write(progress.round, "runs")
 
     def on_end(self, result: Result) -> None:
-        """The last page, with the statement."""
+        """Write the last page, with the statement."""
         self._write(result.rounds, "finished", message=str(result.statement), report=result.out is not None)
 
     def on_failure(self, error: BaseException) -> None:
-        """The last page, which says that there is no result."""
+        """Write the last page, which says that the training failed or was interrupted."""
         stopped = isinstance(error, KeyboardInterrupt)
         done = self._history[-1]["round"] if self._history else 0
         self._write(done, "interrupted" if stopped else "failed", message="" if stopped else str(error))
 
     def _write(self, done: int, state: str, *, message: str = "", report: bool = False) -> None:
+        """Write the page; nothing if the training failed before it began.
+
+        Arguments:
+            done: how many rounds are done.
+            state: "runs", "finished", "interrupted" or "failed"; a page that says "runs" reloads itself.
+            message: the statement, or the error.
+            report: whether there will be a report beside the run.
+        """
         start = self._start
         if start is None:  # it failed before it began
             return
@@ -84,28 +92,28 @@ class LivePage(Callback):
         )
 
     def _tiles(self, start: RunStart, done: int, state: str) -> list[tuple[str, str]]:
-        """The figures of the last evaluation, and the time."""
+        """Titles and values of the boxes at the top: round, score, spent and target eps, and the time, as text."""
         last = self._history[-1] if self._history else None
         tiles = [("round", f"{done} of {start.rounds}")]
         if last is not None:
-            tiles.append(_score(last))
+            tiles.append(_score_in_words(last))
             spent = "no guarantee" if last["eps"] is None else f"({at_most(last['eps'])}, {at_most(last['delta'])})"
             tiles.append((f"(eps, delta) spent, {start.config['privacy']['neighbors']}", spent))
         if start.eps is not None:
             tiles.append(("target", f"({at_most(start.eps)}, {at_most(start.delta)})"))
         now = self._clock()
-        tiles.append(("elapsed", _duration(now - self._began)))
+        tiles.append(("elapsed", _duration_in_words(now - self._began)))
         if state == "runs" and self._first is not None and done > self._first[0]:
             left = (now - self._first[1]) / (done - self._first[0]) * (start.rounds - done)
-            tiles.append(("left, about", _duration(left)))
+            tiles.append(("left, about", _duration_in_words(left)))
         return tiles
 
     def _figures(self) -> list[Figure]:
-        """Score and budget, round by round."""
+        """The score and the spent eps over the rounds; no figure before the second evaluation."""
         if len(self._history) < 2:
             return []
         rounds = [line["round"] for line in self._history]
-        name, _ = _score(self._history[-1])
+        name, _ = _score_in_words(self._history[-1])
         percent = name == "accuracy"
         values = [line["accuracy"] if percent else (line["metrics"] or {}).get(name) for line in self._history]
         figures = [
@@ -123,7 +131,8 @@ class LivePage(Callback):
         return figures
 
 
-def _score(line: dict[str, Any]) -> tuple[str, str]:
+def _score_in_words(line: dict[str, Any]) -> tuple[str, str]:
+    """The first score of accuracy, R2 and loss in a line of `metrics.jsonl`: its name, and its value as text."""
     if line["accuracy"] is not None:
         return "accuracy", f"{line['accuracy']:.2%}"
     metrics = line["metrics"] or {}
@@ -131,7 +140,8 @@ def _score(line: dict[str, Any]) -> tuple[str, str]:
     return name, "not a number" if metrics.get(name) is None else f"{metrics[name]:.4g}"
 
 
-def _duration(seconds: float) -> str:
+def _duration_in_words(seconds: float) -> str:
+    """Seconds as text in two units: "2 h 5 min", "3 min 20 s", "4 s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -32,14 +32,18 @@ def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, A
 
 
 def scores(progress: Progress) -> dict[str, float]:
-    """The finite numbers of an evaluation by name, lists by class among them, and what was spent until then."""
-    numbers = _numbers(progress.metrics or {})
+    """The finite numbers of an evaluation by name, and the eps that was spent until then.
+
+    Item i of a list, such as a score by class, is named "name/i"; eps is named with the delta that it is at.
+    """
+    numbers = _finite_numbers(progress.metrics or {})
     if progress.spent is not None and math.isfinite(progress.spent.eps):
         numbers[f"privacy/eps_at_delta_{progress.spent.delta:g}"] = progress.spent.eps
     return numbers
 
 
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+def _finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers among metrics and in their lists; item i of a list is named "name/i"."""
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
         parts = value if isinstance(value, list | tuple) else [value]
@@ -49,7 +53,8 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return numbers
 
 
-def _module(name: str, *, title: str, extra: str) -> ModuleType:
+def _import_logger(name: str, *, title: str, extra: str) -> ModuleType:
+    """The module of an optional dependency; if it is missing, the error says which extra installs it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -60,7 +65,7 @@ class TensorBoard(Callback):
     """Writes event files into a folder for `tensorboard --logdir`."""
 
     def __init__(self, folder: str | Path) -> None:
-        self._open = _module("tensorboardX", title="TensorBoard", extra="tensorboard").SummaryWriter
+        self._open = _import_logger("tensorboardX", title="TensorBoard", extra="tensorboard").SummaryWriter
         self.folder = Path(folder)
         self._writer: Any = None
 
@@ -79,7 +84,7 @@ class TensorBoard(Callback):
     def on_end(self, result: Result) -> None:
         """The last model's scores, and the statement as text."""
         if self._writer is not None:
-            for name, value in _numbers(result.metrics).items():
+            for name, value in _finite_numbers(result.metrics).items():
                 self._writer.add_scalar(f"final/{name}", value, result.rounds)
             indented = "".join(f"    {line}\n" for line in str(result.statement).splitlines())
             self._writer.add_text("privacy/statement", indented, result.rounds)
@@ -102,8 +107,10 @@ class MLflow(Callback):
     """
 
     def __init__(self, *, experiment: str | None = None, name: str | None = None) -> None:
-        self._mlflow = _module("mlflow", title="MLflow", extra="mlflow")
-        self.experiment, self.name, self._own = experiment, name, False
+        self._mlflow = _import_logger("mlflow", title="MLflow", extra="mlflow")
+        self.experiment = experiment
+        self.name = name
+        self._own = False  # whether the run was started here, and so is ended here
 
     def on_start(self, start: RunStart) -> None:
         """Start a run, with the settings as its parameters."""
@@ -122,7 +129,7 @@ class MLflow(Callback):
 
     def on_end(self, result: Result) -> None:
         """The last model's scores, and the statement as an artifact and, in its first line, as a tag."""
-        self._mlflow.log_metrics({f"final/{name}": value for name, value in _numbers(result.metrics).items()})
+        self._mlflow.log_metrics({f"final/{name}": value for name, value in _finite_numbers(result.metrics).items()})
         self._mlflow.set_tag("privacy.statement", str(result.statement).splitlines()[0])
         self._mlflow.log_text(str(result.statement), "statement.txt")
         self._close("FINISHED")
@@ -147,7 +154,7 @@ class WandB(Callback):
     def __init__(
         self, project: str = "dovetail", *, name: str | None = None, mode: str | None = None, **settings: Any
     ) -> None:
-        self._wandb = _module("wandb", title="Weights & Biases", extra="wandb")
+        self._wandb = _import_logger("wandb", title="Weights & Biases", extra="wandb")
         self._settings: dict[str, Any] = {"project": project, "name": name, "mode": mode, **settings}
         self._run: Any = None
 
@@ -164,7 +171,7 @@ class WandB(Callback):
     def on_end(self, result: Result) -> None:
         """The last model's scores and the statement, in the run's summary."""
         if self._run is not None:
-            final = {f"final/{name}": value for name, value in _numbers(result.metrics).items()}
+            final = {f"final/{name}": value for name, value in _finite_numbers(result.metrics).items()}
             self._run.summary.update({**final, "privacy/statement": str(result.statement)})
         self._close(0)
 

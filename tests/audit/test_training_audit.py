@@ -216,7 +216,7 @@ def test_who_was_removed_contributes_nothing_and_who_was_replaced_something_else
     replaced = tossed(coins, swapped=True)
     assert len(replaced.taking_part(users, RECORDS + 20)) == len(users)
     data, clients = replaced.join(load(), partition.one_record(RECORDS, users=None, seed=0))
-    held = replaced.toss(clients, len(data.labels))
+    held = replaced.draw_presence(clients, len(data.labels))
     first, second = replaced.rows(len(data.labels))
     np.testing.assert_array_equal(held.records[RECORDS:], np.where(coins, first, second))
     np.testing.assert_array_equal(data.inputs[first], -data.inputs[second])

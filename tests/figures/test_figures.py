@@ -135,9 +135,9 @@ def test_every_value_has_its_place_on_any_axis():
         assert found.high >= max(values) * (1 - 1e-9 * math.copysign(1, max(values)))
         assert 2 <= len(found.ticks) <= 12
         assert list(found.ticks) == sorted(set(found.ticks))
-        assert all(0 <= found.share(value) <= 1 for value in values)
+        assert all(0 <= found.position_of(value) <= 1 for value in values)
         low, high = sorted((min(values), max(values)))
-        assert found.share(low) <= found.share(high)
+        assert found.position_of(low) <= found.position_of(high)
 
 
 def test_short_numbers():

@@ -103,7 +103,7 @@ class Canaries:
             np.concatenate([records, new]), np.concatenate([before, owners]), num_clients=num_clients
         )
 
-    def toss(self, held: Clients, num_records: int) -> Clients:
+    def draw_presence(self, held: Clients, num_records: int) -> Clients:
         """The federation in the worlds that the coins say: where one is False, without the records or with the others.
 
         Arguments:
