@@ -67,14 +67,20 @@ class ShuffledReports(NamedTuple):
 
 
 class SlotSums(NamedTuple):
-    """For every slot: the sum of its reports, and how many there are."""
+    """For every slot: the sum of its reports, and how many there are; (slots,) each."""
 
     total: jax.Array
     messages: jax.Array
 
 
 def slot_sums(reports: ShuffledReports, slots: int, dtype: Any) -> SlotSums:
-    """Sum, in this dtype, and number of the valid reports in every slot; reports without a slot fill them in order."""
+    """The sum and the number of the valid reports in every slot.
+
+    Arguments:
+        reports: what the analyzer sees; those without a slot fill all slots in order.
+        slots: how many slots there are.
+        dtype: of the sums, to which values are converted before they are added.
+    """
     valid = reports.valid[:, None] if reports.valid.ndim == 1 else reports.valid
     value = jnp.where(valid, reports.value, 0).astype(dtype)
     if reports.slot is None:
@@ -88,7 +94,11 @@ def slot_sums(reports: ShuffledReports, slots: int, dtype: Any) -> SlotSums:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Padding:
-    """Every slot is filled up to `pad_to` reports with draws from the blanket; a surplus is dropped or kept."""
+    """Every slot is filled up to `pad_to` reports with dummies, which are draws from the blanket.
+
+    The blanket is the part of a report's distribution that is the same for every input. What is beyond `pad_to` is
+    dropped at random, or kept.
+    """
 
     pad_to: int
     overflow: Literal["drop", "keep"]
@@ -97,7 +107,11 @@ class Padding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The shape of a round's messages; `shufflers` is 0 in the curator and local models."""
+    """The shape of a round's messages; `shufflers` is 0 in the curator and local models.
+
+    `reports_per_client` is what a client sends at most; `linkage` says whether slots are permuted on their own, or
+    messages.
+    """
 
     slots: int
     reports_per_client: int
@@ -110,7 +124,7 @@ class Layout:
 
 
 def mask_absent(reports: Reports, present: jax.Array) -> Reports:
-    """The reports of those clients that are present."""
+    """The same reports, with those of clients that are not `present`, (clients,), marked as not valid."""
     here = present.reshape(-1, *[1] * (reports.valid.ndim - 1))
     return Reports(reports.slot, reports.value, (reports.valid * here).astype(reports.valid.dtype))
 
@@ -152,7 +166,7 @@ def shuffle(reports: Reports, layout: Layout, *, key: jax.Array) -> ShuffledRepo
 
 
 def _permute_columns(value: jax.Array, valid: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Every column in a uniformly random order of its own, with whatever is not valid behind."""
+    """Values and validity with every column in a uniformly random order of its own, what is not valid behind."""
     order = _uniform_order(valid, key)
     return jnp.take_along_axis(value, order, axis=0), jnp.take_along_axis(valid, order, axis=0)
 
@@ -164,7 +178,7 @@ def _uniform_order(valid: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _dense(reports: Reports, slots: int) -> Reports:
-    """The same reports as one row per client and one column per slot."""
+    """The same reports as one row per client and one column per slot; a client has at most one report in a slot."""
     value = reports.value
     valid = jnp.broadcast_to(_as_columns(reports.valid, value.ndim), value.shape) > 0
     if reports.slot is None:
@@ -179,7 +193,10 @@ def _dense(reports: Reports, slots: int) -> Reports:
 
 
 def _shuffle_messages(reports: Reports, layout: Layout, key: jax.Array) -> ShuffledReports:
-    """Whole messages in a uniformly random order; dummies are dealt into messages of the clients' length."""
+    """Whole messages in a uniformly random order; dummies are put into messages of the clients' length.
+
+    Every slot gets the dummies that it lacks; entries of a dummy message that no slot needs are not valid.
+    """
     key_order, key_dummies = jax.random.split(key)
     value = reports.value
     valid = jnp.broadcast_to(_as_columns(reports.valid, value.ndim), value.shape) > 0
@@ -209,6 +226,7 @@ def _shuffle_messages(reports: Reports, layout: Layout, key: jax.Array) -> Shuff
 
 
 def _as_columns(valid: jax.Array, ndim: int) -> jax.Array:
+    """`valid` with axes of length 1 added at its end, up to `ndim`."""
     return valid.reshape(valid.shape + (1,) * (ndim - valid.ndim))
 
 

@@ -78,7 +78,10 @@ BUNDLED = frozenset(PROTOCOLS.values())  # those that we vouch for, whatever is 
 
 
 def find(name: str) -> type[Protocol]:
-    """The protocol of this name, or the class "module:Class"; an unknown name gets the nearest known one as a hint."""
+    """The protocol class of this name, or the class "module:Class" itself.
+
+    An unknown name is refused with the nearest known one as a hint.
+    """
     if name in PROTOCOLS:
         return PROTOCOLS[name]
     if ":" not in name:
@@ -109,6 +112,7 @@ def register(protocol: type[P]) -> type[P]:
 
 
 def _import_protocol(name: str, *, installed: bool = False) -> type[Protocol]:
+    """The class "module:Class"; refuses what is no subclass of `Protocol`."""
     kind = "dovetail.protocols.Protocol"
     return _imports.load(name, what="protocol", kind=kind, accept=_is_protocol, installed=installed)
 
@@ -118,7 +122,7 @@ def _is_protocol(candidate: object) -> TypeGuard[type[Protocol]]:
 
 
 def fields(name: str) -> dict[str, dataclasses.Field[Any]]:
-    """The settings of a protocol by name."""
+    """The settings of a protocol by their names, as dataclass fields."""
     return {field.name: field for field in dataclasses.fields(find(name))}  # type: ignore[arg-type]
 
 
@@ -128,7 +132,7 @@ def fill_settings(name: str, dim: int, settings: Mapping[str, Any]) -> dict[str,
 
 
 def build(name: str, parameters: Mapping[str, Any]) -> Protocol:
-    """The protocol of this name with these parameters."""
+    """The protocol of this name with these parameters, not settled; refuses keys that it does not have."""
     settings = fields(name)
     for key in parameters:
         _validate.known_name(f"key of protocol {name!r}", key, settings, meanings=lambda: meanings(find(name)))

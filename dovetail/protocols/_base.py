@@ -79,7 +79,7 @@ class Cohort:
 
     @property
     def most(self) -> int:
-        """The planned and largest number of users that upload."""
+        """The largest number of users that upload in this round: `uploads` where all do, else the planned size."""
         return self.size if self.uploads is None else self.uploads
 
     def refuse_minimum(self) -> None:
@@ -127,7 +127,7 @@ class Cohort:
         return self.participation
 
     def crowd(self) -> int:
-        """The number of users that a shuffled round is sure to have: its enforced minimum."""
+        """The number of users that a shuffled round is sure to have: its enforced minimum; refuses one below 2."""
         if self.min_size < 2:
             raise ValueError(f"expected cohort.min_size >= 2 for a protocol that shuffles reports, got {self.min_size}")
         return self.min_size
@@ -190,7 +190,10 @@ class Protocol(abc.ABC):
 
     @property
     def noise_field(self) -> str | None:
-        """The parameter that calibration sets: a noise multiplier, or a budget (the smaller, the more noise)."""
+        """The name of the parameter that calibration sets; None where there is no noise to calibrate.
+
+        "noise_multiplier", or a budget: the smaller that is, the more noise.
+        """
         return None
 
     @property
@@ -243,17 +246,24 @@ class Protocol(abc.ABC):
         """
 
     def init(self, dim: int) -> Any:
-        """The public state before the first round."""
+        """The public state before the first round: a pytree of arrays, which `prepare` and `estimate` replace."""
         return ()
 
     def noise_scales(self, sizes: Sequence[int]) -> tuple[float, ...]:
-        """Each round's noise over the protocol's own, for rounds of these sizes; refuses sizes without accounting."""
+        """Each round's noise over the protocol's own, one factor per round; refuses sizes that have no accounting.
+
+        Arguments:
+            sizes: the planned number of users of every round, the first round first.
+        """
         if not self.resizable and len(set(sizes)) > 1:
             raise ValueError(f"expected rounds of one size under {self.name!r}, got {min(sizes)} to {max(sizes)} users")
         return (1.0,) * len(sizes)
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
-        """Updates on the last axis (records' gradients, if those are what is clipped) as far as they can count."""
+        """Updates on the last axis, as far as they can count: clipped to the bound that the guarantee rests on.
+
+        Where records are clipped (`samples` is "records") these are records' gradients.
+        """
         return x
 
     def expected_update(self, x: jax.Array, state: Any) -> jax.Array:
@@ -269,7 +279,7 @@ class Protocol(abc.ABC):
         return 1.0
 
     def rows_of_unit(self, cohort: Cohort) -> int:
-        """What one protected unit contributes to a round at most: one update, or so many records."""
+        """How many clipped rows one protected unit adds to a round, at most: one update, or so many records."""
         return 1
 
     @property
@@ -319,7 +329,7 @@ class Protocol(abc.ABC):
         raise self.not_shared()
 
     def not_shared(self) -> NotApplicable:
-        """Why there is no contribution, for those who refuse cohorts with aggregators."""
+        """The exception to raise where a cohort has aggregators but this protocol has no contribution."""
         return NotApplicable(
             f"expected a protocol whose reports can be shared as sums, got {self.name!r}, which {self.unshared}"
         )
@@ -368,7 +378,10 @@ class Protocol(abc.ABC):
         """
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """One client's reports with its name on them: the event of what remains if nobody is trusted."""
+        """The event of one client's reports with its name on them: what remains if nobody is trusted.
+
+        Of a shuffled event what counts here is what it says of the reports themselves, without their crowd.
+        """
         return NonPrivate(reason="not certified: the protocol does not declare what a client's own reports reveal")
 
     def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:

@@ -39,19 +39,30 @@ class Claimed(abc.ABC):
         """What the formula is about: the event of a round, and further arguments; None where nothing is claimed."""
 
     def published_rounds(self, event: Mechanism, cohort: Cohort) -> list[Round]:
-        """The releases of a round as the paper counts them, where its formula is about all rounds."""
+        """The releases of one round as the paper counts them, where its formula is about all rounds.
+
+        Arguments:
+            event: what `published_event` gave for this cohort.
+            cohort: the round's.
+        """
         return [Round(mechanism=event, participation=cohort.participation)]
 
     def published_scope(self, scope: Scope) -> Scope:
-        """Whom the claim is about and what it relies on, by the scope of what is certified."""
+        """The scope of the claim, whom it is about and what it relies on, made from the scope of what is certified."""
         return scope
 
     def claim_about_slots(self, cohort: Cohort, dim: int) -> str | None:
-        """What the paper says of the slots that a shuffler sees, where they tell of the data."""
+        """A sentence on what the paper says of the slots that a shuffler sees.
+
+        None where they tell nothing of the data.
+        """
         return None
 
     def claim_statement(self, cohorts: Sequence[Cohort], dim: int, scope: Scope, *, delta: float) -> Statement | None:
-        """What the paper claims for these rounds."""
+        """What the paper claims for these rounds, as a statement that is marked as claimed.
+
+        None where it claims nothing.
+        """
         claim = self.claim(cohorts, dim, delta=delta)
         if claim is None:
             return None
@@ -59,7 +70,7 @@ class Claimed(abc.ABC):
         return claim.statement(self.published_scope(scope), span=span)
 
     def claim(self, cohorts: Sequence[Cohort], dim: int, *, delta: float) -> Claim | None:
-        """What the formula gives for these rounds."""
+        """What the formula gives for these rounds; None outside its hypotheses, or where the paper says nothing."""
         whole = self.claimed_for == "training"
         counted = cohorts if whole else cohorts[:1]
         published = [event for event in (self.published_event(cohort, dim) for cohort in counted) if event is not None]

@@ -39,7 +39,7 @@ class Contribution(abc.ABC):
     @property
     @abc.abstractmethod
     def bits(self) -> int:
-        """Sums are taken modulo 2^bits; 32 at most."""
+        """Sums are taken modulo 2^bits, which is at most 32."""
 
     @property
     def distance(self) -> float:
@@ -48,7 +48,10 @@ class Contribution(abc.ABC):
 
     @property
     def noise_distance(self) -> float:
-        """The same of the noise that an aggregator adds to its sum."""
+        """The total variation between an aggregator's noise and the law that is accounted, at most.
+
+        0 without such noise.
+        """
         return 0.0
 
     @property
@@ -81,7 +84,12 @@ class Contribution(abc.ABC):
 
 
 def proof_assumptions(proof: ProofSystem, what: str) -> tuple[str, ...]:
-    """What a statement about verified sums relies on: for privacy, and for robustness, where `what` must not count."""
+    """What a statement about verified sums relies on: for privacy, and for robustness.
+
+    Arguments:
+        proof: the proof system that clients use.
+        what: what must not count, in words that fit "... counts with probability at most".
+    """
     error = math.ceil(math.log2(proof.soundness_error(_HASHES)))
     return (
         "HMAC-SHA256 and AES-128 in counter mode behave like random functions, for what a client's proof does not tell",

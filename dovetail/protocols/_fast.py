@@ -35,7 +35,15 @@ class Fast:
     def collect(
         self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
     ) -> Any:
-        """Something that adds up over clients, for some of them; here the tally of their reports."""
+        """What adds up over clients, for some of them: here the tally of their reports.
+
+        Arguments:
+            xs: their updates, (clients, dim).
+            present: which of them take part; the others add nothing.
+            state: the round's public state.
+            keys: each client's randomness.
+            budgets: each client's own eps_local, where budgets are personal.
+        """
         return _tally(cast(Protocol, self), xs, present, state, keys, budgets)
 
     def collect_onto(
@@ -56,11 +64,14 @@ class Fast:
         return collected
 
     def clip_norm_at(self, state: Any) -> Any | None:
-        """The L2 norm that `randomize` scales updates down to, if that is all it does to their mean."""
+        """The L2 norm that `randomize` scales updates down to; None if it does more than that to their mean."""
         return None
 
     def scaling(self, norm: jax.Array, state: Any) -> jax.Array | None:
-        """The factor by which `randomize` shrinks an update of this L2 norm, if that is all it does to its mean."""
+        """The factor by which `randomize` shrinks an update of this L2 norm.
+
+        None if it does more than that to its mean.
+        """
         clip_norm = self.clip_norm_at(state)
         return None if clip_norm is None else clip_factor(norm, clip_norm)
 
@@ -78,12 +89,12 @@ class _Messages(Fast):
 
     @property
     def summable(self) -> bool:
-        """Unless slots are padded."""
+        """Whether sums serve: they do unless slots are padded."""
         return self.protocol.layout(self.dim).padding is None
 
     @property
     def same_keys(self) -> bool:
-        """They are the messages."""
+        """True: the sums are those of the messages themselves."""
         return True
 
     def collect(
@@ -101,6 +112,6 @@ def fast_path(protocol: Protocol, dim: int) -> Fast:
 def _tally(
     protocol: Protocol, xs: jax.Array, present: jax.Array, state: Any, keys: jax.Array, budgets: jax.Array | None
 ) -> Any:
-    """The analyzer's sums from the reports of these clients, of whom some are not present."""
+    """The analyzer's sums of these clients' reports; those who are not present add nothing."""
     reports = jax.vmap(lambda x, key, budget: protocol.randomize(x, state, key=key, budget=budget))(xs, keys, budgets)
     return protocol.tally(deliver(mask_absent(reports, present)), xs.shape[1])

@@ -41,17 +41,17 @@ class Messages(abc.ABC):
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """Bytes of a plaintext."""
+        """Bytes of every message's plaintext."""
 
     @property
     @abc.abstractmethod
     def slots(self) -> int:
-        """Slots of all shufflers together."""
+        """How many slots all shufflers hold together."""
 
     @property
     @abc.abstractmethod
     def per_client(self) -> int:
-        """Messages that every client sends."""
+        """How many messages every client sends."""
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -98,13 +98,17 @@ class Messages(abc.ABC):
         return (slot >= 0) & (slot < self.slots)
 
     def keep_valid(self, slot: np.ndarray, value: np.ndarray, valid: np.ndarray) -> tuple[ShuffledReports, int]:
-        """One report per row; refused ones are there, but neither valid nor with a value."""
+        """One report per row, with how many were refused; those are there, but neither valid nor with a value."""
         kept = np.where(valid, slot, 0).astype(np.int32), np.where(valid, value, 0).astype(value.dtype), valid
         return reports_from_messages(*(column[:, None] for column in kept)), int(np.count_nonzero(~valid))
 
 
 class Positions(NamedTuple):
-    """What a client reports by randomized response: in which slots, from where in [0, 1], and what is only a decoy."""
+    """What a client reports by randomized response, one entry for each message.
+
+    `slot` is where it goes, `position` in [0, 1] what is reported (clipped later), and where `depends_on_data` is False
+    a uniform level is sent instead.
+    """
 
     slot: np.ndarray
     position: np.ndarray
@@ -124,12 +128,12 @@ class Levels(Messages):
 
     @property
     def size(self) -> int:
-        """One byte for up to 256 levels."""
+        """Bytes of a level: one for up to 256 levels."""
         return -(-(self.response.levels - 1).bit_length() // 8)
 
     @abc.abstractmethod
     def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:
-        """Client: what it reports of x."""
+        """Client: what it reports of an update of shape (dim,), before any randomness that protects it."""
 
     def randomize(self, x: np.ndarray, *, sampler: ExactSampler) -> Sent:
         """A randomized response on every position that depends on the data, a uniform level on the others."""

@@ -27,7 +27,7 @@ SLOTS_TELL_NOTHING = DataIndependent(reason="which slots a client fills does not
 
 
 def curator_scope(neighbors: Neighbors, *assumptions: str, unit: Unit = Unit.USER) -> Scope:
-    """Against an observer of the models, with a trusted curator."""
+    """The scope against an observer of the models, with a curator that is trusted."""
     return Scope(
         trust=Trust.CURATOR,
         adversary="observer of every model",
@@ -38,7 +38,7 @@ def curator_scope(neighbors: Neighbors, *assumptions: str, unit: Unit = Unit.USE
 
 
 def local_scope(neighbors: Neighbors, *more: str, unit: Unit = Unit.USER) -> Scope:
-    """Against everyone else: a client's own noise needs no trust."""
+    """The scope against everyone else: a client's own noise needs no trust. `more` are further assumptions."""
     if unit is Unit.USER and neighbors is not Neighbors.REPLACE_ONE:
         raise ValueError(f"expected neighbors = replace-one for a local guarantee, got neighbors={neighbors.value!r}")
     return Scope(
@@ -78,7 +78,15 @@ def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
 
 
 def shares_scope(cohort: Cohort, neighbors: Neighbors, *more: str, aggregators: int, users_noise: bool = True) -> Scope:
-    """Against the analyzer with all aggregators but one, who add up shares of what users contribute."""
+    """The scope against the analyzer and all aggregators but one, who add up shares of what users contribute.
+
+    Arguments:
+        cohort: what is public about the round; its minimum is enforced.
+        neighbors: which inputs must look alike.
+        more: further assumptions, as sentences.
+        aggregators: how many there are.
+        users_noise: whether users bring the noise, and not aggregators.
+    """
     seeds = "fresh seeds for their shares"
     least = f" of at least {cohort.min_size} users" if cohort.min_size else ""
     return Scope(
@@ -98,7 +106,7 @@ def shares_scope(cohort: Cohort, neighbors: Neighbors, *more: str, aggregators: 
 
 
 def enrolment(cohort: Cohort) -> str:
-    """How many users must be real, for which whoever enrols them is trusted."""
+    """The assumption that enough users are real, for which whoever enrols them is trusted."""
     honest = max(0, cohort.min_size - cohort.colluders)
     fake = f"at most {cohort.colluders} fake or colluding ones" if cohort.colluders else "no fake or colluding ones"
     return f"whoever enrols users is trusted: every round has at least {honest} honest users and {fake}"

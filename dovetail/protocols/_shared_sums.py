@@ -51,60 +51,66 @@ class LevelSums(Contribution):
 
     @property
     def length(self) -> int:
-        """One integer per slot."""
+        """How many integers a client adds: one per slot."""
         return self.levels.slots
 
     @property
     def bits(self) -> int:
-        """Those of `most` times the highest level."""
+        """The fewest bits that hold `most` times the highest level, so that the sum does not wrap around."""
         return (self.most * (self.levels.response.levels - 1)).bit_length()
 
     @property
     def distance(self) -> float:
-        """That of the messages."""
+        """The distance of one client's levels from the accounted law: that of its messages."""
         return self.levels.distance
 
     def draw(self, x: np.ndarray, *, sampler: ExactSampler, budget: float | None = None) -> np.ndarray:
-        """The level of every slot."""
+        """Client: the level of every slot, uint32 (slots,)."""
         slot, body = self.levels.randomize(x, sampler=sampler)
         levels = np.zeros(self.length, np.uint32)
         levels[slot] = from_bytes(body)
         return levels
 
     def tally(self, total: np.ndarray, users: int) -> SlotSums:
-        """Every user has a report in every slot."""
+        """Analyzer: the sums of levels, and that every user has one report in every slot."""
         messages = np.full(self.length, users, np.int32)
         return SlotSums(jnp.asarray(total.astype(np.int32)), jnp.asarray(messages))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProvenLevelSums(LevelSums):
-    """The same with a proof that every level is one: as many as the response has, from 0 on."""
+    """`LevelSums` with a proof that every level is one: from 0 to the highest that the response has."""
 
     aggregators: int
 
     @property
     def proof(self) -> LevelProofs:
-        """Of the range of every level."""
+        """The proof that every level is in range."""
         return LevelProofs.of(size=self.length, largest=self.levels.response.levels - 1, shares=self.aggregators)
 
     @property
     def distance(self) -> float:
-        """That of the messages, and the zero-knowledge error of the proof."""
+        """The distance of the messages' law, and the zero-knowledge error of the proof, added up."""
         return super().distance + self.proof.knowledge_error
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Of privacy, and of robustness."""
+        """What privacy and robustness of the verified sums rest on."""
         return (*super().assumptions, *proof_assumptions(self.proof, "a report out of range"))
 
     def draw(self, x: np.ndarray, *, sampler: ExactSampler, budget: float | None = None) -> np.ndarray:
-        """The level of every slot."""
+        """Client: the level of every slot, as the signed integers (int64) that are proven about."""
         return super().draw(x, sampler=sampler, budget=budget).astype(np.int64)
 
 
 def level_sums(messages: Messages, cohort: Cohort, *, verified: bool = False) -> LevelSums:
-    """The sums of these messages; refuses those that do not fill every slot, which would show which are filled."""
+    """How clients add up these messages; refuses those that do not fill every slot, which would show which are filled.
+
+    Arguments:
+        messages: what clients would send to a shuffler; levels, one for each slot.
+        cohort: what is public about the round; with its aggregators if sums are verified.
+        verified: whether each client proves that its levels are in range.
+    """
     if not isinstance(messages, Levels) or messages.per_client != messages.slots:
         raise NotApplicable(
             f"expected one level for each of the {messages.slots} slots to share as sums, got {messages.per_client}"
@@ -121,7 +127,9 @@ def level_sums(messages: Messages, cohort: Cohort, *, verified: bool = False) ->
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GridReports(Contribution):
-    """One cell per coordinate, counted from the lowest; the most `users` whose cells add up without wrapping.
+    """One cell per coordinate, counted from the lowest; `users` is how many cells add up without wrapping, at most.
+
+    `budgets` are the smallest and the largest that a user of the cohort has.
 
     Guarantees:
         Every cell is, up to `distance`, the one that holds the continuous report on an input in [-C, C].
@@ -138,7 +146,16 @@ class GridReports(Contribution):
     def of(
         cls, *, clip_value: float, budgets: tuple[float, float], conditioned: bool, dim: int, users: int, **more: Any
     ) -> Self:
-        """On the grid for budgets from the smallest to the largest; refuses grids that are too large."""
+        """Reports on the grid that suits budgets from the smallest to the largest; refuses grids that are too large.
+
+        Arguments:
+            clip_value: C, the bound of a coordinate.
+            budgets: the smallest and the largest of the cohort.
+            conditioned: whether reports stay in the box (Clip-Laplace); else they are clamped far outside it (Laplace).
+            dim: coordinates of an update.
+            users: users whose cells are added up, at most.
+            more: further fields of a subclass.
+        """
         least, largest = budgets
         steps = 1 << max(0, math.ceil(math.log2(4 * largest)))
         steps = min(max(steps, _CONDITIONED_STEPS if conditioned else 1), _MOST_STEPS)
@@ -154,25 +171,28 @@ class GridReports(Contribution):
 
     @property
     def length(self) -> int:
-        """One cell per coordinate."""
+        """How many integers a client adds: one cell per coordinate."""
         return self.dim
 
     @property
     def bits(self) -> int:
-        """The fewest that hold the sum of everybody's highest cells."""
+        """The fewest bits that hold the sum of everybody's highest cells."""
         return (self.users * (2 * self.grid.reach - 1)).bit_length()
 
     @property
     def distance(self) -> float:
-        """That of a report on every coordinate, at the smallest budget, where it is largest."""
+        """The distance, at most, of a client's whole report from the law that is accounted, in total variation.
+
+        It counts all coordinates at the smallest budget, where a report's is largest.
+        """
         return self.dim * self.law(self.budgets[0]).distance
 
     def law(self, budget: float) -> GridLaplace:
-        """The law of a report at this budget."""
+        """The law of one coordinate's report at this budget."""
         return GridLaplace(budget, self.grid, self.conditioned)
 
     def cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
-        """A cell for every coordinate of x."""
+        """A cell for every coordinate of x, int64 in -reach .. reach - 1."""
         return self.law(budget)(self.grid.edges(x, sampler=sampler), sampler=sampler)
 
     def draw(self, x: np.ndarray, *, sampler: ExactSampler, budget: float | None = None) -> np.ndarray:
@@ -186,7 +206,7 @@ class GridReports(Contribution):
         return (cells + self.grid.reach).astype(np.uint32)
 
     def total(self, total: np.ndarray, users: int) -> np.ndarray:
-        """The sum of the reports, from that of so many users' cells."""
+        """The sum of the reports as numbers, from the sum of so many users' cells."""
         return self.grid.values(total.astype(np.int64) - users * self.grid.reach, users)
 
     def tally(self, total: np.ndarray, users: int) -> Any:

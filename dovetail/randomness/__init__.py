@@ -44,17 +44,17 @@ class Randomness:
 
     @classmethod
     def from_os(cls, seed: int) -> Randomness:
-        """Noise of the operating system, which no other run has."""
+        """Randomness with a root from the operating system, so with noise that no other run has."""
         return cls(seed, secrets.token_bytes(ROOT_BYTES))
 
     @classmethod
     def from_seed(cls, seed: int) -> Randomness:
-        """Noise that anybody can draw again who knows the seed."""
+        """Randomness without a root: noise that anybody can draw again who knows the seed."""
         return cls(seed, None)
 
     @classmethod
     def without_secrets(cls, seed: int) -> Randomness:
-        """What is public alone, for a plan before it is run: no noise can be drawn from it."""
+        """Public randomness alone, for a plan before it is run: no noise can be drawn from it."""
         return cls(seed, b"")
 
     @property
@@ -68,11 +68,14 @@ class Randomness:
         return self.root is None
 
     def public(self, *path: int) -> np.random.Generator:
-        """The stream of the seed for what this path names."""
+        """A generator of public randomness: a function of the seed and of `path`, numbers that name what it is for."""
         return np.random.default_rng((self.seed, *path))
 
     def secret(self, *path: int) -> np.random.Generator:
-        """The stream of the root for what this path names."""
+        """A generator of secret randomness: a function of the root and of `path`, numbers that name what it is for.
+
+        With reproducible noise it is `public(*path)`; refused without secrets.
+        """
         if self.root is None:
             return self.public(*path)
         self._require_secrets()
@@ -82,17 +85,21 @@ class Randomness:
 
     @property
     def key_data(self) -> np.ndarray:
-        """The noise key as plain words: an argument of compiled programs, never a constant in them."""
+        """The noise key as uint32 words: an argument of compiled programs, never a constant in them.
+
+        Eight words of the root, for keys of `chacha`; with reproducible noise the words of JAX's own key of the seed.
+        """
         if self.root is None:
             return np.asarray(jax.random.key_data(jax.random.key(self.seed)))
         self._require_secrets()
         return np.frombuffer(self.root, "<u4").astype(np.uint32)
 
     def _require_secrets(self) -> None:
+        """Refuse to draw noise for a plan that has no root yet."""
         if not self.has_secrets:
             raise ValueError("a plan draws no noise before it is run: give it randomness by Plan.with_randomness")
 
     @staticmethod
     def key(data: jax.Array) -> jax.Array:
-        """The noise key of these words, of whichever kind it is."""
+        """The noise key of these words; their number says whether it is one of `chacha` or one of JAX's own."""
         return jax.random.wrap_key_data(data, impl=chacha.impl() if data.shape[-1] == chacha.KEY_WORDS else None)

@@ -36,7 +36,13 @@ def words(key: jax.Array, counter: jax.Array) -> jax.Array:
 
 
 def page(key: jax.Array, number: Word, blocks: int, *, rounds: int = _ROUNDS) -> jax.Array:
-    """So many whole blocks of a key, given as its eight words: the first words of all of them, the second, and so on.
+    """A page: `blocks` whole blocks of a key, as one array, first the first words of all of them, then the second ones.
+
+    Arguments:
+        key: its eight words, uint32.
+        number: of the page.
+        blocks: how many blocks a page has.
+        rounds: of the cipher; 12 but in tests.
 
     Guarantees:
         Pages of different numbers share no block.
@@ -55,18 +61,20 @@ def first_word(key: jax.Array, counter: Word, number: Word, use: np.uint32, *, r
 
 
 def _start(key: jax.Array, counter: Word, number: Word, use: np.uint32) -> tuple[Word, ...]:
+    """The 16 words that go into a block: constants, key, counter, and a nonce of (number, use, 0)."""
     return (*_CONSTANTS, *(key[..., i] for i in range(KEY_WORDS)), counter, number, use, np.uint32(0))
 
 
 @traced_once
 def _mix_rounds(*state: jax.Array, rounds: int) -> tuple[jax.Array, ...]:
-    """All rounds, written out."""
+    """The 16 words of a state after all rounds, which are written out."""
     for _ in range(rounds // 2):
         state = _double_round(state)
     return state
 
 
 def _double_round(state: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """One round on the columns of the state and one on its diagonals."""
     words = list(state)
     for places in (*_COLUMNS, *_DIAGONALS):
         mixed = _quarter_round(*(words[place] for place in places))
@@ -76,7 +84,10 @@ def _double_round(state: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
 
 
 def _quarter_round(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> tuple[jax.Array, ...]:
-    """In `lax`: operators of arrays take five times as long to trace, and there are hundreds of them here."""
+    """ChaCha's quarter round of four words.
+
+    In `lax`: operators of arrays take five times as long to trace, and there are hundreds of them here.
+    """
     for turn, back in ((16, 12), (8, 7)):
         a = lax.add(a, b)
         d = _rotate(lax.bitwise_xor(d, a), turn)
@@ -86,6 +97,7 @@ def _quarter_round(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> tu
 
 
 def _rotate(x: jax.Array, by: int) -> jax.Array:
+    """Words with their bits rotated to the left; `by` is from 1 to 31."""
     left, right = lax.shift_left(x, np.uint32(by)), lax.shift_right_logical(x, np.uint32(32 - by))
     return lax.bitwise_or(left, right)
 
@@ -96,6 +108,7 @@ def _seed_key(seed: jax.Array) -> jax.Array:
 
 
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
+    """Random words of 8, 16, 32 or 64 bits, as `jax.random` asks for them; at most 2^32 words of 32 bits per key."""
     size = int(np.prod(shape, dtype=np.int64))
     if bit_width == 64:
         low, high = _random_bits(key, 32, (2, *shape)).astype(jnp.uint64)
@@ -117,6 +130,7 @@ def _block(key: jax.Array, counter: Word, number: Word, use: np.uint32, *, round
 
 @traced_once
 def _blocks(*words: jax.Array, rounds: int) -> jax.Array:
+    """The 16 words of whole blocks, along a new first axis, from the 16 words that go in."""
     start = tuple(jnp.stack(words[row : row + 4]) for row in range(0, BLOCK_WORDS, 4))
 
     def double_round(_: jax.Array, rows: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -129,22 +143,24 @@ def _blocks(*words: jax.Array, rounds: int) -> jax.Array:
 
 
 def _derive_key(key: jax.Array, number: jax.Array, use: np.uint32) -> jax.Array:
-    """Half a block as a key, along a new last axis."""
+    """The first half of the block with this number and use as a key, along a new last axis."""
     return jnp.moveaxis(_block(key, jnp.uint32(0), number, use)[:KEY_WORDS], 0, -1)
 
 
 def _fold_in(key: jax.Array, data: int) -> jax.Array:
+    """The key that follows from a key and an integer, taken modulo 2^32, as `jax.random.fold_in` asks for it."""
     return _derive_key(key, jnp.asarray(data).astype(jnp.uint32), _FOLD)
 
 
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Keys in this shape that follow from a key, as `jax.random.split` asks for them."""
     numbers = jnp.arange(int(np.prod(shape, dtype=np.int64)), dtype=jnp.uint32).reshape(shape)
     return _derive_key(key, numbers, _SPLIT)
 
 
 @functools.cache
 def impl() -> Any:
-    """How `jax.random` draws with these keys."""
+    """The implementation of `jax.random` for these keys, made once."""
     return jax.extend.random.define_prng_impl(
         key_shape=(KEY_WORDS,),
         seed=_seed_key,

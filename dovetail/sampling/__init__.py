@@ -28,7 +28,13 @@ __all__ = [
 
 
 def usable(protocol: Protocol, clients: Clients, subjects: np.ndarray | None) -> Clients:
-    """Who holds what of the records that the protocol will use; `subjects` is whom they are about, if known."""
+    """Who holds which of the records that the protocol will use; fewer than all where it caps a subject's records.
+
+    Arguments:
+        protocol: settled; what it `samples` decides.
+        clients: who holds what.
+        subjects: whom each record is about, by record; None: its user.
+    """
     if protocol.samples == "users":
         return clients
     return usable_records(record_level(protocol), clients, subjects)
@@ -42,7 +48,15 @@ def sampler_of(
     subjects: np.ndarray | None,
     noise_of: Callable[[int], float] | None,
 ) -> Sampler:
-    """The sampler that a settled protocol asks for; `noise_of` is a recipe's noise for each Z, where that sets it."""
+    """The sampler that a settled protocol asks for: of users, of users in secret, or of records.
+
+    Arguments:
+        protocol: settled.
+        schedule: who takes part in which round.
+        clients: who holds what, after `usable`.
+        subjects: whom each record is about, by record; None: its user.
+        noise_of: a recipe's noise for each Z, where that sets it.
+    """
     if protocol.samples == "users":
         kind = SecretSampler if schedule.kind == "secret" else UserSampler
         return kind(protocol=protocol, schedule=schedule, clients=clients)

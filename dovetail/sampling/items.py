@@ -23,7 +23,11 @@ _ITEMS = 2  # beside the draws of users and of who drops out; secret coins, also
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ItemDraws:
-    """The records of all steps of a training: `clients` is who holds what, `subjects` whom each record is about."""
+    """The records of all steps of a training.
+
+    `clients` is who holds what, `subjects` whom each record is about (by record), `rate` the probability that a record
+    joins a step. `_owners` and `_records` list every record that is held, with its user.
+    """
 
     clients: Clients
     subjects: np.ndarray
@@ -40,7 +44,13 @@ class ItemDraws:
         object.__setattr__(self, "_records", records)
 
     def draw(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
-        """Which entries (places in `clients.entries()`) of these users join a step, ascending."""
+        """Which of these users' entries join a step, ascending, as places in `clients.entries()`.
+
+        Arguments:
+            index: the round.
+            users: who is there.
+            step: of the round, from 0.
+        """
         rng = self.randomness.secret(index, _ITEMS, step)
         joins = rng.random(len(self._records)) < self.rate
         present = np.zeros(self.clients.num_clients, bool)
@@ -48,11 +58,11 @@ class ItemDraws:
         return np.flatnonzero(joins & present[self._owners])
 
     def batch(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
-        """The records of these users that join a step, of the whole federation."""
+        """The records of these users that join a step, int32, over the whole federation."""
         return self._records[self.draw(index, users, step=step)].astype(np.int32)
 
     def batches(self, index: int, users: np.ndarray, *, steps: int) -> np.ndarray:
-        """The records of each user and step, padded with -1: (users, steps, width)."""
+        """The records of each user and step, padded with -1: int32 of shape (users, steps, width)."""
         drawn = [self.draw(index, users, step=step) for step in range(steps)]
         counts = [np.bincount(self._owners[entries], minlength=self.clients.num_clients) for entries in drawn]
         width = max(self.width, max((int(count.max(initial=0)) for count in counts), default=0))
@@ -65,12 +75,12 @@ class ItemDraws:
 
     @property
     def width(self) -> int:
-        """As many records as a user's step is prepared for; a larger draw (probability below 1e-14) costs time."""
+        """How many records a user's step is prepared for; a larger draw (probability below 1e-14) costs time alone."""
         return _capacity(int(self.clients.counts.max()), self.rate)
 
     @property
     def capacity(self) -> int:
-        """As many records as a step of the whole federation is prepared for."""
+        """How many records a step of the whole federation is prepared for."""
         return _capacity(len(self._records), self.rate)
 
     def groups(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
@@ -84,18 +94,29 @@ class ItemDraws:
         return most[users]
 
     def largest_group(self, rounds: int, users: np.ndarray, *, steps: int) -> int:
-        """The paper's Z over the first rounds: data, and so for its claim only."""
+        """The paper's Z over the first `rounds`: the most records of one subject in a batch.
+
+        It is data, and so for the paper's claim only.
+        """
         looked_at = [(index, step) for index in range(rounds) for step in range(steps)]
         return max(1, *(int(self.groups(index, users, step=step).max()) for index, step in looked_at))
 
     def published_scales(
         self, index: int, users: np.ndarray, *, steps: int, noise_of: Callable[[int], float]
     ) -> np.ndarray:
-        """The noise that SubDP's Z asks for at every user and step, over that for Z = 1: (users, steps)."""
+        """The noise that SubDP's Z asks for at every user and step, over that for Z = 1; float32 (users, steps).
+
+        Arguments:
+            index: the round.
+            users: who is there.
+            steps: of the round.
+            noise_of: the recipe's noise for each Z from 1 on.
+        """
         groups = np.stack([self.groups(index, users, step=step) for step in range(steps)], axis=1)
         table = np.array([noise_of(max(1, z)) / noise_of(1) for z in range(int(groups.max(initial=0)) + 1)])
         return table[groups].astype(np.float32)
 
 
 def _capacity(count: int, rate: float) -> int:
+    """A number of records that a draw at this rate exceeds with probability below 1e-14, at most all of them."""
     return max(1, min(count, int(count * rate + 8 * math.sqrt(count * rate * (1 - rate)) + 8)))

@@ -48,28 +48,28 @@ class RecordSampler(Sampler):
 
     @property
     def by_recipe(self) -> bool:
-        """Where Z sets the noise."""
+        """Whether Z, and so the data, sets the noise."""
         return self.noise_of is not None
 
     @property
     def table(self) -> Clients:
-        """Users with steps of their own, or every record by itself."""
+        """The clients that the engine runs on: users with steps of their own, or every record as a client by itself."""
         if self.protocol.private_steps:
             return self.clients
         return Clients.from_rows(np.arange(_beyond(self.clients), dtype=np.int32)[:, None])
 
     @property
     def size(self) -> int:
-        """The planned number of users, or as many records as a round is prepared for."""
+        """How many clients of the table a round has: users as planned, or records with room for a large draw."""
         return self.schedule.size if self.protocol.private_steps else self.draws.capacity
 
     @property
     def capacity(self) -> int:
-        """Of users or of records."""
+        """How many users or records a round is prepared for."""
         return self.schedule.capacity if self.protocol.private_steps else self.draws.capacity
 
     def sample(self, index: int, users: np.ndarray) -> RoundSample:
-        """Users with a batch for each step, or the records that join; the central sum has the noise of all users."""
+        """Users with a batch for each step, or the records that join, whose sum has the noise of all users."""
         if self.protocol.private_steps:
             rows = self.draws.batches(index, users, steps=self._steps)
             return RoundSample(users, self.schedule.size_of(index), items=Items(rows, self.noise_scales(index, users)))
@@ -77,31 +77,34 @@ class RecordSampler(Sampler):
         return RoundSample(self.draws.batch(index, users), self._batch, noise_scale=scale)
 
     def noise_scales(self, index: int, users: np.ndarray) -> np.ndarray:
-        """The noise of every user and step over the protocol's own: 1, or what the recipe asks for. (users, steps)."""
+        """The noise of every user and step over the protocol's own: 1, or what the recipe asks for; (users, steps)."""
         if self.noise_of is None:
             return np.ones((len(users), self._steps), np.float32)
         return self.draws.published_scales(index, users, steps=self._steps, noise_of=self.noise_of)
 
     def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A record a row, once for each step that it joins."""
+        """Rows of a single record, once for each step that it joins, and the count 1 for each."""
         steps = self.protocol.private_steps
         rows = self.draws.batches(index, users, steps=steps).ravel() if steps else self.draws.batch(index, users)
         rows = rows[rows >= 0]
         return rows[:, None], np.ones(len(rows), np.int32)
 
     def times(self, index: int, *, records: int) -> float:
-        """With each record, in each step."""
+        """The expected number of times that these records join a step of the round, together."""
         prob = self.schedule.size_of(index) / self.schedule.population
         return prob * self.protocol.rate * records * self._steps
 
     def divisor(self, index: int, *, learning_rate: float) -> float:
-        """The expected batch; users' own steps are averaged over the planned size."""
+        """What the round's sum is divided by: the expected batch.
+
+        Where users take steps of their own it is also times the planned size, and over the learning rate.
+        """
         if self.protocol.private_steps:
             return self._batch * self.schedule.size_of(index) / learning_rate
         return self._batch
 
     def noise_std(self, index: int, *, dim: int) -> float:
-        """Of one draw, or of one for each user and step."""
+        """The standard deviation of the noise on a coordinate of the sum: one draw, or one for each user and step."""
         draws = self.schedule.size_of(index) * self.protocol.private_steps or 1
         return self.protocol.std * self.schedule.noise_scale_of(index) * float(draws**0.5)
 
@@ -122,10 +125,12 @@ class RecordSampler(Sampler):
 
     @property
     def _steps(self) -> int:
+        """Draws of records in a round: a user's private steps, or one."""
         return max(1, self.protocol.private_steps)
 
     @property
     def _batch(self) -> float:
+        """The expected number of records in a step, as settled."""
         return float(self.protocol.require("batch"))
 
 
@@ -151,5 +156,5 @@ def _subjects(clients: Clients, about: np.ndarray | None) -> np.ndarray:
 
 
 def _beyond(clients: Clients) -> int:
-    """The first number that is beyond all records of the clients."""
+    """The first number above all records of the clients, so that many rows hold one entry per record."""
     return int(clients.records.max(initial=0)) + 1

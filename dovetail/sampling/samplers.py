@@ -65,12 +65,12 @@ class Sampler(abc.ABC):
     @property
     @abc.abstractmethod
     def table(self) -> Clients:
-        """The clients that the engine runs on."""
+        """The clients that the engine runs on: the rows that `RoundSample.users` counts."""
 
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """How many clients of the table chunks are laid out for."""
+        """How many clients of the table a round has as planned; chunks are laid out for them."""
 
     @property
     @abc.abstractmethod
@@ -87,22 +87,32 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def times(self, index: int, *, records: int) -> float:
-        """How often whoever has so many records is in the round's sum, on average over all draws."""
+        """How often somebody's records enter the round's sum, on average over all draws.
+
+        Arguments:
+            index: the round.
+            records: how many records that somebody has.
+        """
 
     @abc.abstractmethod
     def divisor(self, index: int, *, learning_rate: float) -> float:
-        """What the round's sum is divided by to give the estimate; users' own steps have the learning rate in it."""
+        """What the round's sum is divided by to give the estimate.
+
+        Arguments:
+            index: the round.
+            learning_rate: of clients; users' own private steps have it in what they send.
+        """
 
     @abc.abstractmethod
     def noise_std(self, index: int, *, dim: int) -> float:
-        """The noise on a coordinate of the round's sum."""
+        """The standard deviation of the noise on a coordinate of the round's sum (not of its mean)."""
 
     def with_randomness(self, randomness: Randomness) -> Self:
         """The same sampler with draws of this randomness."""
         return dataclasses.replace(self, schedule=dataclasses.replace(self.schedule, randomness=randomness))
 
     def with_data_for_claim(self) -> Self:
-        """The same sampler, its protocol with what a paper's claim is made of and only the data tells."""
+        """The same sampler, its protocol with what only the data tells and a paper's claim needs; here nothing."""
         return self
 
 
@@ -111,37 +121,37 @@ class UserSampler(Sampler):
 
     @property
     def table(self) -> Clients:
-        """The users themselves."""
+        """The clients that the engine runs on: the users themselves."""
         return self.clients
 
     @property
     def size(self) -> int:
-        """The planned size of a round."""
+        """How many users a round is planned for."""
         return self.schedule.size
 
     @property
     def capacity(self) -> int:
-        """The most users that the schedule draws."""
+        """The most users that a round is prepared for, by the schedule."""
         return self.schedule.capacity
 
     def sample(self, index: int, users: np.ndarray) -> RoundSample:
-        """These users; a sum is divided by how many were planned."""
+        """These users, a sum over whom is divided by how many were planned."""
         return RoundSample(users, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
 
     def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """One user per row."""
+        """Each user's records in a row, padded to one width, and how many of them count."""
         return self.clients.rows(users, width=self.clients.max_records), self.clients.counts[users]
 
     def times(self, index: int, *, records: int) -> float:
-        """Once, where drawn, with all records."""
+        """The probability that a user is drawn, for it is then in the sum once, with all of its records."""
         return self.schedule.size_of(index) / self.schedule.population
 
     def divisor(self, index: int, *, learning_rate: float) -> float:
-        """The planned number of users of the round."""
+        """What the round's sum is divided by: the planned number of users."""
         return self.schedule.size_of(index)
 
     def noise_std(self, index: int, *, dim: int) -> float:
-        """The noise of the mean, on the sum."""
+        """The standard deviation of the noise on a coordinate of the sum: that of the estimate, times the size."""
         size = self.schedule.size_of(index)
         return self.protocol.noise_std(size, dim) * size * self.schedule.noise_scale_of(index)
 
@@ -155,26 +165,29 @@ class SecretSampler(UserSampler):
 
     @property
     def table(self) -> Clients:
-        """The users, and then their twins."""
+        """The clients that the engine runs on: the users, and then their twins without records."""
         counts = self.clients.counts
         return Clients(records=self.clients.records, counts=np.concatenate([counts, np.zeros_like(counts)]))
 
     @property
     def size(self) -> int:
-        """All users."""
+        """How many clients a round has: all users, each of them or its twin."""
         return self.schedule.population
 
     def sample(self, index: int, users: np.ndarray) -> RoundSample:
-        """These users or their twins; the sum is divided by how many enter on average."""
+        """These users or, where their coins say no, their twins.
+
+        The sum is divided by how many users enter on average.
+        """
         enters = self.schedule.entering(index)[users]
         rows = np.where(enters, users, users + self.schedule.population).astype(np.int32)
         return RoundSample(rows, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
 
     def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """One user per row, of those whose data enter."""
+        """The records of each user whose data enter, in a row, and how many of them count."""
         return super().rows_in_sum(index, users[self.schedule.entering(index)[users]])
 
     def noise_std(self, index: int, *, dim: int) -> float:
-        """The noise of all that upload."""
+        """The standard deviation of the noise on a coordinate of the sum: of all that upload, with data or without."""
         uploads = self.schedule.population
         return self.protocol.noise_std(uploads, dim) * uploads * self.schedule.noise_scale_of(index)

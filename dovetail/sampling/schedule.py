@@ -32,7 +32,11 @@ _DRAW, _DROP, _COINS = 0, 1, 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The cohorts of a whole training."""
+    """The cohorts of a whole training: who takes part in which round, counted from 0.
+
+    `population` is how many users there are, `size` how many a round is planned for, `min_size` how many it needs to
+    release anything. `sizes` and `noise_scales` hold one entry per round, or nothing where all rounds are alike.
+    """
 
     kind: Literal["disjoint", "fixed", "poisson", "everyone", "secret"]
     population: int
@@ -61,6 +65,7 @@ class Schedule:
         self._check_sizes()
 
     def _check_sizes(self) -> None:
+        """Refuse sizes that are not one for each round, or that this kind of sample cannot have."""
         if not self.sizes:
             return
         if self.kind not in ("fixed", "poisson"):
@@ -76,11 +81,11 @@ class Schedule:
         return self.sizes[index] if self.sizes else self.size
 
     def uploads_of(self, index: int) -> int:
-        """How many users a round plans to hear from: all, where those whose data do not enter upload as well."""
+        """How many users a round plans to hear from: everybody where users decide secretly, else its size."""
         return self.population if self.kind == "secret" else self.size_of(index)
 
     def noise_scale_of(self, index: int) -> float:
-        """A round's noise over the protocol's own."""
+        """A round's noise over the protocol's own, a factor."""
         return self.noise_scales[index] if self.noise_scales else 1.0
 
     @property
@@ -130,12 +135,13 @@ class Schedule:
         return np.sort(users).astype(np.int32)
 
     def entering(self, index: int) -> np.ndarray:
-        """Whose data enter a round of those who upload, one truth value for every user of the federation."""
+        """Whose data enter a round, among those who upload: one truth value for every user of the federation."""
         if self.kind != "secret":
             return np.ones(self.population, bool)
         return self.randomness.secret(index, _COINS).random(self.population) < self.size_of(index) / self.population
 
     def _participation(self, index: int) -> Participation:
+        """How the users of a round are drawn, in the terms of accounting."""
         match self.kind:
             case "disjoint":
                 return Disjoint(epoch=index // self.rounds_per_epoch)

@@ -113,6 +113,7 @@ def check_protocol(protocol: type[Protocol], *, trials: int = _TRIALS) -> Contra
 
 
 def _label(name: str, settings: Mapping[str, Any]) -> str:
+    """The name of an obligation with the settings that it is checked under."""
     return f"{name} ({', '.join(f'{key}={value!r}' for key, value in settings.items())})" if settings else name
 
 
@@ -177,6 +178,7 @@ def _check_noise_direction(protocol: type[Protocol], settings: Mapping[str, Any]
 
 
 def _at_noise(terms: quotes.Terms, built: Protocol, factor: float) -> quotes.Terms:
+    """The terms with the noise multiplied by `factor`, or a budget divided by it."""
     field = built.noise_field or ""
     value = getattr(built, field)
     if not isinstance(value, int | float):
@@ -207,6 +209,14 @@ def _check_own_reports(protocol: type[Protocol], settings: Mapping[str, Any], tr
 
 
 def _attack(protocol: type[Protocol], terms: quotes.Terms, view: Any, trials: int) -> None:
+    """Audit the running code and refuse a promise that an attack exceeds.
+
+    Arguments:
+        protocol: registered by its name.
+        terms: the round that is attacked.
+        view: whose view is attacked, "analyzer" or "colluding".
+        trials: rounds that an attack counts in either world.
+    """
     try:
         finding = audit.audit(protocol.name, terms, view=view, trials=trials, confidence=0.9999)
     except NotApplicable as reason:

@@ -47,7 +47,7 @@ class Bench:
 
     @property
     def cohort(self) -> Cohort:
-        """Everybody, and all of them needed."""
+        """A cohort of all clients, all of whom are needed."""
         return Cohort(participation=Everyone(), size=self.clients, min_size=self.clients)
 
     @functools.cached_property
@@ -69,16 +69,16 @@ class Bench:
         return np.asarray(FAR * signs * (1 + np.abs(self.updates)), np.float32)
 
     def budgets(self, count: int) -> jax.Array | None:
-        """The budgets of the first clients, where budgets are personal."""
+        """The eps_local of the first `count` clients; None where budgets are not personal."""
         return None if self.protocol.budgets is None else jnp.asarray(self.protocol.budgets[:count], jnp.float32)
 
     def expected_mean(self, updates: np.ndarray) -> np.ndarray:
-        """The mean of what these updates count as."""
+        """The mean of what these updates count as, which is what estimates should average to: float64 (dim,)."""
         state = self.protocol.init(self.dim)
         return np.asarray(self.protocol.expected_update(jnp.asarray(updates), state), np.float64).mean(axis=0)
 
     def reports(self, updates: Any, seed: Any = 0) -> Reports:
-        """What the clients send."""
+        """The reports of the first clients, one for each row of updates, from the keys of this seed."""
         return _reports(self, jnp.asarray(updates), seed)
 
     def tally(self, reports: Reports) -> Any:
@@ -86,7 +86,7 @@ class Bench:
         return self.protocol.tally(deliver(reports), self.dim)
 
     def estimate(self, tally: Any, seed: Any = 0) -> jax.Array:
-        """The estimated mean update."""
+        """The estimate of the mean update from a tally, with the analyzer's noise from this seed: (dim,)."""
         state = self.protocol.init(self.dim)
         return self.protocol.estimate(tally, self.clients, state, key=jax.random.key(seed))[0]
 
@@ -101,6 +101,7 @@ class Bench:
 
 
 def _client_keys(seed: Any, clients: int) -> jax.Array:
+    """One key for each client of a round, all from one seed."""
     return jax.random.split(jax.random.key(seed), clients)
 
 
@@ -146,6 +147,8 @@ def from_the_sum(bench: Bench, updates: jax.Array, seed: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _program(bench: Bench, path: Path) -> Callable[[Any, Any], jax.Array]:
+    """The compiled rounds of a bench on one path: from updates and seeds to estimates, (seeds, dim)."""
+
     def run(updates: jax.Array, seed: Any) -> jax.Array:
         return bench.estimate(path(bench, updates, seed), seed + 3 * 10**6)
 
@@ -154,5 +157,6 @@ def _program(bench: Bench, path: Path) -> Callable[[Any, Any], jax.Array]:
 
 @functools.lru_cache(maxsize=64)
 def _estimates(bench: Bench, path: Path, updates: bytes) -> np.ndarray:
+    """The estimates of all runs; cached by the updates' bytes, so do not write to them."""
     rows = np.frombuffer(updates, np.float32).reshape(bench.clients, bench.dim)
     return np.asarray(_program(bench, path)(rows, jnp.arange(bench.runs)), np.float64)

@@ -1,6 +1,7 @@
 """What a protocol owes, one function each: `OBLIGATIONS` by name.
 
-Averages may be five standard errors off, and variances three.
+Each function takes a `Bench`, returns nothing where the obligation is kept, and raises `ContractError` where it is
+broken, or `NotOwed` where the protocol does not have it. Averages may be five standard errors off, and variances three.
 """
 
 from __future__ import annotations
@@ -43,15 +44,18 @@ def refuse(sentence: str) -> NoReturn:
 
 
 def _standard_error(estimates: np.ndarray) -> np.ndarray:
+    """The standard error of the mean of estimates, (runs, ...), over the runs."""
     return estimates.std(axis=0, ddof=1) / math.sqrt(len(estimates))
 
 
 def _is_close(first: Any, second: Any) -> bool:
+    """Whether two trees of arrays are equal up to the rounding of float32."""
     leaves = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
     return all(np.allclose(left, right, rtol=1e-4, atol=1e-4) for left, right in leaves)
 
 
 def _rows(table: Any, rows: Any) -> Any:
+    """These rows of every array in a tree."""
     return jax.tree.map(lambda leaf: leaf[rows], table)
 
 
@@ -153,6 +157,7 @@ def check_noiseless(bench: Bench) -> None:
 
 
 def _check_mean(quiet: Bench, mean: np.ndarray, truth: np.ndarray) -> None:
+    """Refuse a noiseless mean that is not the truth, but for rounding and the stated bias."""
     off = np.abs(mean - truth)
     if off.max() > 1e-5 * max(1.0, float(np.abs(truth).max())) + quiet.protocol.bias(quiet.dim):
         worst = int(off.argmax())
@@ -346,7 +351,10 @@ def check_contribution(bench: Bench) -> None:
 
 
 def _share(bench: Bench) -> tuple[Protocol, Contribution]:
-    """The protocol settled for two aggregators, and what its clients contribute."""
+    """The protocol settled for two aggregators (or as it settles without), and what its clients contribute.
+
+    Raises `NotOwed` with the first refusal where it has no contribution.
+    """
     reason = ""
     for cohort in (dataclasses.replace(bench.cohort, aggregators=2), bench.cohort):
         try:

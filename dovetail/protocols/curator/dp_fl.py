@@ -44,7 +44,7 @@ _FARTHEST = 1e6  # an adaptive clip norm stays within this factor of the first
 
 
 class Clipping(NamedTuple):
-    """The state of a round: where updates are clipped, and the noise over the protocol's own."""
+    """The public state of a round: the norm that updates are clipped to, and its noise over the protocol's own."""
 
     clip_norm: jax.Array
     noise_scale: jax.Array
@@ -112,17 +112,17 @@ class DpFl(Protocol, Fast, Claimed):
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Noise of the clip norm."""
+        """Settings for a first try: noise of the clip norm."""
         return {"noise_multiplier": 1.0}
 
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
-        """Every way to clip."""
+        """What tests and audits run: each of the three ways to clip, the usual one first."""
         return [{}, {"clip": "adaptive"}, {"clip": "median"}]
 
     @property
     def noise_field(self) -> str:
-        """The noise multiplier."""
+        """The parameter that calibration sets: the noise multiplier."""
         return "noise_multiplier"
 
     @property
@@ -136,14 +136,17 @@ class DpFl(Protocol, Fast, Claimed):
         return self.require("noise_multiplier") * self.first_clip_norm
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """The noise on the adaptive count, which is never most of the cost: any target can be met by more noise."""
+        """The protocol with the noise on the adaptive count set; other ways to clip have nothing to settle.
+
+        That noise is so large that the count is never most of the cost: any target can be met by more noise.
+        """
         if self.clip != "adaptive" or self.std_count is not None:
             return self
         least = max(1.0, self.noise_multiplier or 0.0)
         return dataclasses.replace(self, std_count=max(least, cohort.size / _SHARE_OF_COUNT))
 
     def noise_scales(self, sizes: Sequence[int]) -> tuple[float, ...]:
-        """The schedule's factors for rounds of these sizes."""
+        """The schedule's factors for rounds of these sizes; refuses a list with fewer factors than rounds."""
         match self.schedule:
             case "held":
                 return tuple(math.sqrt(size / sizes[0]) for size in sizes)
@@ -158,17 +161,17 @@ class DpFl(Protocol, Fast, Claimed):
         return (1.0,) * len(sizes)
 
     def layout(self, dim: int) -> Layout:
-        """Every client reports every coordinate to the curator, and whether it is below an adaptive clip norm."""
+        """One slot per coordinate, and one for being below an adaptive clip norm; there is no shuffler."""
         reports = dim + (self.clip == "adaptive")
         return Layout(slots=reports, reports_per_client=reports, shufflers=0)
 
     def init(self, dim: int) -> Clipping:
-        """The first clip norm."""
+        """The state before the first round: the first clip norm, and noise scale 1."""
         return Clipping(jnp.float32(self.first_clip_norm), jnp.float32(1.0))
 
     @property
     def needs_norms(self) -> bool:
-        """Whether updates are clipped to the median of their norms."""
+        """Whether `prepare` needs the norms of all updates: it does where they are clipped to their median."""
         return self.clip == "median"
 
     def prepare(self, state: Clipping, *, noise_scale: jax.Array, norms: jax.Array | None = None) -> Clipping:
@@ -230,45 +233,54 @@ class DpFl(Protocol, Fast, Claimed):
         )
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """Nothing: the curator gets the clipped update as it is."""
+        """Nothing is certified: the curator gets the clipped update as it is."""
         return CURATOR_SEES
 
     def _mechanism(self, cohort: Cohort, neighbors: Neighbors) -> Mechanism:
+        """The event of one round: a Gaussian release, or nothing certified where the median is the clip norm."""
         if self.clip == "median":
             return NonPrivate(reason=_LEAKS)
         return self._gaussian(cohort.noise_scale, neighbors)
 
     def _gaussian(self, noise_scale: float, neighbors: Neighbors) -> Gaussian:
-        """In units in which sum and count have the same noise: a user moves the count, less 1/2 each, by 1/2 or 1."""
+        """The event of a Gaussian release of the sum, with the count if the clip norm is adaptive.
+
+        In units in which sum and count have the same noise: a user moves the count, less 1/2 each, by 1/2 or 1. The
+        factor 1 + 1e-15 rounds the sensitivity up.
+        """
         std = self.std * noise_scale
-        reach = self.first_clip_norm
+        sensitivity = self.first_clip_norm
         if self.clip == "adaptive":
-            reach = math.hypot(reach, 0.5 * std / self.require("std_count")) * (1 + 1e-15)
+            sensitivity = math.hypot(sensitivity, 0.5 * std / self.require("std_count")) * (1 + 1e-15)
         return Gaussian(
-            std=std, sensitivity=reach * (2 if neighbors is Neighbors.REPLACE_ONE else 1), neighbors=neighbors
+            std=std, sensitivity=sensitivity * (2 if neighbors is Neighbors.REPLACE_ONE else 1), neighbors=neighbors
         )
 
     def _cost_of_count(self) -> tuple[str, ...]:
+        """The sentence on what the adaptive count costs, once noise is set; none for other ways to clip."""
         if self.clip != "adaptive" or self.std_count is None or self.noise_multiplier is None:
             return ()
-        share = 1 / (1 + (2 * self.std_count / self.noise_multiplier) ** 2)
+        cost_share = 1 / (1 + (2 * self.std_count / self.noise_multiplier) ** 2)
         return (
-            f"the clip norm is set from noised counts, and their {share:.2%} of the first round's mu^2 is included",
+            f"the clip norm is set from noised counts, and their {cost_share:.2%} of the first round's mu^2 is included",
         )
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
-        """Geyer's accountant counts rounds on a sample as Gaussian noise on the clipped sum, however it was clipped."""
+        """The event that Geyer's accountant speaks of: Gaussian noise on the clipped sum, however it was clipped.
+
+        None without a sample of users in each round.
+        """
         if not isinstance(cohort.participation, Poisson | FixedSize):
             return None
         clip = "median" if self.clip == "median" else "fixed"
         return self._gaussian(cohort.noise_scale, Neighbors.ADD_REMOVE), {"clip": clip}
 
     def published_scope(self, scope: Scope) -> Scope:
-        """Geyer's users are added or removed."""
+        """The scope of Geyer's claim, in which users are added or removed."""
         return dataclasses.replace(scope, neighbors=Neighbors.ADD_REMOVE)
 
     def noise_std(self, size: int, dim: int) -> float:
-        """The curator's noise over the size, at the first clip norm."""
+        """The standard deviation of the curator's noise over the size, at the first clip norm and noise scale 1."""
         return self.std / size
 
     def clip_update(self, x: jax.Array, state: Clipping) -> jax.Array:
@@ -276,12 +288,15 @@ class DpFl(Protocol, Fast, Claimed):
         return clip_l2(x, state.clip_norm)
 
     def clip_norm_at(self, state: Clipping) -> jax.Array | None:
-        """S; not where the count must be known too."""
+        """The clip norm S; None where clients also report a count, so that scaling is not all that is done."""
         return None if self.clip == "adaptive" else state.clip_norm
 
 
 def _colluding(cohort: Cohort) -> tuple[str, ...]:
-    """What colluders see of a sample of fixed size: whether they were drawn, and so more of who else was."""
+    """The assumption on colluders in a sample of fixed size, for `participation_of_honest` accounts for them.
+
+    They see whether they were drawn, and so more of who else was.
+    """
     if not cohort.colluders or not isinstance(cohort.participation, FixedSize):
         return ()
     population = cohort.population

@@ -21,7 +21,7 @@ __all__ = ["FedAvg"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FedAvg(Protocol, Fast):
-    """Non-private federated averaging."""
+    """Federated averaging without clipping, noise or any guarantee."""
 
     name: ClassVar[str] = "fedavg"
     references: ClassVar[tuple[str, ...]] = ("MMRHA17",)
@@ -29,11 +29,11 @@ class FedAvg(Protocol, Fast):
     resizable: ClassVar[bool] = True
 
     def layout(self, dim: int) -> Layout:
-        """Every client reports every coordinate to the server."""
+        """One slot per coordinate, each of them reported by every client; there is no shuffler."""
         return Layout(slots=dim, reports_per_client=dim, shufflers=0)
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
-        """The update itself."""
+        """The update itself, in one report per coordinate."""
         return Reports(slot=None, value=x, valid=jnp.ones(()))
 
     def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
@@ -41,20 +41,20 @@ class FedAvg(Protocol, Fast):
         return tally / size, state
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
-        """A release without noise."""
+        """A release without noise, for which nothing is certified."""
         mechanism = NonPrivate(reason="no noise is added")
         return View(
             round=Round(mechanism=mechanism, participation=cohort.participation), scope=curator_scope(neighbors)
         )
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """The update itself."""
+        """Nothing is certified: the server gets the update itself."""
         return CURATOR_SEES
 
     def noise_std(self, size: int, dim: int) -> float:
-        """Zero: nothing is added."""
+        """Zero, for nothing is added."""
         return 0.0
 
     def scaling(self, norm: jax.Array, state: Any) -> jax.Array:
-        """Updates are summed as they are."""
+        """Factors of 1: updates are summed as they are."""
         return jnp.ones_like(norm)

@@ -1,14 +1,15 @@
 """What FLAME's protocols share: coordinates clipped to [-C, C], mapped to [0, 1], randomized one by one, shuffled.
 
-The analyzer knows the number of messages in every slot, not which of them are dummies. Dummies average to the middle
-of the interval, so C (2 S - count), with S the de-biased sum of a slot, estimates the sum of the clients' values.
+The analyzer knows the number of messages in every slot, not which of them are dummies. Dummies are drawn from the
+*blanket*: the part of a report's distribution that is the same for every input. They average to the middle of the
+interval, so C (2 S - count), with S the de-biased sum of a slot, estimates the sum of the clients' values.
 
 Reports are binary randomized response (``rr2``, the default and the one that is certified throughout), randomized
 response on more levels (``rr``) or Laplace noise (``laplace``).
 
-FLAME's slots of a public size: dummies fill them up, a surplus is dropped or kept.
-
-Levels that deployed clients share with a proof of their range, where the task says so.
+`Flame` is the base of all; `Padded` adds slots of a public size, which dummies fill up and from which a surplus is
+dropped or kept; `SharedLevels` adds sums over aggregators in the place of a shuffler, with a proof of range if asked
+for.
 """
 
 from __future__ import annotations
@@ -94,12 +95,13 @@ class Flame(Protocol, Fast):
             _ = self.local
 
     def _default(self, name: str, value: Any) -> None:
+        """Set a field that is None, for a frozen dataclass."""
         if getattr(self, name) is None:
             object.__setattr__(self, name, value)
 
     @property
     def noise_field(self) -> str:
-        """The budget of a report."""
+        """The parameter that calibration sets: the budget of a report."""
         return "eps_local"
 
     @property
@@ -115,14 +117,14 @@ class Flame(Protocol, Fast):
 
     @property
     def report(self) -> Report:
-        """One report in privacy terms."""
+        """One report as an event: its kind, budget and levels."""
         local = self.local
         kind: Literal["laplace", "rr"] = "laplace" if self.randomizer == "laplace" else "rr"
         return Report(kind=kind, eps_local=local.eps_local, levels=local.num_reports or 2)
 
     @property
     def padding(self) -> Padding | None:
-        """How slots are filled up, if they are."""
+        """How slots are filled up; None where they are not."""
         return None
 
     def needs_dummies(self, cohort: Cohort, dim: int) -> bool:
@@ -131,22 +133,25 @@ class Flame(Protocol, Fast):
 
     @abc.abstractmethod
     def select_coordinates(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Client: which coordinates depend on x, and which are reported at all; two masks of shape (dim,)."""
+        """Client: which coordinates depend on x, and which are reported at all; two masks of shape (dim,).
+
+        What is reported and does not depend on x is a decoy.
+        """
 
     def depends_on_data(self, x: jax.Array) -> jax.Array:
-        """Which coordinates, if reported, depend on x."""
+        """Which coordinates, if they are reported, depend on x; a mask of its shape."""
         return jnp.ones(x.shape, bool)
 
     @abc.abstractmethod
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
-        """One round as the analyzer sees it."""
+        """The event of one round as the analyzer sees it."""
 
     def per_client(self, dim: int) -> int:
         """Reports that a client sends at most."""
         return dim
 
     def layout(self, dim: int) -> Layout:
-        """One slot per coordinate."""
+        """One slot per coordinate, on one shuffler."""
         return Layout(
             slots=dim,
             reports_per_client=self.per_client(dim),
@@ -179,6 +184,7 @@ class Flame(Protocol, Fast):
         return np.arange(len(x)), np.ones(len(x), bool)
 
     def _draw(self, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Client: a report on every coordinate, and which of them are sent; decoys are draws from the blanket."""
         key_select, key_report = jax.random.split(key)
         depends_on_data, is_reported = self.select_coordinates(x, key=key_select)
         value = self.local(self._position(x, depends_on_data), key=key_report)
@@ -188,15 +194,18 @@ class Flame(Protocol, Fast):
         return value, is_reported
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
-        """Each coordinate to [-C, C]."""
+        """The update with each coordinate clipped to [-C, C]."""
         return jnp.clip(x, -self.clip_value, self.clip_value)
 
     def _position(self, x: jax.Array, depends_on_data: jax.Array) -> jax.Array:
-        """The clipped value on [0, 1]; its middle, where bits and Laplace noise are their own blanket, on decoys."""
+        """The clipped value mapped to [0, 1]; the middle, 1/2, on decoys.
+
+        Reports on the middle are draws from the blanket, for bits and for Laplace noise.
+        """
         return jnp.where(depends_on_data, jnp.clip(x / (2 * self.clip_value) + 0.5, 0.0, 1.0), 0.5)
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
-        """The randomizer's, at the clipped value; the blanket's on decoys."""
+        """The log density of each report: the randomizer's, at the clipped value; the blanket's on decoys."""
         depends_on_data = self.depends_on_data(jnp.asarray(x, jnp.float32))
         position = np.asarray(self._position(jnp.asarray(x, jnp.float32), depends_on_data))
         return np.where(
@@ -211,16 +220,20 @@ class Flame(Protocol, Fast):
 
     @property
     def summable(self) -> bool:
-        """A surplus can be dropped from sums of bits only."""
+        """Whether sums serve in the place of messages: a surplus can be dropped from sums of bits only."""
         return self.padding is None or self.padding.overflow == "keep" or self.padding.blanket.binary
 
     @property
     def same_keys(self) -> bool:
-        """Unless noise is added to sums, or dummies are."""
+        """Whether the fast path gives the messages' tally from the same keys.
+
+        It does unless noise or dummies are drawn as sums.
+        """
         return self.padding is None and not self._noise_is_added
 
     @property
     def _noise_is_added(self) -> bool:
+        """Whether a report is its input plus noise, so that the noise of a slot can be drawn at once."""
         return self.randomizer == "laplace"
 
     def collect(
@@ -252,7 +265,10 @@ class Flame(Protocol, Fast):
         return self.clip_value * (2 * total - tally.messages) / (size * self.inclusion_rate(len(tally.total))), state
 
     def noise_std(self, size: int, dim: int) -> float:
-        """Zeros are reported from the middle of the interval, where dummies average too."""
+        """The standard deviation of the estimate where everybody sends zeros.
+
+        Zeros are reported from the middle of the interval, where dummies average too.
+        """
         local = self.local
         reported = self.inclusion_rate(dim) * size
         variance = reported * float(local.report_variance(0.5))
@@ -261,11 +277,11 @@ class Flame(Protocol, Fast):
         return 2 * self.clip_value / local.slope * math.sqrt(variance) / reported
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """The same reports without shuffling."""
+        """The event of one round; without its crowd it is what a client's own reports reveal."""
         return self.mechanism(cohort, dim)
 
     def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:
-        """Every slot, or slots drawn at random."""
+        """Slots tell nothing: every one is filled, or they are drawn at random."""
         return SLOTS_TELL_NOTHING
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
@@ -288,16 +304,16 @@ class _Coordinates(Levels):
 
     @property
     def slots(self) -> int:
-        """One per coordinate."""
+        """How many slots there are: one per coordinate."""
         return self.dim
 
     @property
     def per_client(self) -> int:
-        """As many as the protocol reports."""
+        """How many messages a client sends: as many as the protocol reports."""
         return self.protocol.per_client(self.dim)
 
     def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:
-        """The clipped values on [0, 1] of the coordinates that are reported."""
+        """Client: the clipped values, mapped to [0, 1], of the coordinates that are reported."""
         x = self.check_update(x, self.dim)
         slot, depends_on_data = self.protocol.select_exactly(x, sampler=sampler)
         with np.errstate(over="ignore"):
@@ -307,7 +323,10 @@ class _Coordinates(Levels):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Padded(Flame):
-    """Slots of a public number of messages, `pad_to`, whatever clients send: the cohort's size unless given."""
+    """Slots of a public number of messages, `pad_to`, whatever clients send: the cohort's size unless given.
+
+    So their numbers tell nothing of who reported what, except for a surplus that is kept.
+    """
 
     pad_to: int | None = None
     """Number of messages per slot after adding dummies; default: the number of users."""
@@ -323,7 +342,10 @@ class Padded(Flame):
         _validate.at_least(2, **pad_to)
 
     def padded_to(self, cohort: Cohort) -> int:
-        """The number of messages in a slot; refuses one in which colluders leave no crowd."""
+        """How many messages a slot is filled up to in this cohort.
+
+        Refuses a number in which colluders leave no crowd.
+        """
         pad_to = cohort.size if self.pad_to is None else self.pad_to
         if pad_to - cohort.colluders < 2:
             raise ValueError(f"expected pad_to - colluders >= 2, got pad_to={pad_to} with {cohort.colluders} colluders")
@@ -331,7 +353,11 @@ class Padded(Flame):
 
     @property
     def padding(self) -> Padding:
-        """Draws from the blanket up to `pad_to`."""
+        """Dummies fill every slot up to `pad_to`; a surplus is dropped or kept.
+
+        Dummies are drawn from the blanket: the part of a report's distribution that is the same for every input. Needs
+        `pad_to` and `eps_local` to be set.
+        """
         return Padding(pad_to=self.require("pad_to"), overflow=self.require("overflow"), blanket=self.local.blanket())
 
 
@@ -343,11 +369,11 @@ class SharedLevels(Flame):
     """Deployed users prove to the aggregators that what they share is in range, and count only then."""
 
     def messages(self, dim: int) -> Messages:
-        """Those of a shuffler, which sees no shares to verify."""
+        """Deployed messages for a shuffler; refuses `verified`, for a shuffler sees no shares to verify."""
         if self.verified:
             raise NotApplicable("expected aggregators for verified = true, who verify shares, got messages to shuffle")
         return super().messages(dim)
 
     def contribution(self, cohort: Cohort, dim: int) -> Contribution:
-        """The sum of the levels on every coordinate: reports and decoys, and no dummies."""
+        """What clients share between aggregators: the level of every coordinate, decoys too, and no dummies."""
         return level_sums(dataclasses.replace(self, verified=False).messages(dim), cohort, verified=self.verified)

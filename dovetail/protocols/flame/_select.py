@@ -1,18 +1,17 @@
 """The k coordinates of an update that are largest in magnitude, by selection instead of sorting.
 
-1. Maxima of groups of coordinates give a threshold that a few more than k coordinates should reach.
-2. One pass marks who does (`_marks`). If they are too few or too many, a secant search on the logarithm of their
-   number, with bisection behind it, moves the threshold.
-3. The marked coordinates are listed, and the exact choice is made among those few.
+- Maxima of groups of coordinates give a threshold that a few more than k coordinates should reach.
+- One pass marks who does (`reaching`). If they are too few or too many, a secant search on the logarithm of their
+  number, with bisection behind it, moves the threshold.
+- The marked coordinates are listed, and the exact choice is made among those few.
 
 Nothing depends on the guess but speed. Ties go to the lowest index; a search over indices runs only if there are any.
 Where updates are short, every coordinate is compared with every other.
 
-Sets of coordinates as bits, and the passes over updates that find them.
-
-An update is cut into up to 32 planes of equal length, its lanes: coordinate i is in lane i % lanes of plane i // lanes.
-A set of coordinates is one word a lane, with bit j for plane j, so that marking whoever reaches a threshold is one
-elementwise pass over the planes. XLA vectorises that pass; the same as a reduction it does not.
+Sets of coordinates are words of bits (the end of this file). An update is cut into up to 32 planes of equal length, its
+lanes: coordinate i is in lane i % lanes of plane i // lanes. A set is one uint32 a lane, with bit j for plane j, so
+that marking whoever reaches a threshold is one elementwise pass over the planes. XLA vectorises that pass; the same as
+a reduction it does not. Arrays have one row per client.
 """
 
 from __future__ import annotations
@@ -55,7 +54,10 @@ class Selected(NamedTuple):
 
 
 class _Boundary(NamedTuple):
-    """What is taken, (clients,): magnitudes above `magnitude`, and those equal to it whose index is below `cut`."""
+    """Where the k largest end, one boundary for each client.
+
+    What is above `magnitude` is taken, and what is equal to it with an index below `cut`.
+    """
 
     magnitude: jax.Array
     cut: jax.Array
@@ -79,7 +81,7 @@ def top_mask(x: jax.Array, k: int) -> jax.Array:
 
 
 def top_slots(xs: jax.Array, k: int) -> Selected:
-    """The k entries of largest magnitude of every row of xs, in lists that may be a little longer than k.
+    """The k entries of largest magnitude of every row of xs, (clients, dim), in lists a little longer than k.
 
     Guarantees:
         The coordinates of the chosen slots are those that `top_mask` marks, each once.
@@ -136,12 +138,13 @@ def _once(xs: jax.Array) -> jax.Array:
 
 
 def _check(k: int, dim: int) -> None:
+    """Refuse a k that is no integer from 1 to dim."""
     _validate.integer(k=k)
     _validate.in_interval(1, dim, k=k)
 
 
 def _mask_of_short(rows: jax.Array, k: int) -> jax.Array:
-    """The entries that fewer than k others come before."""
+    """The k largest entries of short rows, as a mask: those that fewer than k others come before."""
     magnitude = magnitudes(rows)
     mine, other = magnitude[:, :, None], magnitude[:, None, :]
     earlier = jnp.tri(rows.shape[1], k=-1, dtype=bool)
@@ -169,9 +172,13 @@ def _choose(xs: jax.Array, k: int) -> tuple[jax.Array, jax.Array, _Boundary]:
 
 
 def _group_maxima(xs: jax.Array, share: float) -> tuple[jax.Array, int]:
-    """Maxima of groups of coordinates, and how many of them should reach what this share of all coordinates reaches.
+    """Maxima of groups of coordinates, and how many of them should reach a wanted threshold.
 
     Groups are as large as they can be while about half of them do.
+
+    Arguments:
+        xs: updates, (clients, dim).
+        share: the part of all coordinates that reach that threshold.
     """
     size = PLANES
     while size > 1 and size * share > 1:
@@ -195,6 +202,8 @@ def _candidates(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Arr
 
 
 class _Bracket(NamedTuple):
+    """A step of the threshold's search: `low` is reached by too many coordinates or just enough, `high` by too few."""
+
     low: jax.Array
     high: jax.Array
     at_low: jax.Array  # the coordinates that reach `low`, and those that reach `high`
@@ -251,17 +260,22 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
 
 
 def _log_count(words: jax.Array) -> jax.Array:
+    """The logarithm (base 2) of the size of each client's set; an empty one counts as half an element."""
     return jnp.log2(jnp.maximum(count(words), 0.5))
 
 
 def _whole(step: jax.Array) -> jax.Array:
+    """A step of the search as an int32 that cannot overflow."""
     return jnp.clip(step, 0, 2.0**29).astype(jnp.int32)
 
 
 def _bisect(
     count: Callable[[jax.Array], jax.Array], least: jax.Array | int, slack: int, low: jax.Array, high: jax.Array
 ) -> jax.Array:
-    """The largest threshold in [low, high) with count >= least, or any with at most `slack` more."""
+    """The largest threshold in [low, high) with count >= least, or any threshold with at most `slack` more.
+
+    `count` falls as its argument grows, and is at least `least` at `low`; all arrays are integers, one per client.
+    """
 
     def halve(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = state
@@ -274,12 +288,20 @@ def _bisect(
 
 
 def _cut_ties(count_before: Callable[[jax.Array], jax.Array], need: jax.Array, tied: jax.Array, dim: int) -> jax.Array:
-    """The index before which as many ties lie as are needed; `dim` where nothing is tied."""
+    """The index before which exactly `need` ties lie; `dim` where nothing is tied.
+
+    Arguments:
+        count_before: how many of each client's ties have an index below a cut.
+        need: how many are to be taken.
+        tied: which clients have more ties than that.
+        dim: coordinates of an update.
+    """
     last = jnp.where(tied, dim, 1)
     return dim - _bisect(lambda t: count_before(dim - t), need, 0, jnp.zeros_like(last), last)
 
 
 def _inside(magnitude: jax.Array, index: jax.Array, boundary: _Boundary) -> jax.Array:
+    """Which candidates are among the k largest; a mask in the shape of `magnitude`."""
     return magnitude >= boundary.magnitude[:, None] + (index >= boundary.cut[:, None])
 
 
@@ -294,7 +316,7 @@ def magnitudes(x: jax.Array) -> jax.Array:
 
 
 def num_lanes(dim: int) -> int:
-    """The length of a plane, and the number of words of a set."""
+    """The length of a plane, which is how many words a set of coordinates takes."""
     return -(-dim // PLANES)
 
 
@@ -307,7 +329,7 @@ def planes(xs: jax.Array) -> list[jax.Array]:
 
 
 def reaching(xs: jax.Array, threshold: jax.Array) -> jax.Array:
-    """The coordinates whose magnitude reaches their client's threshold, (clients, lanes)."""
+    """The set of coordinates whose magnitude reaches their client's threshold, as words of shape (clients, lanes)."""
     bits = [
         jnp.where(plane >= threshold[:, None], jnp.uint32(2**j), jnp.uint32(0)) for j, plane in enumerate(planes(xs))
     ]
@@ -315,7 +337,7 @@ def reaching(xs: jax.Array, threshold: jax.Array) -> jax.Array:
 
 
 def before(cut: jax.Array, lanes: int) -> jax.Array:
-    """The coordinates whose index is below their client's cut."""
+    """The set of coordinates whose index is below their client's cut, as words of shape (clients, lanes)."""
     plane = lax.div(cut, jnp.int32(lanes))[:, None].astype(jnp.uint32)
     bit = jnp.where(plane < PLANES, jnp.left_shift(jnp.uint32(1), plane), jnp.uint32(0))
     lane = lax.broadcasted_iota(jnp.int32, (1, lanes), 1)
@@ -323,7 +345,7 @@ def before(cut: jax.Array, lanes: int) -> jax.Array:
 
 
 def count(words: jax.Array) -> jax.Array:
-    """The size of each client's set."""
+    """How many coordinates each client's set has, (clients,)."""
     return jnp.sum(_ones(words), axis=1)
 
 
@@ -335,7 +357,7 @@ def total(rows: jax.Array) -> jax.Array:
 
 
 def members(words: jax.Array, slots: int) -> jax.Array:
-    """The coordinates in each set, (clients, slots), lane by lane; what follows the last of them means nothing."""
+    """The coordinates in each set, lane by lane, (clients, slots); entries after a set's last one mean nothing."""
     lanes = words.shape[1]
     ends = jnp.cumsum(_ones(words), axis=1)
     rank = lax.broadcasted_iota(jnp.int32, (1, slots), 1)
@@ -361,6 +383,7 @@ def pick(rows: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _ones(words: jax.Array) -> jax.Array:
+    """How many bits of each word are set, as int32."""
     return lax.population_count(words).astype(jnp.int32)
 
 

@@ -64,17 +64,17 @@ class SsDouble(Padded, Claimed):
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """FLAME's: one in fifty coordinates, half of few."""
+        """FLAME's own settings: one in fifty coordinates, and half of them where there are few."""
         return {"eps_local": 0.5, "beta": 0.02 if dim >= 50 else 0.5}
 
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
-        """Both ways to include coordinates, with bits and with Laplace noise."""
+        """What tests and audits run: both ways to include coordinates, with bits and with Laplace noise."""
         half = {"beta": 0.3 if dim >= 10 else 0.5, "eps_local": 1.0}
         return [half, {**half, "randomizer": "laplace", "pad_to": max(2, num_users // 2), "published": True}]
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """Pads to the cohort's size, unless set."""
+        """The protocol with slots padded to the cohort's size, unless `pad_to` is set; refuses too small ones."""
         if cohort.aggregators is not None:
             raise self.not_shared()
         pad_to = self.padded_to(cohort)
@@ -92,15 +92,15 @@ class SsDouble(Padded, Claimed):
         return round(self.beta * dim)
 
     def inclusion_rate(self, dim: int) -> float:
-        """The share beta, or k of all coordinates."""
+        """The expected share of coordinates that a client reports: beta, or k of all."""
         return self.beta if self.inclusion == "bernoulli" else self.num_selected(dim) / dim
 
     def per_client(self, dim: int) -> int:
-        """As published exactly k; otherwise any number up to all of them."""
+        """How many reports a client sends, at most: exactly k as published, otherwise any number up to all."""
         return self.num_selected(dim) if self.inclusion == "fixed-k" else dim
 
     def select_coordinates(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A random set of coordinates that does not depend on x."""
+        """A random set of coordinates that does not depend on x, and is all that is reported; without decoys."""
         if self.inclusion == "bernoulli":
             is_reported = jax.random.bernoulli(key, self.beta, x.shape)
         else:
@@ -144,10 +144,11 @@ class SsDouble(Padded, Claimed):
         return self._padded_event(cohort, dim)
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
-        """Thm. 3 and 4 speak of a share beta of the coordinates, padded."""
+        """The event that Thm. 3 and 4 speak of: a share beta of the coordinates, padded."""
         return self._padded_event(cohort, dim), {}
 
     def _padded_event(self, cohort: Cohort, dim: int) -> PaddedBernoulli:
+        """The event of a round in which each coordinate is reported with probability beta, and slots are padded."""
         return PaddedBernoulli(
             report=self.report,
             num_users=cohort.size,

@@ -36,27 +36,30 @@ class SsSimple(SharedLevels, Claimed):
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """FLAME's budget of a client, 78.5, over its coordinates."""
+        """FLAME's own settings: a client's budget of 78.5, divided among its coordinates."""
         return {"eps_local": min(1.0, 78.5 / dim)}
 
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
-        """Every randomizer, and whole messages."""
+        """What tests and audits run: every randomizer, and whole messages."""
         levels = {"eps_local": 1.0, "randomizer": "rr", "levels": 5, "published": True}
         return [{}, levels, {"eps_local": 1.0, "randomizer": "laplace"}]
 
     def select_coordinates(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Every coordinate."""
+        """Every coordinate depends on the data, and every one is reported."""
         everything = jnp.ones(x.shape, bool)
         return everything, everything
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
-        """Thm. 1's: one shuffled report per coordinate."""
+        """The event that Thm. 1 speaks of: one shuffled report per coordinate."""
         event = Shuffled(report=self.report, num_users=cohort.crowd(), colluders=cohort.colluders, coordinates=dim)
         return event, {"linkage": self.linkage}
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
-        """One shuffled report per coordinate; linkable coordinates are one report with the budget of all."""
+        """The event of a round: one shuffled report per coordinate.
+
+        Linkable coordinates are one report with the budget of all.
+        """
         crowd = cohort.crowd()
         report = self.report
         coordinates = dim

@@ -67,12 +67,15 @@ class SsTopk(SharedLevels, Padded, Claimed):
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """FLAME's: one in fifty coordinates."""
+        """FLAME's own settings: k is one in fifty coordinates."""
         return {"eps_local": 0.5, "k": max(1, dim // _SHARE)}
 
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
-        """All decoys, some and none, every randomizer, slots that overflow or lack reports."""
+        """What tests and audits run: all decoys (the usual way, so first), some and none, and every randomizer.
+
+        Some of their slots overflow, and some lack reports.
+        """
         k = max(1, dim // 5)
         some = min(k + 1, dim - k)
         few = max(2, num_users * 14 // 15) if some < dim - k else num_users
@@ -82,7 +85,11 @@ class SsTopk(SharedLevels, Padded, Claimed):
         return [bits, {**bits, "decoys": some, "pad_to": few}, {**bits, **levels}, {**bits, **laplace}]
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """All other coordinates are decoys (none as published), slots are padded to the cohort's size, unless set."""
+        """The protocol with k, decoys and padding set.
+
+        Unless given, k is one in fifty coordinates, all others are decoys (none as published), and slots are padded to
+        the cohort's size. Refuses slots that would overflow where everybody fills them.
+        """
         if self.k == 0:
             return dataclasses.replace(self, k=max(1, dim // _SHARE)).settle(cohort, dim)
         if self.k > dim:
@@ -101,7 +108,10 @@ class SsTopk(SharedLevels, Padded, Claimed):
         return dataclasses.replace(self, decoys=decoys, pad_to=pad_to)
 
     def _settled_for_sums(self, cohort: Cohort, decoys: int, most: int) -> Self:
-        """With aggregators nobody sees what a slot lacks: everybody reports all of them, and nothing is filled up."""
+        """The protocol settled for aggregators: everybody reports every coordinate, and no slot is filled up.
+
+        Nobody sees what a slot lacks there.
+        """
         if decoys != most:
             raise ValueError(
                 f"expected all other coordinates as decoys where sums are shared (decoys={most}), got decoys={decoys}"
@@ -116,20 +126,20 @@ class SsTopk(SharedLevels, Padded, Claimed):
         return alone
 
     def per_client(self, dim: int) -> int:
-        """The k largest and the decoys."""
+        """How many reports a client sends: on the k largest coordinates and on the decoys."""
         usual = 0 if self.published else dim - self.k
         return self.k + (usual if self.decoys is None else self.decoys)
 
     def needs_dummies(self, cohort: Cohort, dim: int) -> bool:
-        """Unless everybody reports every slot, and the enforced minimum of users fills them."""
+        """Whether a slot may lack reports: not if everybody reports every slot, and the enforced minimum fills them."""
         return self.per_client(dim) < dim or cohort.min_size < self.padding.pad_to
 
     def depends_on_data(self, x: jax.Array) -> jax.Array:
-        """The k largest."""
+        """The coordinates whose reports depend on x: the k largest, as a mask."""
         return top_mask(x, self.k)
 
     def select_coordinates(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The k largest, and those with a uniformly random set of the others."""
+        """The k largest coordinates, and those with a uniformly random set of the others as decoys; two masks."""
         largest = self.depends_on_data(x)
         reported = self.per_client(len(x))
         if reported == len(x):
@@ -138,16 +148,16 @@ class SsTopk(SharedLevels, Padded, Claimed):
         return largest, largest | top_mask(tags, reported - self.k) if reported > self.k else largest
 
     def expected_update(self, x: jax.Array, state: Any) -> jax.Array:
-        """The k largest, clipped."""
+        """The update with all but its k largest coordinates 0, clipped."""
         return jnp.where(top_mask(x, self.k), self.clip_update(x, state), 0.0)
 
     @property
     def same_keys(self) -> bool:
-        """Decoys are drawn with the dummies."""
+        """False: the fast path draws decoys with the dummies."""
         return False
 
     def messages(self, dim: int) -> Messages:
-        """One for every coordinate: fewer would show the shuffler which are largest."""
+        """Deployed messages, one for every coordinate: fewer would show the shuffler which are largest."""
         if self.per_client(dim) != dim:
             raise NotApplicable(
                 f"expected all other coordinates as decoys in a deployment (decoys = {dim - self.k}), "
@@ -176,12 +186,15 @@ class SsTopk(SharedLevels, Padded, Claimed):
         return SlotSums(ones.astype(jnp.float32), ones + zeros)
 
     def noise_std(self, size: int, dim: int) -> float:
-        """On a coordinate that nobody counts among its largest: draws from the blanket alone."""
+        """The standard deviation of the estimate of a coordinate that nobody counts among its largest.
+
+        All of its messages are draws from the blanket.
+        """
         messages = max(self.padding.pad_to, size if self.per_client(dim) == dim else 0)
         return 2 * self.clip_value / self.local.slope * math.sqrt(messages * self.local.blanket().variance) / size
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
-        """The event of the proof; no guarantee if counts or indices are visible."""
+        """The event of the proof; nothing is certified if counts or indices are visible."""
         if self.linkage == "vector":
             if self.per_client(dim) < dim:
                 return NonPrivate(reason=_INDICES_SHOW)
@@ -192,19 +205,22 @@ class SsTopk(SharedLevels, Padded, Claimed):
         return self._proven(cohort, dim)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """The k largest tell of the data, and so do their places, unless every coordinate is reported."""
+        """The event of the proof; without its crowd it is what the values of the k largest reveal.
+
+        Their places tell of the data too, unless every coordinate is reported: that is `slots_seen`.
+        """
         return self._proven(cohort, dim)
 
     def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:
-        """Places of the largest coordinates, unless every coordinate is reported."""
+        """Slots tell nothing where every coordinate is reported; else they are the places of the largest ones."""
         return SLOTS_TELL_NOTHING if self.per_client(dim) == dim else NonPrivate(reason=_SLOTS_SHOW)
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
-        """Thm. 4's: k of d coordinates, padded."""
+        """The event that Thm. 4 speaks of: k of d coordinates, padded."""
         return self._proven(cohort, dim), {}
 
     def claim_about_slots(self, cohort: Cohort, dim: int) -> str | None:
-        """FLAME's measure of what indices tell, Thm. 5; nothing where every coordinate is reported."""
+        """A sentence on what indices tell by FLAME's own measure, Thm. 5; None where every coordinate is reported."""
         if self.per_client(dim) == dim:
             return None
         try:

@@ -76,17 +76,17 @@ class LdpFl(Protocol, Fast):
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Gaussian noise of the clip norm; nothing for Laplace noise."""
+        """Settings for a first try: Gaussian noise of the clip norm; nothing for Laplace noise."""
         return {} if settings.get("randomizer") == "laplace" else {"noise_multiplier": 1.0, "clip_norm": 1.0}
 
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
-        """Gaussian and Laplace noise."""
+        """What tests and audits run: Gaussian noise, the usual one, and Laplace noise."""
         return [{}, {"randomizer": "laplace", "eps_local": 1.0}]
 
     @property
     def noise_field(self) -> str:
-        """The noise multiplier, or the budget of a coordinate."""
+        """The parameter that calibration sets: the noise multiplier, or the budget of a coordinate."""
         return "noise_multiplier" if self.randomizer == "gaussian" else "eps_local"
 
     @property
@@ -99,7 +99,7 @@ class LdpFl(Protocol, Fast):
         raise ValueError(f"expected the noise to be set or calibrated, got {self}")
 
     def layout(self, dim: int) -> Layout:
-        """Every client reports every coordinate to the server."""
+        """One slot per coordinate, each of them reported by every client; there is no shuffler."""
         return Layout(slots=dim, reports_per_client=dim, shufflers=0)
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
@@ -107,12 +107,15 @@ class LdpFl(Protocol, Fast):
         return Reports(slot=None, value=self.local(x, key=key), valid=jnp.ones(()))
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
-        """The randomizer's: of each coordinate, or of the whole update."""
+        """The log density of a report: of each coordinate, or, for Gaussian noise, of the whole update."""
         density = self.local.log_density(value, x)
         return density[..., None] if self.local.vector else density
 
     def contribution(self, cohort: Cohort, dim: int) -> Contribution:
-        """Laplace reports on a grid, drawn exactly (docs/proofs/grid-reports.md); refuses Gaussian noise."""
+        """What users share between aggregators: Laplace reports on a grid, drawn exactly; refuses Gaussian noise.
+
+        See docs/proofs/grid-reports.md.
+        """
         local = self.local
         if not isinstance(local, LaplaceRandomizer):
             raise NotApplicable(
@@ -133,10 +136,11 @@ class LdpFl(Protocol, Fast):
         return View(round=Round(mechanism=self._mechanism(dim), participation=participation), scope=scope)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """What the server sees is all there is."""
+        """The event of one client's reports: what the server sees is all there is."""
         return self._mechanism(dim)
 
     def _mechanism(self, dim: int) -> Mechanism:
+        """The event of one client's report on `dim` coordinates."""
         local = self.local
         if isinstance(local, GaussianRandomizer):
             return events.Gaussian(std=local.std, sensitivity=local.sensitivity, neighbors=Neighbors.REPLACE_ONE)
@@ -145,22 +149,22 @@ class LdpFl(Protocol, Fast):
         )
 
     def noise_std(self, size: int, dim: int) -> float:
-        """The average of `size` independent noises."""
+        """The standard deviation of the average of `size` independent noises, on each coordinate."""
         local = self.local
         return (local.std if isinstance(local, GaussianRandomizer) else local.scale * math.sqrt(2)) / math.sqrt(size)
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
-        """The whole update to its norm, or each coordinate."""
+        """The update, scaled down as a whole to the clip norm, or clipped coordinate by coordinate."""
         if self.clip_value is not None:
             return jnp.clip(x, -self.clip_value, self.clip_value)
         return clip_l2(x, self.clip_norm)
 
     def clip_norm_at(self, state: Any) -> float | None:
-        """L2 clipping is a scaling; clipping each coordinate is not."""
+        """The clip norm of L2 clipping; None where coordinates are clipped, which is no scaling."""
         return self.clip_norm
 
     def tally_of_sum(self, total: jax.Array, count: jax.Array, *, key: jax.Array) -> jax.Array:
-        """The sum of `count` independent Gaussian noises is one Gaussian of `count` times the variance."""
+        """The sum with all clients' Gaussian noises, drawn as one of `count` times the variance."""
         local = self.local
         if not isinstance(local, GaussianRandomizer):
             raise ValueError(f"expected Gaussian noise, got randomizer={self.randomizer!r}")
@@ -168,10 +172,10 @@ class LdpFl(Protocol, Fast):
 
 
 class _LocalReports(GridReports):
-    """All clients at one budget, and their plain sum."""
+    """Grid reports of clients that all have the same budget; the tally is their plain sum."""
 
     def draw(self, x: np.ndarray, *, sampler: ExactSampler, budget: float | None = None) -> np.ndarray:
-        """Client: its cells."""
+        """Client: its cells at the one budget, whatever `budget` says."""
         return super().draw(x, sampler=sampler, budget=self.budgets[0])
 
     def tally(self, total: np.ndarray, users: int) -> jax.Array:

@@ -60,12 +60,12 @@ class PrivUnit(Protocol, Fast):
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """A budget of 2 for the whole update."""
+        """Settings for a first try: a budget of 2 for the whole update."""
         return {"eps_local": 2.0}
 
     @property
     def noise_field(self) -> str:
-        """The budget of the message."""
+        """The parameter that calibration sets: the budget of the message."""
         return "eps_local"
 
     def local(self, dim: int) -> Randomizer:
@@ -73,7 +73,7 @@ class PrivUnit(Protocol, Fast):
         return Randomizer(self.require("eps_local"), self.clip_norm, dim)
 
     def layout(self, dim: int) -> Layout:
-        """One message; its entries travel together."""
+        """One slot per coordinate, all of them in one message, whose entries travel together."""
         return Layout(slots=dim, reports_per_client=dim, shufflers=1, linkage="vector")
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
@@ -82,7 +82,7 @@ class PrivUnit(Protocol, Fast):
 
     @property
     def same_keys(self) -> bool:
-        """The same messages, added up in another order."""
+        """True: the fast path adds up the same messages in another order."""
         return True
 
     def collect(
@@ -101,15 +101,15 @@ class PrivUnit(Protocol, Fast):
         keys: jax.Array,
         budgets: jax.Array | None = None,
     ) -> jax.Array:
-        """The sum with these messages."""
+        """`total` plus the sum of these messages."""
         return self.local(xs.shape[1]).total(xs, present, keys=keys, onto=total)
 
     def messages(self, dim: int) -> Messages:
-        """The seed of the unit vector."""
+        """Deployed messages: the seed of a unit vector, 16 bytes."""
         return _Seeds(SeededPrivUnit(self.local(dim)))
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
-        """Of the whole message, against the uniform law of the sphere."""
+        """The log density of the whole message against the uniform law of the sphere, (..., 1)."""
         return self.local(value.shape[-1]).log_density(value, x)[..., None]
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
@@ -121,17 +121,20 @@ class PrivUnit(Protocol, Fast):
         return self.local(len(tally)).debias(tally / size), state
 
     def noise_std(self, size: int, dim: int) -> float:
-        """Of the average of `size` messages on a zero update."""
+        """The standard deviation of a coordinate of the average of `size` messages on a zero update.
+
+        Taken at the last coordinate: a zero update counts as lying along the first.
+        """
         return float(np.sqrt(self.local(dim).variance(np.zeros(dim))[-1]) / math.sqrt(size))
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """A single message, from which the whole update is estimated."""
+        """The event of one message per user; without its crowd it is what a single message reveals."""
         local = self.local(dim)
         report = Report(kind="cap", eps_local=local.eps_local, cap_mass=local.cap_mass)
         return Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
 
     def slots_seen(self, dim: int) -> DataIndependent:
-        """All messages are in one slot."""
+        """Slots tell nothing: all messages are in one."""
         return SLOTS_TELL_NOTHING
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
@@ -155,7 +158,7 @@ class _Seeds(Messages):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Also that directions generated from seeds look uniform."""
+        """What messages rely on: also that directions generated from seeds look uniform."""
         return (
             *super().assumptions,
             "directions generated from seeds are indistinguishable from uniform ones (AES-128)",
@@ -167,7 +170,7 @@ class _Seeds(Messages):
         return Sent(np.zeros(1, np.int64), self.randomizer(x, sampler=sampler)[None])
 
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Forwarded, int]:
-        """The directions, one per row; refuses other slots than the one."""
+        """The directions, one per row, and how many messages were refused because their slot does not exist."""
         valid = self.check(slot, body)
         return reports_from_messages(None, seeds.directions(body, self.randomizer.law.dim), valid), int(
             np.count_nonzero(~valid)

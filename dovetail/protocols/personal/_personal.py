@@ -1,19 +1,17 @@
-"""What APES, S-APES and their baselines share: every client perturbs every coordinate with its own budget.
+"""What APES, S-APES and their baselines share: every client perturbs every coordinate with its own public budget.
 
 Coordinates are clipped to [-C, C]; user i's report on one of them is eps_i-LDP, by Clip-Laplace or by Laplace noise of
-scale 2C / eps_i. All budgets are public (`_budgets`), and a user keeps its own, so everyone takes part in every round.
+scale 2C / eps_i. A user keeps its budget, so everyone takes part in every round. The estimate is an average over the
+reports that came: their number says nothing about the data, for neighbours replace one user, and whoever receives the
+reports sees it anyway. Fast and faithful path give the same tally from the same keys, up to the order of floating-point
+sums.
 
-The estimate is an average over the reports that came: their number says nothing about the data, for neighbours replace
-one user, and whoever receives the reports sees it anyway. Fast and faithful path give the same tally from the same
-keys, up to the order of floating-point sums.
-
-Personal privacy budgets: every user's own eps_local, public and chosen without looking at anybody's data.
-
-Given as the name of a distribution of APES, Table 2, as ``[low, high]`` for evenly spaced ones, or as a file with one
-number per line. The table's ``N(m, 1)`` is read as a normal distribution of standard deviation 1, and "clip range" as
-its caption says: values outside move to the nearer end, so the Gaussian budgets pile up at both ends of their range
-(41 to 48 % at the lower one). A mixture draws its component for each user. The draws come from one fixed seed:
-whoever knows the number of users knows the budgets.
+Budgets are chosen without looking at anybody's data (`resolve`, at the end of this file). They are given as the name of
+a distribution of APES, Table 2, as ``[low, high]`` for evenly spaced ones, or as a file with one number per line. The
+table's ``N(m, 1)`` is read as a normal distribution of standard deviation 1, and "clip range" as its caption says:
+values outside move to the nearer end, so the Gaussian budgets pile up at both ends of their range (41 to 48 % at the
+lower one). A mixture draws its component for each user. The draws come from one fixed seed: whoever knows the number of
+users knows the budgets.
 """
 
 from __future__ import annotations
@@ -92,26 +90,26 @@ class Personal(Protocol):
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Budgets up to 1, evenly spread."""
+        """Settings for a first try: budgets up to 1, evenly spread."""
         return {"budgets": "uniform2"}
 
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
-        """Budgets that leave a signal."""
+        """What tests and audits run: budgets so large that a signal is left."""
         return [{"budgets": [2.0, 8.0]}]
 
     @property
     def noise_field(self) -> str:
-        """One factor on all budgets."""
+        """The parameter that calibration sets: one factor on all budgets."""
         return "budget_scale"
 
     @property
     def is_calibrated(self) -> bool:
-        """Unless all budgets are yet to be scaled to a target."""
+        """Whether all budgets are numbers: not where they are yet to be scaled to a target."""
         return self.budget_scale != "fit"
 
     def with_noise(self, noise: float) -> Self:
-        """All budgets divided by `noise`."""
+        """This protocol with all budgets divided by `noise`."""
         if self.budget_scale is None:
             return dataclasses.replace(self, budgets=tuple(eps_local / noise for eps_local in self.budgets))
         return dataclasses.replace(
@@ -119,7 +117,7 @@ class Personal(Protocol):
         )
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """Every user's own budget, scaled."""
+        """The protocol with every user's own budget, scaled; refuses cohorts in which not everybody takes part."""
         if not isinstance(cohort.participation, Everyone):
             raise ValueError(
                 "expected everyone to take part in every round with personal budgets, "
@@ -135,7 +133,10 @@ class Personal(Protocol):
 
     @functools.cached_property
     def eps_locals(self) -> np.ndarray:
-        """What every user spends on a coordinate, once that is settled."""
+        """Every user's eps for one coordinate, float64 (users,); refuses a protocol that is not settled.
+
+        Cached and read-only.
+        """
         if self.budget_scale is not None:
             raise ValueError(f"expected a protocol that has been settled on its cohort, got budgets={self.budgets!r}")
         eps_locals = np.asarray(self.budgets, np.float64)
@@ -143,32 +144,32 @@ class Personal(Protocol):
         return eps_locals
 
     def budgets_spent(self, budgets: tuple[float, ...]) -> tuple[float, ...]:
-        """What every user spends, given what each of them is ready to: all of it."""
+        """What every user spends, given what each of them is ready to spend; here all of it."""
         return budgets
 
     @property
     @abc.abstractmethod
     def kind(self) -> Literal["clip_laplace", "laplace"]:
-        """The distribution of a report."""
+        """The name of a report's distribution, as the event `Personalized` has it."""
 
     @abc.abstractmethod
     def perturb(self, x: jax.Array, budget: jax.Array, *, key: jax.Array) -> jax.Array:
         """Client: one report for every coordinate of x."""
 
     def randomizer_of(self, budget: float) -> LocalRandomizer:
-        """The randomizer of one coordinate at this budget."""
+        """The randomizer of one coordinate at this budget, on [-C, C]."""
         return LaplaceRandomizer(budget, -self.clip_value, self.clip_value)
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
-        """The randomizer's, at the client's own budget."""
+        """The log density of each coordinate's report, at the client's own budget; None where it has no simple form."""
         return self.randomizer_of(_own(budget)).log_density(value, x)
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
-        """Each coordinate to [-C, C]."""
+        """The update with each coordinate clipped to [-C, C]."""
         return jnp.clip(x, -self.clip_value, self.clip_value)
 
     def layout(self, dim: int) -> Layout:
-        """One slot per coordinate."""
+        """One slot per coordinate, each of them filled by every client."""
         return Layout(slots=dim, reports_per_client=dim, shufflers=int(self.shuffled))
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
@@ -185,10 +186,11 @@ class Personal(Protocol):
         return tally.total / jnp.maximum(tally.messages, 1), state
 
     def contribution(self, cohort: Cohort, dim: int) -> GridReports:
-        """Reports on a grid, drawn exactly (docs/proofs/grid-reports.md)."""
+        """What users share between aggregators: reports on a grid, drawn exactly (docs/proofs/grid-reports.md)."""
         return GridReports.of(**self._sums(cohort, dim))
 
     def _sums(self, cohort: Cohort, dim: int) -> dict[str, Any]:
+        """The arguments of `GridReports.of` for this cohort."""
         budgets = float(self.eps_locals.min()), float(self.eps_locals.max())
         conditioned = self.kind == "clip_laplace"
         return {
@@ -200,11 +202,14 @@ class Personal(Protocol):
         }
 
     def noise_std(self, size: int, dim: int) -> float:
-        """Of the average of `size` Laplace noises, whose scales are those of the settled budgets."""
+        """The standard deviation of the average of `size` reports on zero: Laplace noise at the settled budgets."""
         return math.sqrt(float(np.mean(8 * (self.clip_value / self.eps_locals) ** 2)) / size)
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
-        """One round as the analyzer sees it; users that may be missing hide nobody, as if they were colluders."""
+        """The event of one round as the analyzer sees it.
+
+        Users that may be missing hide nobody, and are counted as if they were colluders.
+        """
         return Personalized(
             kind=self.kind,
             eps_locals=self.settle(cohort, dim).budgets,
@@ -219,18 +224,22 @@ class Personal(Protocol):
         return View(round=Round(mechanism=self.mechanism(cohort, dim), participation=cohort.participation), scope=scope)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """Every coordinate at the user's budget, however the reports are then sparsified."""
+        """The event of everybody's reports before any is replaced: every coordinate, at each user's own budget.
+
+        Without their crowd it is what a user's own reports reveal, for replacing some cannot reveal more.
+        """
         return self._everybody(cohort, dim)
 
     def _everybody(self, cohort: Cohort, dim: int) -> Personalized:
+        """The event with every user's budget and no colluders."""
         return Personalized(kind=self.kind, eps_locals=self.settle(cohort, dim).budgets, coordinates=dim)
 
     def slots_seen(self, dim: int) -> DataIndependent:
-        """Every client fills every slot."""
+        """Slots tell nothing: every client fills every slot."""
         return SLOTS_TELL_NOTHING
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
-        """Everybody's budgets: APES's claims know neither colluders nor missing users."""
+        """The event that APES's claims speak of: everybody's budgets, without colluders or missing users."""
         if cohort.size < 2:
             return None
         return self._everybody(cohort, dim), {}
@@ -238,11 +247,13 @@ class Personal(Protocol):
 
 @functools.lru_cache(maxsize=4)  # asked for again and again in one quote, and large
 def _scale_budgets(protocol: Settled, scale: float, size: int) -> Settled:
+    """The protocol with every user's budget times `scale`, and no scale left to apply; `size` users."""
     budgets = scale * budget_array(protocol.budgets, size)
     return dataclasses.replace(protocol, budgets=protocol.budgets_spent(tuple(budgets.tolist())), budget_scale=None)
 
 
 def _own(budget: Budget | None) -> Budget:
+    """The client's own budget; refuses None, for there is no budget that fits everybody."""
     if budget is None:
         raise ValueError("expected the client's own budget, got budget=None")
     return budget
@@ -295,13 +306,16 @@ def resolve(given: str | Sequence[float], num_users: int) -> tuple[float, ...]:
 
     Guarantees:
         One positive, finite number per user.
-        What was budget_array resolves to itself.
+        What was resolved before resolves to itself.
     """
     return tuple(budget_array(given, num_users).tolist())
 
 
 def budget_array(given: str | Sequence[float], num_users: int) -> np.ndarray:
-    """The same as an array, which of many users takes less time."""
+    """Every user's budget as float64 (users,), like `resolve`, which of many users takes more time.
+
+    Do not write to it.
+    """
     if isinstance(given, str):
         values = _budgets_by_name(given, num_users)
     elif not isinstance(given, list | tuple) or len(given) == 0:
@@ -321,6 +335,7 @@ def budget_array(given: str | Sequence[float], num_users: int) -> np.ndarray:
 
 
 def _budgets_by_name(given: str, num_users: int) -> np.ndarray:
+    """The budgets of a distribution of this name, or of a file at this path."""
     if given in DISTRIBUTIONS:
         return _draw_budgets(given, num_users)
     path = Path(given)
@@ -334,12 +349,14 @@ def _budgets_by_name(given: str, num_users: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)  # a calibration asks for the same ones at every scale
 def _draw_budgets(name: str, num_users: int) -> np.ndarray:
+    """The budgets of a distribution by name; cached, and so read-only."""
     budgets = DISTRIBUTIONS[name].draw(num_users)
     budgets.flags.writeable = False
     return budgets
 
 
 def _from_file(path: Path) -> np.ndarray:
+    """The budgets in a file with one number per line; empty lines do not count."""
     lines = [line for line in path.read_text().splitlines() if line.strip()]
     values = []
     for line in lines:

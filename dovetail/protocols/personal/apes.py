@@ -65,7 +65,7 @@ class Apes(Personal, Claimed):
 
     @property
     def kind(self) -> Literal["clip_laplace", "laplace"]:
-        """The distribution of a report."""
+        """The name of a report's distribution: that of the randomizer."""
         return self.randomizer
 
     @property
@@ -74,13 +74,13 @@ class Apes(Personal, Claimed):
         return self.clip_value if self.bound is None else self.bound
 
     def perturb(self, x: jax.Array, budget: jax.Array, *, key: jax.Array) -> jax.Array:
-        """Clip-Laplace (or Laplace) around the clipped x."""
+        """Client: Clip-Laplace reports (or Laplace ones) around the clipped x."""
         if self.randomizer == "laplace":
             return laplace_reports(x, budget, self.clip_value, key=key)
         return laplace.perturb(x, budget, self.clip_value, self.output_bound, key=key)
 
     def randomizer_of(self, budget: float) -> LocalRandomizer:
-        """Clip-Laplace, or Laplace noise."""
+        """The randomizer of one coordinate at this budget: Clip-Laplace, or Laplace noise."""
         if self.randomizer == "laplace":
             return super().randomizer_of(budget)
         return ClipLaplace(budget, -self.clip_value, self.clip_value, self.output_bound)
@@ -94,21 +94,27 @@ class Apes(Personal, Claimed):
 
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
-        """Both randomizers."""
+        """What tests and audits run: both randomizers, Clip-Laplace first."""
         return [*super().variants(dim, num_users), {"budgets": [2.0, 8.0], "randomizer": "laplace"}]
 
     def bias(self, dim: int) -> float:
-        """Nothing is proven of Clip-Laplace reports but that the estimate stays in the box."""
+        """How far the mean estimate may be off: anywhere in the box with Clip-Laplace, of which no less is proven."""
         return 0.0 if self.randomizer == "laplace" else 2 * self.clip_value
 
     def contribution(self, cohort: Cohort, dim: int) -> GridReports:
-        """Reports on a grid; refuses reports beyond the box of the inputs, about which nothing is certified."""
+        """What users share between aggregators: reports on a grid.
+
+        Refuses reports beyond the box of the inputs, about which nothing is certified.
+        """
         if self.output_bound > self.clip_value:
             raise NotApplicable(f"expected reports that can be shared as sums, got bound={self.bound}: {_WIDER}")
         return super().contribution(cohort, dim)
 
     def noise_std(self, size: int, dim: int) -> float:
-        """Exact but for taking the average of the reports as normal; what is clamped is counted as clamped."""
+        """The standard deviation of a coordinate of the estimate at zero updates.
+
+        Exact but for taking the average of the reports as normal; what is clamped is counted as clamped.
+        """
         if self.randomizer == "laplace":
             return super().noise_std(size, dim)
         std = math.sqrt(float(self._second_moments(dim).mean()) / size)
@@ -117,7 +123,7 @@ class Apes(Personal, Claimed):
         return math.sqrt(float(np.mean(errors**2)))
 
     def _second_moments(self, dim: int) -> np.ndarray:
-        """Of the report of each user on a coordinate that is 0."""
+        """E[y^2] of each user's report y on a coordinate that is 0, (users,)."""
         return np.mean(self._sizes(self.eps_locals) ** 2, axis=1)
 
     def _sizes(self, budgets: np.ndarray) -> np.ndarray:
@@ -126,10 +132,10 @@ class Apes(Personal, Claimed):
         return -np.log1p(midpoints(_QUANTILES) * np.expm1(-rates * self.output_bound)) / rates
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
-        """Certified for A = C, and for Laplace noise."""
+        """The event of a round; nothing is certified where reports may leave the box of the inputs."""
         return NonPrivate(reason=_WIDER) if self.output_bound > self.clip_value else super().mechanism(cohort, dim)
 
 
 def midpoints(count: int) -> np.ndarray:
-    """Those of equal parts of [0, 1]."""
+    """The midpoints of `count` equal parts of [0, 1], ascending."""
     return (np.arange(count) + 0.5) / count

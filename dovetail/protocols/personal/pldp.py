@@ -34,11 +34,11 @@ class _PersonalLaplace(Personal, Claimed):
 
     @property
     def kind(self) -> Literal["clip_laplace", "laplace"]:
-        """Laplace noise."""
+        """The name of a report's distribution: Laplace noise."""
         return "laplace"
 
     def perturb(self, x: jax.Array, budget: jax.Array, *, key: jax.Array) -> jax.Array:
-        """Laplace noise of scale 2C / budget."""
+        """Client: each coordinate, clipped, with Laplace noise of scale 2C / budget."""
         return laplace_reports(x, budget, self.clip_value, key=key)
 
 
@@ -59,13 +59,13 @@ class Pldp(_PersonalLaplace):
     formula: ClassVar[Formula] = staticmethod(claims.apes.pldp)
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
-        """The reports of the user that is ready to spend the most."""
+        """The event of the reports of the user with the largest budget, who is protected least."""
         width = 2 * self.clip_value
         largest = max(self.settle(cohort, dim).budgets)
         return Laplace(scale=width / largest, sensitivity=width, count=dim, neighbors=Neighbors.REPLACE_ONE)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """What the server sees is all there is."""
+        """The event of one client's reports: what the server sees is all there is."""
         return self.mechanism(cohort, dim)
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
@@ -82,5 +82,5 @@ class LdpMin(Pldp):
     formula: ClassVar[Formula] = staticmethod(claims.apes.ldp_min)
 
     def budgets_spent(self, budgets: tuple[float, ...]) -> tuple[float, ...]:
-        """The smallest of all budgets, for every user."""
+        """The smallest of all budgets, once for every user."""
         return (min(budgets),) * len(budgets)

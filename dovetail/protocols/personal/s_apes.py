@@ -81,17 +81,17 @@ class SApes(Apes):
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """A fifth of the coordinates is kept, all of few."""
+        """Settings for a first try: a fifth of the coordinates is kept, or all where there are few."""
         return {**super().example(dim, settings), "keep": 0.2 if dim >= 5 else 1.0}
 
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
-        """Both ways to keep reports that depend on them, and a random choice."""
+        """What tests and audits run: both ways to keep reports that depend on them, and a random choice."""
         ways: list[dict[str, Any]] = [{}, {"published": True}, {"sparsify": "random"}]
         return [{"budgets": [2.0, 8.0], "keep": 0.5, **way} for way in ways]
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """Refuses to keep less than one coordinate."""
+        """The protocol with every user's own budget; refuses to keep less than one coordinate."""
         if self.num_kept(dim) < 1:
             raise ValueError(f"expected keep * {dim} >= 1 coordinates, got keep={self.keep}")
         return super().settle(cohort, dim)
@@ -107,7 +107,7 @@ class SApes(Apes):
         return -math.log1p((1 - self.keep) * math.expm1(-rate * self.output_bound)) / rate
 
     def perturb(self, x: jax.Array, budget: jax.Array, *, key: jax.Array) -> jax.Array:
-        """Perturb all, then keep some."""
+        """Client: a report on every coordinate, of which some are kept and the others are drawn anew around 0."""
         key_report, key_fresh, key_choice = jax.random.split(key, 3)
         report = super().perturb(x, budget, key=key_report)
         fresh_budget = budget
@@ -126,6 +126,7 @@ class SApes(Apes):
         return None
 
     def _second_moments(self, dim: int) -> np.ndarray:
+        """E[y^2] of each user's report y on a coordinate that is 0, after sparsifying, (users,)."""
         budgets = self.eps_locals
         sizes = self._sizes(budgets)
         fresh = np.mean(sizes**2, axis=1)
@@ -163,24 +164,27 @@ class SApes(Apes):
         return dataclasses.replace(event, threshold=self.settle(cohort, dim).threshold / self.output_bound)
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
-        """The paper's claim also depends on b."""
+        """The event that the paper's claim speaks of, with b, the number of reports that are kept."""
         about = super().published_event(cohort, dim)
         return about and (about[0], {"kept": self.num_kept(dim)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Thresholded(GridReports):
-    """Continuous reports below `threshold` cells are replaced by draws around 0 at the smallest budget, then told."""
+    """Continuous reports below `threshold` cell widths are replaced by draws around 0 at the smallest budget.
+
+    Only then are they reported as cells.
+    """
 
     threshold: Fraction
 
     @property
     def distance(self) -> float:
-        """A report, a draw around 0 and a coin for every coordinate."""
+        """The distance of a whole report's law: a report, a draw around 0 and a coin for every coordinate."""
         return 2 * super().distance + math.ldexp(self.dim, -256)
 
     def cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
-        """Those that are kept, and fresh ones."""
+        """A cell for every coordinate: those of reports that are kept, and fresh ones."""
         edges = self.grid.edges(x, sampler=sampler)
         law = self.law(budget)
         cells = law(edges, sampler=sampler)
@@ -196,7 +200,7 @@ class _Chosen(GridReports):
     kept: int
 
     def cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
-        """Of x, where all but `kept` coordinates are 0."""
+        """A cell for every coordinate of x, after all but `kept` coordinates, chosen at random, are set to 0."""
         kept = np.argpartition(sampler.integers(2**63 - 1, self.dim), self.kept)[: self.kept]
         sparse = np.zeros_like(x)
         sparse[kept] = x[kept]

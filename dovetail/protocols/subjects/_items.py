@@ -95,17 +95,17 @@ class ItemLevel(Protocol, Claimed):
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Three records of a subject, each in half of all batches of 5."""
+        """Settings for a first try: three records of a subject, each in half of all batches of 5."""
         return {"noise_multiplier": 1.0, "items_per_subject": 3, "batch": 5.0, "sampling_rate": 0.5}
 
     @property
     def protects(self) -> Unit:
-        """Subjects, or single items."""
+        """The unit that is protected: subjects, or single items."""
         return Unit(self.unit)
 
     @property
     def noise_field(self) -> str:
-        """The noise multiplier."""
+        """The parameter that calibration sets: the noise multiplier."""
         return "noise_multiplier"
 
     @property
@@ -119,7 +119,10 @@ class ItemLevel(Protocol, Claimed):
         return float(self.require("sampling_rate"))
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """The sampling rate from the batch, or the batch from the rate; neither depends on the data."""
+        """The protocol with the sampling rate that follows from the batch, or the batch from the rate.
+
+        Neither depends on the data, for the number of records is public. Refuses batch and rate that do not agree.
+        """
         if isinstance(cohort.participation, Disjoint):
             raise ValueError(f"expected no disjoint batches of users under {self.name!r}, got cohort.kind='disjoint'")
         if cohort.records is None:
@@ -139,23 +142,23 @@ class ItemLevel(Protocol, Claimed):
 
     @abc.abstractmethod
     def _records_in_reach(self, cohort: Cohort) -> float:
-        """The records that a step draws from, on average."""
+        """How many records a step draws from, on average."""
 
     def check_relation(self, neighbors: Neighbors) -> None:
-        """Subjects and items are added or removed."""
+        """Refuse any relation but add-remove: subjects and items are added or removed."""
         if neighbors is not Neighbors.ADD_REMOVE:
             raise ValueError(f"expected neighbors = add-remove under {self.name!r}, got neighbors={neighbors.value!r}")
 
     def layout(self, dim: int) -> Layout:
-        """Every coordinate of a sum, or of a model, to the server."""
+        """One slot per coordinate of a sum, or of a model; there is no shuffler."""
         return Layout(slots=dim, reports_per_client=dim, shufflers=0)
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
-        """The gradients of records, to the clip norm."""
+        """The gradients of records, scaled down to the clip norm."""
         return clip_l2(x, self.clip_norm)
 
     def rows_of_unit(self, cohort: Cohort) -> int:
-        """The records that the caps leave a subject; with private steps, at one user, for users see no more.
+        """How many records the caps leave a subject; with private steps, at one user, for users see no more.
 
         Without a cap that is certified (adaptive_z), as many as the protocol speaks of.
         """
@@ -165,9 +168,11 @@ class ItemLevel(Protocol, Claimed):
         return event.most_at_user if self.private_steps else event.most_items
 
     def _mechanism(self, cohort: Cohort, **more: Any) -> Mechanism:
+        """The event of a round; nothing is certified where the data set the noise."""
         return NonPrivate(reason=_LEAKS) if self.adaptive_z else self._sampled_subject(cohort, **more)
 
     def _sampled_subject(self, cohort: Cohort, **more: Any) -> SampledSubject:
+        """The event of a subject with as many records, at as many users, as the caps allow."""
         spanned = self.users_per_subject or cohort.population
         items = self.items_per_subject or 1
         return SampledSubject(
@@ -209,11 +214,11 @@ class ItemLevel(Protocol, Claimed):
         return [Round(mechanism=event, participation=Poisson(prob=self.rate))] * max(1, self.private_steps)
 
     def published_scope(self, scope: Scope) -> Scope:
-        """Records are added or removed; how many of one subject meet is read off the data."""
+        """The scope of the paper's claim: records are added or removed, and Z is read off the data."""
         return dataclasses.replace(scope, neighbors=Neighbors.ADD_REMOVE, assumptions=(*scope.assumptions, FROM_DATA))
 
     def claim(self, cohorts: Sequence[Cohort], dim: int, *, delta: float) -> Claim | None:
-        """The recipe's target, where the recipe set the noise batch by batch to meet just this."""
+        """The paper's claim; where its recipe set the noise batch by batch, the target that the recipe was given."""
         claim = super().claim(cohorts, dim, delta=delta)
         if claim is None or self.claimed_eps is None:
             return claim

@@ -40,10 +40,11 @@ class CentralSub(ItemLevel, Fast):
     formula: ClassVar[Formula] = staticmethod(subdp.central_sub)
 
     def _records_in_reach(self, cohort: Cohort) -> float:
-        """All records of the federation, or of the users that are drawn on average."""
+        """How many records a step draws from, on average: those of all users, or of the users that are drawn."""
         return (cohort.records or 0) * self._prob_user(cohort)
 
     def _prob_user(self, cohort: Cohort) -> float:
+        """The probability that a user takes part in a round; refuses other samples than Poisson ones."""
         match cohort.participation:
             case Everyone():
                 return 1.0
@@ -57,11 +58,11 @@ class CentralSub(ItemLevel, Fast):
         return Reports(slot=None, value=self.clip_update(x, state), valid=jnp.ones(()))
 
     def init(self, dim: int) -> jax.Array:
-        """The noise over the protocol's own, which only `adaptive_z` changes."""
+        """The state before the first round: noise scale 1, which only `adaptive_z` changes."""
         return jnp.float32(1.0)
 
     def prepare(self, state: jax.Array, *, noise_scale: jax.Array, norms: jax.Array | None = None) -> jax.Array:
-        """This round's noise scale."""
+        """The state of a round, which is its noise scale."""
         return noise_scale
 
     def estimate(self, tally: jax.Array, size: int, state: jax.Array, *, key: jax.Array) -> tuple[jax.Array, Any]:
@@ -70,7 +71,7 @@ class CentralSub(ItemLevel, Fast):
         return (tally + noise) / size, state
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
-        """A noisy sum over sampled records."""
+        """The event of a round, a noisy sum over sampled records, against an observer of the models."""
         self.check_relation(neighbors)
         cohort.refuse_minimum()
         scope = curator_scope(
@@ -84,10 +85,11 @@ class CentralSub(ItemLevel, Fast):
         return View(round=Round(mechanism=mechanism, participation=Everyone()), scope=scope)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """The clipped gradients themselves."""
+        """Nothing is certified: the server gets the clipped gradients themselves."""
         return CURATOR_SEES
 
     def _sampling_assumption(self, cohort: Cohort) -> str:
+        """The assumption on who joins a round, as a sentence of the statement."""
         prob = self._prob_user(cohort)
         if prob == 1:
             return "each record joins a round independently, and the adversary does not see which"
@@ -97,9 +99,9 @@ class CentralSub(ItemLevel, Fast):
         )
 
     def noise_std(self, size: int, dim: int) -> float:
-        """The server's noise over the expected batch."""
+        """The standard deviation of the server's noise over `size`, which is the expected batch."""
         return self.std / size
 
     def clip_norm_at(self, state: Any) -> float:
-        """The clip norm."""
+        """The clip norm: scaling records down to it is all that happens before the sum."""
         return self.clip_norm

@@ -49,16 +49,16 @@ class LocalSub(ItemLevel):
 
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
-        """More than one step."""
+        """What tests and audits run: two private steps, so that more than one is tried."""
         return [{"steps": 2}]
 
     @property
     def private_steps(self) -> int:
-        """Steps of DP-SGD at a user in a round."""
+        """Steps of DP-SGD at a user in a round; above 0, the engine runs them before `randomize`."""
         return self.steps
 
     def _records_in_reach(self, cohort: Cohort) -> float:
-        """The records of one user, on average."""
+        """How many records a step draws from: those of one user, on average."""
         return (cohort.records or 0) / cohort.population
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
@@ -70,7 +70,7 @@ class LocalSub(ItemLevel):
         return tally / size, state
 
     def expected_update(self, x: jax.Array, state: Any) -> jax.Array:
-        """As it comes: records were clipped in the steps that made it."""
+        """The update as it comes: records were clipped in the steps that made it."""
         return x
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
@@ -85,9 +85,9 @@ class LocalSub(ItemLevel):
         return View(round=Round(mechanism=self.own_reports(cohort, dim), participation=Everyone()), scope=scope)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """What the server sees is all there is."""
+        """The event of one user's reports: what the server sees is all there is."""
         return self._mechanism(cohort, noise="user", steps=self.steps)
 
     def noise_std(self, size: int, dim: int) -> float:
-        """None is added to what users send: it is in there already."""
+        """Zero, for nothing is added to what users send: the noise is in there already."""
         return 0.0

@@ -33,7 +33,7 @@ _ROUNDING_SHARE = 0.01  # of the certified noise's variance that rounding adds a
 
 
 class Collected(NamedTuple):
-    """The encoded updates of some clients, added up modulo 2^32, and how many clients that were."""
+    """The encoded updates of some clients added up, uint32 modulo 2^32, and how many clients that were."""
 
     residues: jax.Array
     users: jax.Array
@@ -68,12 +68,12 @@ class NoisySum(Protocol, Fast):
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Noise of twice the clip norm."""
+        """Settings for a first try: noise of twice the clip norm."""
         return {"noise_multiplier": 2.0}
 
     @property
     def noise_field(self) -> str:
-        """The noise multiplier."""
+        """The parameter that calibration sets: the noise multiplier."""
         return "noise_multiplier"
 
     @property
@@ -82,7 +82,7 @@ class NoisySum(Protocol, Fast):
         return float(self.require("noise_multiplier") * self.clip_norm)
 
     def honest_of(self, cohort: Cohort) -> int:
-        """The clients of the enforced minimum whose noise is counted on."""
+        """How many clients of the enforced minimum bring noise that is counted on; refuses fewer than 2."""
         present = cohort.crowd() - cohort.colluders
         honest = present if self.honest is None else self.honest
         if not 2 <= honest <= present:
@@ -95,12 +95,18 @@ class NoisySum(Protocol, Fast):
 
     @property
     def noise_part(self) -> float:
-        """The variance of one client's noise on a coordinate, in integers."""
+        """The variance of one client's noise on a coordinate, in squared integers.
+
+        It is an equal part, one of `honest`, of what is certified.
+        """
         return (self.std * self.require("scale")) ** 2 / self.require("honest")
 
     @abc.abstractmethod
     def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
-        """All noise on the sum of so many users, in one draw a coordinate, as int32."""
+        """All noise on the sum of so many users, in one draw a coordinate, as int32.
+
+        In integers, not in the data's units.
+        """
 
     def collect(
         self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
@@ -114,10 +120,11 @@ class NoisySum(Protocol, Fast):
 
     @staticmethod
     def _keys(key: jax.Array) -> jax.Array:
+        """A client's three keys, for rounding, noise and shares: the same ones on every path."""
         return jax.random.split(key, 3)
 
     def finish(self, collected: Collected, *, key: jax.Array) -> jax.Array:
-        """All noise, in one draw a coordinate."""
+        """The residues with all noise on them, in one draw a coordinate."""
         noise = self.whole_noise(collected.residues.shape, collected.users, key=key)
         return collected.residues + skellam.words(noise)
 
@@ -126,7 +133,7 @@ class NoisySum(Protocol, Fast):
         return clip_l2(x, self.clip_norm)
 
     def clip_norm_at(self, state: Any) -> float:
-        """The clip norm; what is rounded is rounded without bias."""
+        """The clip norm, for rounding has no bias beside `bias`."""
         return self.clip_norm
 
     def tally_of_sum(self, total: jax.Array, count: jax.Array, *, key: jax.Array) -> jax.Array:
@@ -137,11 +144,11 @@ class NoisySum(Protocol, Fast):
         return self.finish(Collected(skellam.words(rounded), count), key=key_noise)
 
     def bias(self, dim: int) -> float:
-        """What bounding the norm of the integers costs."""
+        """How far the mean estimate may be off because the norm of the integers is bounded."""
         return self.encoding(dim).bias
 
     def estimate(self, tally: Any, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
-        """The sum, centred around zero modulo `modulus`, over the planned size."""
+        """The sum, centred around zero modulo `modulus` and scaled back, over the planned size."""
         integers = skellam.center(tally, self.require("modulus"))
         return integers.astype(jnp.float32) / (self.require("scale") * size), state
 
@@ -188,7 +195,7 @@ class WholeNoise:
 
     @property
     def distance(self) -> float:
-        """Total variation from the Skellam law, at most."""
+        """The total variation from the Skellam law of this variance, at most."""
         return self.draws * self.part.distance
 
     def __call__(self, size: int, *, sampler: ExactSampler) -> np.ndarray:
@@ -201,7 +208,7 @@ class WholeNoise:
 
 
 def rounding_assumption(encoding: skellam.Encoding) -> str:
-    """What every user does to bound the norm of its integers."""
+    """The assumption that every user bounds the norm of its integers, with what that costs in bias."""
     bias = encoding.bias / encoding.clip_norm
     return (
         f"every user repeats the rounding until its integers have norm at most {encoding.norm:.6g} (which "
@@ -211,5 +218,10 @@ def rounding_assumption(encoding: skellam.Encoding) -> str:
 
 
 def removal(neighbors: Neighbors, *, noise: bool) -> tuple[str, ...]:
-    """What it means to be removed, where that is what is stated."""
+    """The assumption of what a removed user still does, if neighbours differ by removal; nothing otherwise.
+
+    Arguments:
+        neighbors: which inputs must look alike.
+        noise: whether users bring noise, of which a removed one still adds its part.
+    """
     return (_REMOVAL + " with its part of the noise" * noise,) if neighbors is Neighbors.ADD_REMOVE else ()

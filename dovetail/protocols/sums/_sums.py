@@ -1,13 +1,12 @@
-"""Sums of one number in [0, 1] per user, by randomized response and one shuffle per slot: what such protocols share.
+"""Sums of one number in [0, 1] per user, by randomized response and one shuffle per slot; and messages of shares.
 
 A user turns its number into positions in [0, 1], one per slot, that average to it; each is reported by randomized
 response. The analyzer sees the number of reports, and subtracts what random answers add on average. Statistics are
 protocols of dimension 1: `estimate` gives the sum over the planned size. Fast and faithful path agree exactly from the
 same keys.
 
-The messages of split-and-mix in a deployment: one share each, a 32-bit word.
-
-The encoded update gets exact Skellam noise and is split by `mechanisms.exact_skellam`. The shares of a coordinate are
+`Shares`, at the end, are the deployed messages of split-and-mix: the encoded update gets exact Skellam noise and is
+split by `mechanisms.exact_skellam`, one share, a 32-bit word, in each message. The shares of a coordinate are
 neighbouring slots, assigned to the shufflers in turn.
 """
 
@@ -44,7 +43,7 @@ __all__ = [
 
 
 def of_numbers(dim: int, name: str) -> None:
-    """Refuses updates of more than one number."""
+    """Refuse updates of more than one number, on behalf of the protocol of this name."""
     if dim != 1:
         raise ValueError(f"expected one number per user (dim = 1) with {name!r}, got dim={dim}")
 
@@ -65,12 +64,12 @@ class ReportedSum(Protocol):
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """A budget of 1 for a report."""
+        """Settings for a first try: a budget of 1 for a report."""
         return {"eps_local": 1.0}
 
     @property
     def noise_field(self) -> str:
-        """The budget of a report."""
+        """The parameter that calibration sets: the budget of a report."""
         return "eps_local"
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
@@ -85,15 +84,15 @@ class ReportedSum(Protocol):
 
     @property
     def slots(self) -> int:
-        """Reports that a user sends."""
+        """How many reports a user sends, one per slot."""
         return 1
 
     def positions(self, x: jax.Array, *, key: jax.Array) -> jax.Array:
-        """Client: a position in [0, 1] for every slot."""
+        """Client: a position for every slot, clipped to [0, 1] when it is reported; they average to x."""
         return x
 
     def layout(self, dim: int) -> Layout:
-        """One shuffle per slot."""
+        """One slot for each report of a user, and one shuffler that permutes every slot on its own."""
         of_numbers(dim, self.name)
         return Layout(slots=self.slots, reports_per_client=self.slots, shufflers=1)
 
@@ -104,17 +103,17 @@ class ReportedSum(Protocol):
         return Reports(slot=None, value=reports, valid=jnp.ones((), bool))
 
     def expected_update(self, x: jax.Array, state: Any) -> jax.Array:
-        """The number in [0, 1], and 1/2 for NaN."""
+        """The number, clipped to [0, 1]; 1/2 for NaN."""
         return jnp.asarray(clamp(x, 0.0, 1.0))
 
     def messages(self, dim: int) -> Messages:
-        """One level per message."""
+        """Deployed messages: one level each, one for every slot."""
         of_numbers(dim, self.name)
         local = self.local
         return _Slots(response=ExactRandomizedResponse(local.eps_local, local.levels), protocol=self)
 
     def contribution(self, cohort: Cohort, dim: int) -> Contribution:
-        """The sum of the levels in every slot."""
+        """What users share between aggregators: the level of every slot."""
         return level_sums(self.messages(dim), cohort)
 
     def exact_positions(self, x: np.ndarray, *, sampler: ExactSampler) -> np.ndarray:
@@ -122,7 +121,7 @@ class ReportedSum(Protocol):
         return x
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
-        """The randomizer's, at the number itself."""
+        """The log density of a report of the number x: the randomizer's, slot by slot."""
         return self.local.log_density(value, x)
 
     def tally(self, reports: ShuffledReports, dim: int) -> SlotSums:
@@ -136,11 +135,11 @@ class ReportedSum(Protocol):
         return jnp.mean(sums, keepdims=True) / size, state
 
     def variance(self, x: npt.ArrayLike) -> float:
-        """The exact variance of the estimated sum of these users' numbers."""
+        """The exact variance of the estimated sum of these users' numbers: of the sum, not of the mean."""
         return float(self.local.variance(np.asarray(x, np.float64)).sum())
 
     def noise_std(self, size: int, dim: int) -> float:
-        """From the exact variance at zero."""
+        """The standard deviation of the estimate where every user holds zero."""
         return math.sqrt(self.variance(np.zeros(size))) / size
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
@@ -151,7 +150,7 @@ class ReportedSum(Protocol):
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """The same reports without shuffling."""
+        """The event of a user's reports, one per slot; without its crowd it is what a user's own reports reveal."""
         local = self.local
         return events.Shuffled(
             report=Report(kind="rr", eps_local=local.eps_local, levels=local.levels),
@@ -161,7 +160,7 @@ class ReportedSum(Protocol):
         )
 
     def slots_seen(self, dim: int) -> DataIndependent:
-        """Every client fills every slot."""
+        """Slots tell nothing: every client fills every slot."""
         return SLOTS_TELL_NOTHING
 
 
@@ -173,12 +172,12 @@ class _Slots(Levels):
 
     @property
     def slots(self) -> int:
-        """As many as the protocol has."""
+        """How many slots there are: as many as the protocol has."""
         return self.protocol.slots
 
     @property
     def per_client(self) -> int:
-        """One per slot."""
+        """How many messages a client sends: one for every slot."""
         return self.protocol.slots
 
     def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:
@@ -206,17 +205,17 @@ class Shares(Messages):
 
     @property
     def slots(self) -> int:
-        """One per share."""
+        """How many slots there are: one for every share of every coordinate."""
         return self.encoding.dim * self.shares
 
     @property
     def per_client(self) -> int:
-        """All shares."""
+        """How many messages a client sends: one for every slot."""
         return self.slots
 
     @property
     def distance(self) -> float:
-        """That of the noise on every coordinate."""
+        """How far the client's noise, over all coordinates, is from Skellam noise in total variation, at most."""
         return self.encoding.dim * self.noise.distance
 
     def shuffler_of(self, slot: np.ndarray) -> np.ndarray:

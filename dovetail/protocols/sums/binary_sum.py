@@ -32,5 +32,5 @@ class BinarySum(ReportedSum):
 
     @property
     def local(self) -> BinaryRandomizedResponse:
-        """Randomized response on a bit."""
+        """The randomizer of one report: randomized response on a bit."""
         return BinaryRandomizedResponse(self.require("eps_local"))

@@ -89,25 +89,25 @@ class RealSum(ReportedSum, Fast):
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """A budget for a report; nothing for shares, whose noise is their own."""
+        """Settings for a first try: a budget for a report; nothing for shares, whose noise multiplier is calibrated."""
         return {} if settings.get("method") == "split" else super().example(dim, settings)
 
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
-        """Every method."""
+        """What tests and audits run: each of the three methods, the usual one first."""
         mix = {"mix": {"shares": 5}}
         return [{"method": "single"}, {"method": "unary"}, {"method": "split", "noise_multiplier": 1.0, **mix}]
 
     @property
     def sharing(self) -> SplitAndMixProtocol | None:
-        """The split-and-mix of ``method = "split"``, with its noise."""
+        """The split-and-mix of ``method = "split"``, with the noise if it is set; None for the other methods."""
         if not isinstance(self.mix, SplitAndMixProtocol) or self.noise_multiplier is None:
             return self.mix if isinstance(self.mix, SplitAndMixProtocol) else None
         return self.mix.with_noise(self.noise_multiplier / _HALF)
 
     @property
     def noise_field(self) -> str:
-        """The budget of a report; with shares, the standard deviation of the noise on the sum."""
+        """The parameter that calibration sets: the budget of a report; with shares, the noise on the sum."""
         return "noise_multiplier" if self.method == "split" else "eps_local"
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
@@ -124,18 +124,18 @@ class RealSum(ReportedSum, Fast):
 
     @property
     def local(self) -> RandomizedResponse:
-        """Randomized response on all levels, or on a bit."""
+        """The randomizer of one report: randomized response on all levels, or on a bit of the unary code."""
         if self.method == "unary":
             return BinaryRandomizedResponse(self.require("eps_local"))
         return RandomizedResponse(self.require("eps_local"), self.require("levels"))
 
     @property
     def slots(self) -> int:
-        """One report, or a bit for every step between levels."""
+        """How many reports a user sends: one, or a bit for every step between levels."""
         return self.require("levels") - 1 if self.method == "unary" else 1
 
     def positions(self, x: jax.Array, *, key: jax.Array) -> jax.Array:
-        """The number itself; or its unary code, after unbiased rounding."""
+        """Client: the number itself; or its unary code, after unbiased rounding to a level."""
         if self.method == "single":
             return x
         place: jax.Array = clamp(x, 0.0, 1.0) * self.slots
@@ -143,25 +143,25 @@ class RealSum(ReportedSum, Fast):
         return (jnp.arange(self.slots) < level).astype(jnp.float32)
 
     def exact_positions(self, x: np.ndarray, *, sampler: ExactSampler) -> np.ndarray:
-        """`positions`, rounded by 53 bits of the sampler."""
+        """Deployed client: `positions`, rounded by 53 random bits of the sampler."""
         if self.method == "single":
             return x
         level = round_at_random(clamp64(x, 0.0, 1.0) * self.slots, sampler)
         return (np.arange(self.slots) < level).astype(np.float64)
 
     def messages(self, dim: int) -> Messages:
-        """A level a message, or a share."""
+        """Deployed messages: a level in each, or a share."""
         of_numbers(dim, self.name)
         return super().messages(dim) if self.sharing is None else _SharesAroundZero(**vars(self.sharing.messages(dim)))
 
     def contribution(self, cohort: Cohort, dim: int) -> Contribution:
-        """The sum of the levels in every slot; shares that shufflers mix are not for aggregators."""
+        """What users share between aggregators: the level of every slot; refuses shares, which shufflers must mix."""
         if self.sharing is not None:
             raise self.not_shared()
         return super().contribution(cohort, dim)
 
     def layout(self, dim: int) -> Layout:
-        """One shuffle per slot."""
+        """One slot for each report of a user, or the slots of its shares."""
         return super().layout(dim) if self.sharing is None else self.sharing.layout(dim)
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
@@ -171,7 +171,10 @@ class RealSum(ReportedSum, Fast):
         return self.sharing.randomize(_around_zero(x), state, key=key)
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
-        """The randomizer's; that of the unary code at 0 and 1, between which its bits are not independent."""
+        """The log density of a report of x; None for shares, and for a unary code between 0 and 1.
+
+        There the bits of the code are not independent, so it has no simple form.
+        """
         number = clamp64(x, 0.0, 1.0)
         if self.method == "split" or (self.method == "unary" and not np.isin(number, (0, 1)).all()):
             return None
@@ -188,7 +191,10 @@ class RealSum(ReportedSum, Fast):
 
     @property
     def same_keys(self) -> bool:
-        """Unless the noise of shares is one draw."""
+        """Whether the fast path gives the messages' tally from the same keys.
+
+        Not with shares, whose noise is one draw.
+        """
         return self.sharing is None
 
     def collect(
@@ -214,7 +220,7 @@ class RealSum(ReportedSum, Fast):
         return around + _HALF * tally.messages / size, state
 
     def bias(self, dim: int) -> float:
-        """That of encoded numbers, with shares."""
+        """How far the mean estimate may be off: by what encoding costs, with shares; else 0."""
         return 0.0 if self.sharing is None else self.sharing.bias(dim)
 
     def variance(self, x: npt.ArrayLike) -> float:
@@ -236,7 +242,7 @@ class RealSum(ReportedSum, Fast):
         return self.sharing.view(cohort, dim, neighbors=neighbors)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """The reports without a crowd; of shares, nothing is left."""
+        """The event of a user's reports; for shares nothing is certified."""
         if self.sharing is None:
             return super().own_reports(cohort, dim)
         return self.sharing.own_reports(cohort, dim)
@@ -252,7 +258,7 @@ def _best_levels(eps_local: float) -> int:
 
 
 class _SharesAroundZero(Shares):
-    """Shares of what a number is more than 1/2."""
+    """Shares of what a number in [0, 1] is above 1/2, which is in [-1/2, 1/2]."""
 
     def randomize(self, x: np.ndarray, *, sampler: ExactSampler) -> Sent:
         """The shares of one number."""
@@ -260,6 +266,7 @@ class _SharesAroundZero(Shares):
 
 
 def _around_zero(x: jax.Array) -> jax.Array:
+    """What a number, clipped to [0, 1], is above 1/2."""
     return clamp(x, 0.0, 1.0) - _HALF
 
 

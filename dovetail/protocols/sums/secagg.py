@@ -58,7 +58,9 @@ _DRAWN_ONCE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodedUpdate(Contribution):
-    """The encoded update, with `part` of the noise; `whole` is what an aggregator adds to its sum.
+    """The encoded update, with `part` of the noise; `whole` is the noise that an aggregator adds to its sum.
+
+    One of the two is None: noise comes from users or from aggregators. Sums are read modulo `modulus`, a power of two.
 
     Guarantees:
         `distance` and `noise_distance` cover the noise, the one thing that is not drawn exactly.
@@ -71,26 +73,32 @@ class EncodedUpdate(Contribution):
 
     @property
     def length(self) -> int:
-        """One integer per coordinate."""
+        """How many integers a client adds: one per coordinate."""
         return self.encoding.dim
 
     @property
     def bits(self) -> int:
-        """The bits of an integer below the modulus."""
+        """The bits of an integer below the modulus, which is 2^bits."""
         return self.modulus.bit_length() - 1
 
     @property
     def distance(self) -> float:
-        """That of the client's noise on every coordinate."""
+        """How far a client's noise, over all coordinates, is from Skellam noise in total variation, at most.
+
+        0 where clients bring no noise.
+        """
         return 0.0 if self.part is None else self.length * self.part.distance
 
     @property
     def noise_distance(self) -> float:
-        """That of the aggregator's noise on every coordinate."""
+        """How far an aggregator's noise, over all coordinates, is from Skellam noise in total variation, at most.
+
+        0 where aggregators bring no noise.
+        """
         return 0.0 if self.whole is None else self.length * self.whole.distance
 
     def draw(self, x: np.ndarray, *, sampler: ExactSampler, budget: float | None = None) -> np.ndarray:
-        """The encoded update with the client's part of the noise."""
+        """Client: its encoded update with its part of the noise, as residues; `budget` is not used."""
         if np.shape(x) != (self.length,):
             raise ValueError(f"expected an update of shape ({self.length},), got shape={np.shape(x)}")
         value = exact_skellam.encode(self.encoding, finite_or_zero(np.asarray(x)), sampler=sampler)
@@ -99,14 +107,15 @@ class EncodedUpdate(Contribution):
         return self._residues(value)
 
     def noise(self, *, sampler: ExactSampler) -> np.ndarray | None:
-        """All noise, where aggregators bring it."""
+        """Aggregator: all noise of the round, as residues; None where clients bring it."""
         return None if self.whole is None else self._residues(self.whole(self.length, sampler=sampler))
 
     def tally(self, total: np.ndarray, users: int) -> jax.Array:
-        """The residues, with all noise in them."""
+        """Analyzer: the sum as residues, with all noise in them."""
         return jnp.asarray(np.asarray(total, np.uint32))
 
     def _residues(self, value: np.ndarray) -> np.ndarray:
+        """Integers modulo `modulus`, uint32."""
         return (value & (self.modulus - 1)).astype(np.uint32)
 
 
@@ -130,29 +139,33 @@ class ProvenUpdate(EncodedUpdate):
 
     @property
     def squared_norm(self) -> int:
-        """That of the norm that is accounted, rounded down: the one that rounding is repeated for."""
+        """The largest squared norm of an encoded update: that of the accounted norm, rounded down.
+
+        Rounding is repeated until the integers meet it, so honest updates always do.
+        """
         return math.floor(Fraction(self.encoding.norm) ** 2)
 
     @property
     def proof(self) -> Pine:
-        """That the integers have at most the certified norm."""
+        """The proof that the integers have at most the certified norm."""
         return Pine.of(dim=self.length, squared=self.squared_norm, shares=self.aggregators)
 
     @property
     def distance(self) -> float:
-        """The zero-knowledge error of the proof."""
+        """The zero-knowledge error of the proof: clients that prove their norm bring no noise."""
         return self.proof.knowledge_error
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Of privacy, and of robustness."""
+        """What the privacy and the robustness of the verified sum rest on."""
         return (*super().assumptions, *proof_assumptions(self.proof, "an update longer than the certified norm"))
 
     def tally(self, total: np.ndarray, users: int) -> jax.Array:
-        """The residues, with all noise in them."""
+        """Analyzer: the signed sum as residues modulo `modulus`, with all noise in them."""
         return super().tally(np.asarray(total, np.int64) & (self.modulus - 1), users)
 
     def _residues(self, value: np.ndarray) -> np.ndarray:
+        """The integers as they are, int64: residues are taken of their sum, for the proof is about signed integers."""
         return value.astype(np.int64)
 
 
@@ -204,7 +217,7 @@ class SecAgg(NoisySum):
 
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
-        """Noise from users, and from aggregators."""
+        """What tests and audits run: noise from users (the usual way, so first), and from three aggregators."""
         return [{}, {"noise": "aggregators", "aggregators": 3}]
 
     @property
@@ -214,11 +227,14 @@ class SecAgg(NoisySum):
 
     @property
     def needs_minimum(self) -> bool:
-        """Where clients bring the noise."""
+        """Whether the statement counts on a minimum of users: it does where they bring the noise."""
         return self.by_users
 
     def noise_scales(self, sizes: Sequence[int]) -> tuple[float, ...]:
-        """Any sizes, where the noise does not depend on the clients."""
+        """Factors of 1 for rounds of any sizes, where aggregators bring the noise.
+
+        Users' noise needs rounds of one size.
+        """
         return super().noise_scales(sizes) if self.by_users else (1.0,) * len(sizes)
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
@@ -231,10 +247,14 @@ class SecAgg(NoisySum):
         return dataclasses.replace(counted, scale=scale, modulus=modulus)
 
     def _std_of_all(self, users: int) -> float:
-        """Standard deviation of all noise on the sum of so many users."""
+        """The standard deviation of all noise on a coordinate of the sum of so many users, in the data's units.
+
+        What is certified is less: the noise of `honest` users, or of one aggregator.
+        """
         return self.std * math.sqrt(users / self.require("honest") if self.by_users else self.aggregators)
 
     def _check(self, cohort: Cohort) -> None:
+        """Refuse a cohort whose number of aggregators is not the protocol's."""
         if cohort.aggregators not in (None, self.aggregators):
             raise ValueError(
                 f"expected protocol.aggregators={cohort.aggregators}, as many as there are, got {self.aggregators}"
@@ -242,11 +262,11 @@ class SecAgg(NoisySum):
 
     @property
     def whole_variance(self) -> float:
-        """The variance of one aggregator's noise on a coordinate, in integers."""
+        """The variance of one aggregator's noise on a coordinate, in squared integers."""
         return float((self.std * self.require("scale")) ** 2)
 
     def layout(self, dim: int) -> Layout:
-        """The integers of a client; there is no shuffler."""
+        """One slot for each integer of a client; there is no shuffler."""
         return Layout(slots=dim, reports_per_client=dim, shufflers=0)
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
@@ -264,7 +284,7 @@ class SecAgg(NoisySum):
         return total if self.by_users else Collected(total, jnp.sum(valid[:, 0], dtype=jnp.int32))
 
     def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
-        """Every client's part, or every aggregator's noise."""
+        """All noise on the sum: every client's part, or every aggregator's noise."""
         if self.by_users:
             return skellam.skellam(self.noise_part, shape, key=key, times=users)
         return skellam.skellam(self.whole_variance, shape, key=key, times=self.aggregators)
@@ -275,11 +295,14 @@ class SecAgg(NoisySum):
         return super().estimate(residues, size, state, key=key)
 
     def noise_std(self, size: int, dim: int) -> float:
-        """The noise of all clients, or of all aggregators; zeros are encoded without rounding."""
+        """The standard deviation of the estimate at zero updates, from all noise.
+
+        Zeros are encoded without rounding.
+        """
         return self._std_of_all(size) / size
 
     def contribution(self, cohort: Cohort, dim: int) -> Contribution:
-        """The encoded update with the client's part of the noise."""
+        """What a client shares: its encoded update, with its part of the noise or with a proof of its norm."""
         self._check(cohort)
         part = WholeNoise(self.noise_part) if self.by_users else None
         whole = None if self.by_users else WholeNoise(self.whole_variance)
@@ -306,6 +329,7 @@ class SecAgg(NoisySum):
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
 
     def _certified_variance(self, cohort: Cohort) -> float:
+        """The variance of the noise that is counted on, in squared integers."""
         if self.by_users:
             return self.noise_part * max(1, cohort.crowd() - cohort.colluders)
         return self.whole_variance
@@ -315,14 +339,15 @@ class SecAgg(NoisySum):
         resolve_encoding(self, dim=dim, num_users=cohort.most, noise_std=self._std_of_all(cohort.most))
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """All shares of the update, with a small part of the noise at most."""
+        """Nothing is certified: all shares of the update, with a small part of the noise at most."""
         return NonPrivate(reason=_OWN_NOISE if self.by_users else _NO_NOISE)
 
     def slots_seen(self, dim: int) -> DataIndependent:
-        """Every client shares every coordinate."""
+        """Slots tell nothing: every client shares every coordinate."""
         return SLOTS_TELL_NOTHING
 
     def _scope(self, cohort: Cohort, encoding: skellam.Encoding, neighbors: Neighbors) -> Scope:
+        """Whom the statement is about; refuses a Poisson sample whose size aggregators see."""
         if isinstance(cohort.participation, Poisson) and cohort.uploads is None:
             raise NotApplicable(
                 "aggregators see how many users a Poisson sample has; with cohort.kind = 'secret' all upload"

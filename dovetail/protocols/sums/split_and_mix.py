@@ -74,7 +74,10 @@ class SplitAndMixProtocol(NoisySum):
 
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
-        """Five shares: the code of as many as hide a value, in less time and among fewer users."""
+        """What tests and audits run: five shares.
+
+        The code is that of as many as hide a value, in less time and among fewer users.
+        """
         return [{"shares": 5}]
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
@@ -100,7 +103,7 @@ class SplitAndMixProtocol(NoisySum):
         return dataclasses.replace(self, scale=scale, modulus=modulus, shares=shares, honest=honest)
 
     def _colluding_slots(self, shares: int) -> int:
-        """Slots of a coordinate that the colluding shufflers hold at most, dealt in turn."""
+        """How many slots of a coordinate the colluding shufflers hold, at most, as slots are assigned in turn."""
         each, rest = divmod(shares, self.shufflers)
         return self.colluding_shufflers * each + min(self.colluding_shufflers, rest)
 
@@ -137,11 +140,14 @@ class SplitAndMixProtocol(NoisySum):
         return jnp.sum(slots.reshape(dim, -1), axis=1, dtype=jnp.uint32)
 
     def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
-        """The parts of all clients together."""
+        """All noise on the sum, in integers: the parts of all clients together."""
         return skellam.skellam(self.noise_part, shape, key=key, times=users)
 
     def noise_std(self, size: int, dim: int) -> float:
-        """The noise of all clients; zeros are encoded without rounding."""
+        """The standard deviation of the estimate at zero updates, from all clients' noise.
+
+        Zeros are encoded without rounding.
+        """
         return math.sqrt(self.noise_part / size) / self.require("scale")
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
@@ -166,14 +172,15 @@ class SplitAndMixProtocol(NoisySum):
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """All shares of the update with a small part of the noise."""
+        """Nothing is certified: all shares of the update with a small part of the noise."""
         return NonPrivate(reason=_ALL_SHARES)
 
     def slots_seen(self, dim: int) -> DataIndependent:
-        """Every client fills every slot."""
+        """Slots tell nothing: every client fills every slot."""
         return SLOTS_TELL_NOTHING
 
     def _scope(self, cohort: Cohort, encoding: skellam.Encoding, neighbors: Neighbors) -> Scope:
+        """Whom the statement is about; refuses a Poisson sample whose size the number of shares tells."""
         if isinstance(cohort.participation, Poisson) and cohort.uploads is None:
             raise NotApplicable(
                 "the number of shares tells how many users a Poisson sample has; with cohort.kind = 'secret' all upload"
