@@ -260,9 +260,9 @@ class DpFl(Protocol, Fast, Claimed):
         """The sentence on what the adaptive count costs, once noise is set; none for other ways to clip."""
         if self.clip != "adaptive" or self.std_count is None or self.noise_multiplier is None:
             return ()
-        cost_share = 1 / (1 + (2 * self.std_count / self.noise_multiplier) ** 2)
+        fraction = 1 / (1 + (2 * self.std_count / self.noise_multiplier) ** 2)
         return (
-            f"the clip norm is set from noised counts, and their {cost_share:.2%} of the first round's mu^2 is included",
+            f"the clip norm is set from noised counts, and their {fraction:.2%} of the first round's mu^2 is included",
         )
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
