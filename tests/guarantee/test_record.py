@@ -2,12 +2,14 @@
 
 import dataclasses
 import itertools
+import json
 
 import pytest
 
 from dovetail.events import Everyone, FixedSize, NonPrivate, Poisson
 from dovetail.guarantee import Guarantee, Spread, quotes
 from dovetail.guarantee.quotes import Terms
+from dovetail.guarantee.record import Record
 from dovetail.statements import NotApplicable, Trust, Unit, Verdict
 
 USERS, DIM, DELTA = 60, 3, 1e-5
@@ -138,3 +140,36 @@ def test_that_nobody_knows_whom_records_are_about_is_said_of_data_and_of_subject
         said = training(name, spread=spread).record().certified_statement().assumptions
         unknown = any("the data do not say whom a record is about" in line for line in said)
         assert unknown == (name != "dp_fl" and describes_data and not known)
+
+
+@every_protocol
+def test_a_record_is_the_same_when_it_is_read_again(name):
+    record = training(name, rounds=3).with_declaration("own code").record()
+    written = json.loads(json.dumps(record.to_json()))
+    again = Record.from_json(written)
+    assert again == record
+    assert (again.certified_statement(), again.local_statement()) == (
+        record.certified_statement(),
+        record.local_statement(),
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"delta": delta} for delta in (-1e-9, 1.5, float("nan"))),
+        *({"eps": eps} for eps in (-1.0, float("nan"))),
+        *({"spread": {name: 0}} for name in ("users", "items", "subjects", "users_per_subject", "items_per_subject")),
+        {"own": {"rounds": [[0, 2]]}},
+        {"reports": [[0, 2]]},
+        {"format": -1},
+    ],
+    ids=str,
+)
+def test_a_record_that_no_run_can_have_made_is_refused(changed):
+    written = training("dp_fl", rounds=3).record().to_json()
+    assert Record.from_json(written)
+    for key, value in changed.items():
+        written[key] = {**written[key], **value} if isinstance(value, dict) else value
+    with pytest.raises(ValueError):
+        Record.from_json(written)

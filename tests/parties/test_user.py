@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from parties.household import opened
+from parties.sharing import Sharing
 
 from dovetail.parties.common.http_clients import Rejected, Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
@@ -220,6 +221,16 @@ def test_a_relay_cannot_make_a_user_spend_on_a_round_that_is_not_open(tmp_path, 
     with pytest.raises(Refused, match="the signer has withdrawn the task"):
         client.answer(ended, np.ones(5))
     assert not list((tmp_path / "spending").glob("task-*")), "something was spent"
+
+
+@pytest.mark.parametrize("protocol", ["secagg", "ss_simple"])
+def test_what_a_task_says_of_uploads_is_what_users_send(tmp_path, deployment, protocol):
+    """To shufflers, and to aggregators."""
+    sharing = Sharing(tmp_path / protocol, protocol)
+    client = client_of(tmp_path, deployment.signed)
+    shuffled = client.report(deployment.signed, 1, np.ones(5))
+    for task, envelope in ((deployment.task, shuffled), (sharing.task, sharing.envelope(0))):
+        assert task.upload_bytes == sum(len(upload.encode()) for upload in envelope.uploads)
 
 
 def test_uploads_and_messages_have_one_shape():
