@@ -29,7 +29,7 @@ from dovetail.events import (
     Shuffled,
     SplitAndMix,
 )
-from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
+from dovetail.statements import Bound, Neighbors, NotApplicable, Proof, Scope, Trust, Unit
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "gaussian.json").read_text())
 DELTA = 1e-5
@@ -416,3 +416,14 @@ def test_noise_is_calibrated_by_the_smallest_bound():
 
     noise = smallest_noise(eps_of, eps=8.0, tolerance=9e-3)
     assert noise == pytest.approx(row["privacy_loss"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("eps", "delta"), [(math.nan, 0.5), (-1e-9, 0.5), (0.5, math.nan), (0.5, -1e-9), (0.5, 1.5), (-math.inf, 0.0)]
+)
+def test_an_answer_that_is_no_guarantee_is_none(eps, delta):
+    """Either number alone is reason enough: a bound that overflowed somewhere must not be the smallest."""
+    with pytest.raises(NotApplicable, match="gives no number here"):
+        compose._check_answer(Bound(eps=eps, delta=delta, proof=Proof(missing="nothing")), None)
+    largest = Bound(eps=math.inf, delta=1.0, proof=Proof(missing="nothing"))
+    assert compose._check_answer(largest, None) == largest

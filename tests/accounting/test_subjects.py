@@ -298,3 +298,11 @@ def test_refusals():
             subjects.eps(subject(), **({"delta": 1e-5, "rounds": 1} | bad))
     with pytest.raises(ValueError, match="users"):
         subjects.of_users_together(Gaussian(std=1.0, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE), users=0)
+
+
+@pytest.mark.parametrize("split", [(3,), (2, 1), (5, -1), (4, 0), (2, 2, 1), ()])
+def test_a_split_that_is_none_of_the_subjects_items_is_refused(split):
+    event = SampledSubject(std=1.0, clip_norm=1.0, items=4, prob_item=0.5, prob_user=0.5, users_spanned=4)
+    with pytest.raises(ValueError, match="expected a split of items=4 over users"):
+        subjects.items_in_sum(event, split)
+    assert subjects.items_in_sum(event, (3, 1)).sum() == pytest.approx(1)
