@@ -45,7 +45,9 @@ _RESOLUTION = 0.1  # of a grid, in standard deviations of one draw: .25 % of the
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlanketCrowd:
-    """A victim with this frontier among draws from the blanket, whose number has this law.
+    """A victim with this frontier among draws from the blanket.
+
+    `counts` is the law of how many draws there are beside the victim's report.
 
     Guarantees:
         Never below the exact delta of the shuffled reports, in either direction (brute force at small n).
@@ -60,10 +62,11 @@ class BlanketCrowd:
 
     @property
     def _crowd(self) -> float:
+        """The mean number of reports that hide the victim, its own included."""
         return float(self.counts.counts @ self.counts.weights) + 1
 
     def delta(self, eps: float) -> float:
-        """delta at eps, rounded up; the mass below the window of counts is charged as if nobody hid the victim."""
+        """delta at eps >= 0, rounded up; the mass below the window of counts is charged as if nobody hid the victim."""
         alpha = math.exp(eps)
         values, probs = self.frontier.law(alpha)
         if values.max() <= 0:
@@ -92,7 +95,7 @@ def pair(event: Shuffled) -> SymmetricPair:
 
 @functools.lru_cache(maxsize=64)
 def _one_coordinate(report: Report, num_users: int, nodes: Nodes) -> SymmetricPair:
-    """The pair of one coordinate of so many honest users."""
+    """The pair of one coordinate of so many honest users: the smaller of blanket and clones at every node."""
     event = Shuffled(report=report, num_users=num_users)
 
     def delta(eps: float) -> float:

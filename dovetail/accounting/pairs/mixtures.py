@@ -23,21 +23,24 @@ from dovetail.statements import NotApplicable
 __all__ = ["ShiftLaw", "interval_for", "loss"]
 
 _FAR = 9.2  # standard deviations beyond which a Gaussian has a mass of 2e-20, which is counted as an infinite loss
-_NEGLIGIBLE = 1e-19
-_MOST_SHIFTS = 400
+_NEGLIGIBLE = 1e-19  # a probability that is charged and not resolved
+_MOST_SHIFTS = 400  # of a law; more are taken together
 _LARGEST_SHIFT = 1000.0  # beyond, eps is in the hundreds of thousands, and losses are too many to tell apart
-_MOST_CUTS = 40_000
+_MOST_CUTS = 40_000  # of the line of outcomes
 _BLOCK = 4096  # outcomes that are computed at once, for memory's sake
 _ULP = 2.0**-52
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ShiftLaw:
-    """The law of a shift in standard deviations; with the probability `lost` the shift is beyond all bounds."""
+    """The law of a shift c >= 0, in standard deviations of the noise.
 
-    shifts: np.ndarray
-    weights: np.ndarray
-    lost: float = 0.0
+    P is the law of the outcome N(c, 1) with a random c, Q that of N(0, 1).
+    """
+
+    shifts: np.ndarray  # ascending
+    weights: np.ndarray  # the probability of each
+    lost: float = 0.0  # the probability of shifts that are larger, charged as an infinite loss
 
     @classmethod
     def of(cls, shifts: np.ndarray, weights: np.ndarray) -> ShiftLaw:
@@ -73,11 +76,12 @@ class ShiftLaw:
 
     @functools.cached_property
     def _log_weights(self) -> np.ndarray:
+        """log(w_i) - c_i^2 / 2: with c_i x added, the logarithm of the i-th term of dP/dQ at x."""
         with np.errstate(divide="ignore"):
             return np.log(self.weights) - self.shifts**2 / 2
 
     def loss_at(self, x: np.ndarray) -> np.ndarray:
-        """log dP/dQ at every outcome."""
+        """log dP/dQ at every outcome, which rises with the outcome; right to `_loss_error`."""
         return np.concatenate([self._loss_at(x[start : start + _BLOCK]) for start in range(0, len(x), _BLOCK)])
 
     def _loss_at(self, x: np.ndarray) -> np.ndarray:
@@ -86,7 +90,7 @@ class ShiftLaw:
         return largest + np.log(np.exp(exponent - largest[:, None]).sum(axis=1))
 
     def masses(self, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What P puts between neighbouring cuts, and its relative rounding error."""
+        """What P puts between neighbouring cuts (one number fewer than cuts), and the relative error of each."""
         mass = np.empty(len(cuts) - 1)
         whole = np.empty(len(cuts) - 1)
         for start in range(0, len(mass), _BLOCK):
@@ -96,16 +100,16 @@ class ShiftLaw:
         return mass, _relative_error(whole, mass)
 
     def below(self, x: float) -> float:
-        """P(outcome <= x)."""
+        """P(outcome <= x), to a few roundings."""
         return float(ndtr(x - self.shifts) @ self.weights)
 
     def above(self, x: float) -> float:
-        """P(outcome > x), what is lost apart."""
+        """P(outcome > x), to a few roundings, without what is `lost`."""
         return float(ndtr(self.shifts - x) @ self.weights)
 
     @functools.cached_property
-    def reach(self) -> tuple[float, float]:
-        """Outcomes between which P stays, but for a negligible probability."""
+    def range_of_outcomes(self) -> tuple[float, float]:
+        """(low, high): outcomes between which P stays, but for a negligible probability on either side."""
         low, high = float(self.shifts[0]), float(self.shifts[-1]) + _FAR
         for _ in range(40):
             middle = (low + high) / 2
@@ -114,8 +118,8 @@ class ShiftLaw:
 
     @functools.cached_property
     def scale(self) -> tuple[float, float]:
-        """The std and the width of the loss under P, about: for the choice of a grid, never for a bound."""
-        x = np.linspace(*self.reach, 801)
+        """About the std and the width of the loss under P: to choose a grid by, never for a bound."""
+        x = np.linspace(*self.range_of_outcomes, 801)
         losses = self.loss_at(x)
         mass, _ = self.masses(x)
         mass /= mass.sum()
@@ -141,7 +145,9 @@ def interval_for(std: float, width: float, *, releases: int) -> float:
 
 
 def loss(law: ShiftLaw, *, interval: float) -> LossDistribution:
-    """The privacy loss of one release, removed and added, on multiples of `interval`.
+    """The privacy loss of one release in both directions, rounded up to multiples of `interval`.
+
+    The first side is P against Q (a subject is removed), the second Q against P (it is added).
 
     Arguments:
         law: of the shift, in standard deviations.
@@ -155,8 +161,8 @@ def loss(law: ShiftLaw, *, interval: float) -> LossDistribution:
 
 
 def _loss_when_removed(law: ShiftLaw, interval: float) -> Side:
-    """P against Q: the loss rises with the outcome."""
-    cuts = _cuts(law, *law.reach, interval)
+    """The loss of P against Q, rounded up; it rises with the outcome."""
+    cuts = _cuts(law, *law.range_of_outcomes, interval)
     losses, error = law.loss_at(cuts), _loss_error(law, cuts)
     p, p_error = law.masses(cuts)
     q, q_error = _null_masses(cuts)
@@ -166,7 +172,7 @@ def _loss_when_removed(law: ShiftLaw, interval: float) -> Side:
 
 
 def _loss_when_added(law: ShiftLaw, interval: float) -> Side:
-    """Q against P: the loss falls with the outcome."""
+    """The loss of Q against P, rounded up; it falls with the outcome."""
     cuts = _cuts(law, -_FAR, _FAR, interval)
     losses, error = law.loss_at(cuts), _loss_error(law, cuts)
     p, p_error = law.masses(cuts)
@@ -178,7 +184,10 @@ def _loss_when_added(law: ShiftLaw, interval: float) -> Side:
 
 
 def _cuts(law: ShiftLaw, low: float, high: float, interval: float) -> np.ndarray:
-    """Outcomes from low to high between which the loss grows by about `interval`."""
+    """Rising outcomes from low to high, both included, between which the loss grows by about `interval`.
+
+    Where they lie exactly matters to tightness alone.
+    """
     x = np.linspace(low, high, 2001)
     losses = np.maximum.accumulate(law.loss_at(x))
     count = min(_MOST_CUTS, math.floor(losses[-1] / interval) - math.ceil(losses[0] / interval) + 1)
@@ -198,38 +207,50 @@ def _cuts(law: ShiftLaw, low: float, high: float, interval: float) -> np.ndarray
 def _move_to_ends(
     upper: np.ndarray, lower: np.ndarray, losses: np.ndarray, upper_error: np.ndarray, other_error: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Losses and masses after what `upper` puts on each piece has gone to its ends; `lower` is the other law.
+    """The mass of every piece of the line moved to its two ends, so that both laws keep their masses.
 
-    Errors are relative: that of the upper masses, and that of all else in the ratio of the two.
+    Arguments:
+        upper: the masses of the pieces under the law that the loss is of.
+        lower: their masses under the other law.
+        losses: the loss at all cuts, rising: one more than pieces.
+        upper_error: the relative error of the upper masses.
+        other_error: the relative error of everything else in the ratio of the two laws.
+
+    Returns: losses and the masses at them, rounded up, two for each piece.
     """
     left, right = losses[:-1], losses[1:]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.exp(left + np.log(lower) - np.log(upper))
-        share = (1 - ratio + 2 * (upper_error + other_error)) / -np.expm1(np.minimum(left - right, 0.0))
-    share = np.where(np.isfinite(share), np.clip(share, 0.0, 1.0), 1.0)
+        to_right = (1 - ratio + 2 * (upper_error + other_error)) / -np.expm1(np.minimum(left - right, 0.0))
+    to_right = np.where(np.isfinite(to_right), np.clip(to_right, 0.0, 1.0), 1.0)  # unknown: to the larger loss
     mass = np.where(upper > 0, upper * (1 + 2 * upper_error), 0.0)
-    return np.concatenate([left, right]), np.concatenate([mass * (1 - share), mass * share])
+    return np.concatenate([left, right]), np.concatenate([mass * (1 - to_right), mass * to_right])
 
 
 def _move_to_grid(losses: np.ndarray, mass: np.ndarray, infinite: float, interval: float) -> Side:
-    """Masses at any losses, moved to the two multiples of the interval around each."""
+    """Masses at any losses, each moved to the two multiples of the interval around it; rounded up."""
     scaled = losses / interval
     scaled = scaled + 4 * _ULP * np.abs(scaled)
     left = np.floor(scaled).astype(np.int64)
-    share = np.clip(np.expm1(-(scaled - left) * interval) / math.expm1(-interval), 0.0, 1.0)
+    to_right = np.clip(np.expm1(-(scaled - left) * interval) / math.expm1(-interval), 0.0, 1.0)
     lowest = int(left.min())
     size = int(left.max()) - lowest + 2
-    probs = np.bincount(left - lowest, mass * (1 - share), size) + np.bincount(left - lowest + 1, mass * share, size)
+    probs = np.bincount(left - lowest, mass * (1 - to_right), size)
+    probs = probs + np.bincount(left - lowest + 1, mass * to_right, size)
     return Side(lowest, probs * (1 + 1e-13), min(1.0, infinite))
 
 
 def _null_masses(cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What Q = N(0, 1) puts between neighbouring cuts, and the relative error of each."""
     mass, whole = _masses_between(cuts[:, None])
     return mass[:, 0], _relative_error(whole[:, 0], mass[:, 0])
 
 
 def _masses_between(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A standard Gaussian's mass between neighbouring rows, and the tail that it was subtracted from."""
+    """A standard Gaussian's mass between the points of neighbouring rows, and the tail that it was subtracted from.
+
+    The smaller tail is taken, below or above the point, so that little cancels.
+    """
     below, above = ndtr(points), ndtr(-points)
     left = points[:-1] > 0
     mass = np.where(left, above[:-1] - above[1:], below[1:] - below[:-1])

@@ -58,7 +58,7 @@ __all__ = [
     "victim_groups",
 ]
 
-_DOWN = 1 - 1e-13
+_DOWN = 1 - 1e-13  # rounds a probability of hiding down by more than its error
 _FAR = (1e-9, 1e-3)  # probabilities of the far region that are tried for Laplace noise
 _WIDTHS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)  # half widths of a plateau that are tried
 _LEAST_BUDGET = 1e-6  # below, roundings of ratios to the blanket would matter, and clones do as well
@@ -69,30 +69,33 @@ _CLEARLY = 0.998  # ratio at which the plateau's is the smaller
 _SAMPLE = 200  # budgets by which a plateau is chosen
 _DISTINCT = 4  # budgets that are looked at one by one
 _NARROW = 1.005  # ratio of budgets that are not told apart
-_MOST_CLASSES = 2000
+_MOST_CLASSES = 2000  # of budgets
 
-ProbsOf = Callable[[np.ndarray], np.ndarray]  # of budgets
+ProbsOf = Callable[[np.ndarray], np.ndarray]  # from users' budgets to the probability with which each hides a victim
 
 
 @functools.lru_cache(maxsize=4)
 def budgets_of(event: Personalized) -> np.ndarray:
-    """Every user's budget."""
+    """Every user's eps_local, by its index; kept, and not to be written to."""
     budgets = np.array(event.eps_locals, dtype=float)
     budgets.flags.writeable = False
     return budgets
 
 
-_last_orders: deque[np.ndarray] = deque(maxlen=1)
+_last_orders: deque[np.ndarray] = deque(maxlen=1)  # what `_sorted_budgets` returned last
 
 
 def order_of(event: Personalized) -> np.ndarray:
-    """All users by rising budgets."""
+    """The indices of all users by rising budgets; kept, and not to be written to."""
     return _sorted_budgets(event)[0]
 
 
 @functools.lru_cache(maxsize=4)
 def _sorted_budgets(event: Personalized) -> tuple[np.ndarray, np.ndarray]:
-    """All users by rising budgets, and those budgets; a search scales budgets, which leaves the last order as it is."""
+    """The indices of all users by rising budgets, and those budgets.
+
+    The last order is tried first: calibration asks about the same budgets times a factor.
+    """
     budgets = budgets_of(event)
     for order in tuple(_last_orders):
         if len(order) == len(budgets) and np.all(np.diff(rising := budgets[order]) >= 0):
@@ -104,7 +107,7 @@ def _sorted_budgets(event: Personalized) -> tuple[np.ndarray, np.ndarray]:
 
 
 def budget_range(event: Personalized, members: np.ndarray) -> tuple[float, float]:
-    """The smallest and the largest budget of these users; at once, if they are neighbours in `order_of`."""
+    """The smallest and the largest budget of these users; fast if `members` is a slice of `order_of`."""
     budgets = budgets_of(event)
     if members.base is not None and members.base is order_of(event):
         return float(budgets[members[0]]), float(budgets[members[-1]])
@@ -112,7 +115,7 @@ def budget_range(event: Personalized, members: np.ndarray) -> tuple[float, float
 
 
 def split_at(event: Personalized, members: np.ndarray, at: float) -> list[np.ndarray]:
-    """Those of these users whose budgets are at most this one, and the others."""
+    """[users whose budgets are at most `at`, the other ones]; slices again if `members` is a slice of `order_of`."""
     budgets = budgets_of(event)
     if members.base is not None and members.base is order_of(event):
         cut = bisect.bisect_right(members, at, key=budgets.__getitem__)
@@ -122,16 +125,16 @@ def split_at(event: Personalized, members: np.ndarray, at: float) -> list[np.nda
 
 
 class Classes(NamedTuple):
-    """Users by their budgets: the smallest and the largest budget of each class, and how many they are."""
+    """Users in classes of neighbouring budgets: three arrays with an entry for each class, by rising budgets."""
 
-    low: np.ndarray
-    high: np.ndarray
-    counts: np.ndarray
+    low: np.ndarray  # the smallest budget of the class
+    high: np.ndarray  # its largest one
+    counts: np.ndarray  # how many users it has
 
 
 @functools.lru_cache(maxsize=4)
 def budget_classes(event: Personalized) -> Classes:
-    """One class for each budget, or for neighbouring budgets where they are many."""
+    """One class for each budget that somebody has, or for a few neighbouring ones where there are many."""
     _, ordered = _sorted_budgets(event)
     firsts = np.flatnonzero(np.diff(ordered, prepend=-np.inf))
     values, counts = ordered[firsts], np.diff(firsts, append=len(ordered))
@@ -141,14 +144,15 @@ def budget_classes(event: Personalized) -> Classes:
 
 
 def hiding_coins(event: Personalized, victims: np.ndarray | None, probs_of: ProbsOf) -> Coins:
-    """What the honest others do to hide any of these victims (None: of all users), at the least.
+    """The coins by which the honest others hide any one of these victims, at the least.
 
-    `probs_of(budgets)` rises and then falls with the budget, so that a class hides no less than at one of its ends.
+    The colluders and the victim are taken to be those who hide most. `probs_of(budgets)` rises and then falls with the
+    budget, so that a class hides no less than at one of its ends.
 
     Arguments:
         event: whose users hide the victims.
-        victims: indices of users, of whom one is the victim.
-        probs_of: how probably a user of each budget hides a victim.
+        victims: indices of users, of whom one is the victim; None for all users.
+        probs_of: how probably a user of each budget hides a victim, rounded down.
     """
     budgets = budgets_of(event)
     if len(budgets) > MANY_COINS:
@@ -165,9 +169,15 @@ def hiding_coins(event: Personalized, victims: np.ndarray | None, probs_of: Prob
 
 
 def _fewest_clones(event: Personalized, victims: np.ndarray, far: float = 0.0) -> Hiding:
-    """q_i that no victim of this group falls short of, for the group's largest budget.
+    """The clones (q_i of the module's first lines) that every victim of this group has, for its largest budget.
 
-    As functions of eps_i all of them are log-concave, or fall.
+    Rounded down. As functions of eps_i the probabilities are log-concave, or fall: a class hides no less than at its
+    ends.
+
+    Arguments:
+        event: whose users hide the victims.
+        victims: indices of users with similar budgets.
+        far: for Laplace noise, the probability of the far region of outcomes; 0 if they are not cut.
     """
     low, high = budget_range(event, victims)
 
@@ -191,7 +201,7 @@ def _fewest_clones(event: Personalized, victims: np.ndarray, far: float = 0.0) -
 
 
 def _hidings(event: Personalized, victims: np.ndarray) -> list[Hiding]:
-    """Every way to hide these victims among clones that is worth measuring; each alone is a valid bound."""
+    """The ways to hide these victims among clones that are worth asking; each alone is a valid bound."""
     plain = _fewest_clones(event, victims)
     hidings = [plain]
     for far in _FAR if event.kind == "laplace" else ():
@@ -202,7 +212,10 @@ def _hidings(event: Personalized, victims: np.ndarray) -> list[Hiding]:
 
 
 def _blanket_crowd(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
-    """The largest frontier of these victims among the fewest draws from a blanket of theirs."""
+    """These victims among draws from a blanket: the largest frontier of any, the fewest draws of any.
+
+    `NotApplicable` for budgets outside of [1e-6, `symmetric.LARGEST_LOSS`], and where Laplace noise has no plateau.
+    """
     low, high = budget_range(event, victims)
     if not _LEAST_BUDGET <= high <= symmetric.LARGEST_LOSS:
         raise NotApplicable(f"no blanket for a budget of {high:.4g}")
@@ -223,16 +236,21 @@ def _blanket_crowd(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
 
 
 def _may_bound(event: Personalized) -> bool:
-    """Whether laws may be bounded: of many coordinates the bulk of each decides. It depends on no colluders."""
+    """Whether laws of counts may be bounded instead of computed: in large crowds, on many coordinates.
+
+    Of many coordinates the bulk of each law decides, not its tails. The number of colluders must not matter here, or
+    a bound might fall as colluders are added.
+    """
     return event.coordinates >= symmetric.MANY_FOLDS and len(event.eps_locals) > SOME_COINS
 
 
 def _count_draws(event: Personalized, coins: Coins) -> CloneCounts:
+    """The law of the number of draws, on fewer counts: rounded down, which is the safe side."""
     return coarser(clone_counts(coins, bounded=_may_bound(event)), parts=4)
 
 
 def _floors(event: Personalized) -> ProbsOf:
-    """g_i against a blanket that does not depend on the victim."""
+    """g_i, rounded down, against a blanket that does not depend on the victim: for any kind but Laplace."""
     if event.kind == "clip_laplace":
         return blanket.clip_laplace_floors
     return functools.partial(blanket.level_floors, levels=event.levels)
@@ -240,12 +258,18 @@ def _floors(event: Personalized) -> ProbsOf:
 
 @functools.lru_cache(maxsize=4)
 def _draws_for_all(event: Personalized) -> CloneCounts:
-    """The number of draws from a blanket that does not depend on the victim, less the one who hides most."""
+    """The law of the number of draws where the blanket does not depend on the victim, who is taken to hide most."""
     return _count_draws(event, hiding_coins(event, None, _floors(event)))
 
 
 def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, ProbsOf]:
-    """The plateau that seems best for the larger of two budgets; users above the smaller one hide nobody."""
+    """A victim's frontier and the others' g_i against the plateau that seems best, for Laplace noise.
+
+    Arguments:
+        event: whose users hide the victims.
+        low: the smallest budget of the victims: users with more hide none of them.
+        high: their largest budget, that of the plateau.
+    """
     budgets = budget_classes(event).high
     budgets = budgets[budgets <= low]
     budgets = budgets[np.linspace(0, len(budgets) - 1, min(len(budgets), _SAMPLE)).astype(np.int64)]
@@ -263,7 +287,7 @@ def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, Pr
 
 
 def _estimate_stds(event: Personalized, members: np.ndarray) -> tuple[float, float]:
-    """About the deviation of the loss under Laplace noise by clones and by a plateau: to choose by."""
+    """About the std of the loss under Laplace noise (by clones, by a plateau): to choose by, never for a bound."""
     low, high = budget_range(event, members)
     hiding_users = max(sum(coins.mean for _, coins in hiding) for hiding in _hidings(event, members))
     by_clones = 2 * math.tanh(high / 2) / math.sqrt(hiding_users + 1)
@@ -275,13 +299,13 @@ def _estimate_stds(event: Personalized, members: np.ndarray) -> tuple[float, flo
 
 
 def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
-    """delta(eps) of one coordinate for each of these victims, in both directions.
+    """The curve of delta that holds for each of these victims on one coordinate, in both directions.
 
     Arguments:
-        event: one coordinate of it.
+        event: whose users hide the victims; its number of coordinates says only how precise the tails must be.
         victims: indices of users with similar budgets.
 
-    Returns: a function of eps.
+    Returns: a function from eps >= 0 to delta, rounded up; 1 where no bound applies, 0 from the largest budget on.
     """
     users, (_, top) = len(event.eps_locals), budget_range(event, victims)
     by_clones = True
@@ -315,7 +339,7 @@ def pair(event: Personalized, victims: np.ndarray, *, coarse: bool = False) -> S
     """The pair of all coordinates that dominates for each of these victims.
 
     Arguments:
-        event: all of whose coordinates count.
+        event: whose users hide the victims.
         victims: indices of users with similar budgets.
         coarse: whether the curve is asked at fewer eps.
     """
@@ -326,8 +350,9 @@ def pair(event: Personalized, victims: np.ndarray, *, coarse: bool = False) -> S
 
 @functools.lru_cache(maxsize=8)
 def victim_groups(event: Personalized) -> tuple[np.ndarray, ...]:
-    """Users of all budgets, grouped so that the bounds of a group are about those of its worst member, or smaller.
+    """Groups of users, as indices, one of which the worst victim is in.
 
+    Groups are so small that the largest loss of a group is about that of its worst member, or smaller than another's.
     Budgets by which all users hide a victim alike are one group: the largest is the worst. Laplace noise hides no one
     of a smaller budget, so there groups are halved while theirs may be the worst.
     """
@@ -355,7 +380,7 @@ def victim_groups(event: Personalized) -> tuple[np.ndarray, ...]:
 
 
 def halve(event: Personalized, members: np.ndarray) -> list[np.ndarray]:
-    """Two groups, of smaller and of larger budgets; one, where the budgets are as good as equal, or it would not help.
+    """[users of smaller budgets, users of larger ones]; [all of them] where budgets are about equal, or it is no use.
 
     Only of Laplace noise do users of smaller budgets hide behind fewer others.
 

@@ -50,16 +50,16 @@ __all__ = [
     "upper_envelope",
 ]
 
-_CLOSEST_ORDER = 1 + 1e-6
+_CLOSEST_ORDER = 1 + 1e-6  # orders closer to 1 cost what this one costs
 _LARGEST_GRID_LOSS = 30.0  # of one copy; a grid of losses would not resolve more
-_MOST_POINTS = 2**22
+_MOST_POINTS = 2**22  # of a grid of losses
 _LARGEST_DIRECT = 300.0  # cosh of more is summed in logarithms
-_RENYI_OUTWARD = 1 + 1e-9
-_TAIL = 1e-15
-_PARTS = 48.0  # of the deviation of one fold's loss that an interval is
-_LEAST_PARTS = 6.0  # that an interval may be at most
-_MOST_FOLDS = 10**7
-_DEVIATIONS = 40  # of a sum that is resolved
+_RENYI_OUTWARD = 1 + 1e-9  # more than the rounding errors of a divergence
+_TAIL = 1e-15  # probability of a sum outside of its window, charged as an infinite loss
+_PARTS = 48.0  # intervals to one standard deviation of one fold's loss
+_LEAST_PARTS = 6.0  # the fewest of them that resolve one fold
+_MOST_FOLDS = 10**7  # of more, all together are resolved instead of one
+_DEVIATIONS = 40  # width of the window in which a sum is resolved, in its standard deviations
 _MOST_LOSSES = 2**20  # points that a sum may take
 _OUTWARD = 1 + 1e-10  # more than the error of the slopes between nodes
 LARGEST_LOSS = 20.0  # beyond, tanh is too close to 1
@@ -70,9 +70,10 @@ _MODERATE = 30.0  # losses up to which e^loss is computed
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SymmetricPair:
-    """`folds` independent copies of the pair whose law of |s| has these points and masses, the largest loss eps_pure.
+    """`folds` independent copies of the pair whose law of |s| has these points and masses, rounded up.
 
-    Points ascend; where the last is 1, its mass is that of an infinite loss.
+    Points ascend within [0, 1]; `points` and `mass` have the same length, and a mass above 0 at 1 is that of an
+    infinite loss. `eps_pure` is the largest loss of one copy. The arrays are shared: do not write to them.
 
     Guarantees:
         Never below the pair itself, at any order, eps or number of folds.
@@ -85,7 +86,7 @@ class SymmetricPair:
 
     @property
     def std_loss(self) -> float:
-        """The standard deviation of the privacy loss of one fold, about: the scale of grids, never of a bound."""
+        """About the standard deviation of the privacy loss of one fold: to choose grids by, never for a bound."""
         finite = self.points < 1
         return 2 * math.sqrt(float(self.points[finite] ** 2 @ self.mass[finite]))
 
@@ -94,11 +95,11 @@ class SymmetricPair:
         return dataclasses.replace(self, folds=1)
 
     def excess(self, t: np.ndarray) -> np.ndarray:
-        """E[(s - t)_+] of one fold at each t >= 0."""
+        """E[(s - t)_+] of one fold at each t >= 0: delta(eps)/(1 + e^eps) at t = tanh(eps/2)."""
         return np.maximum(self.points - t[:, None], 0.0) @ self.mass / 2
 
     def dominates(self, other: SymmetricPair) -> bool:
-        """Whether no eps has a larger delta by the other pair, of as many folds or fewer.
+        """Whether this pair has as many folds or more, and at every eps a delta that is no smaller than the other's.
 
         A convex function that is at most a piecewise linear one at its kinks, the first and the last included, is so
         everywhere.
@@ -116,7 +117,7 @@ class SymmetricPair:
         return self.folds * np.fmin(renyi(orders, self.points, self.mass), self.eps_pure)
 
     def loss(self, *, interval: float = 1e-4) -> LossDistribution:
-        """The privacy loss of all folds on multiples of `interval`, from above."""
+        """The privacy loss of all folds, rounded up to multiples of `interval`."""
         if math.isinf(self.eps_pure):
             return self._finite_loss(interval)
 
@@ -126,7 +127,7 @@ class SymmetricPair:
         return composed_loss(on, self.eps_pure, std=self.std_loss, folds=self.folds, interval=interval)
 
     def _finite_loss(self, interval: float) -> LossDistribution:
-        """That of finite losses, with the rest of the mass as an infinite one."""
+        """The loss of a pair whose last point is 1: that of the other points, with that point's mass as infinite."""
         points, mass = self.points[:-1], self.mass[:-1]
         most = 2 * math.atanh(float(points[-1])) * (1 + 1e-15)
         finite = dataclasses.replace(self, points=points, mass=mass, eps_pure=most).loss(interval=interval)
@@ -135,7 +136,7 @@ class SymmetricPair:
 
 
 class Folded(Protocol):
-    """A pair that is known by one of its folds."""
+    """A dominating pair of several independent copies (folds) of one pair, which has both directions alike."""
 
     @property
     def folds(self) -> int:
@@ -143,17 +144,17 @@ class Folded(Protocol):
 
     @property
     def std_loss(self) -> float:
-        """About the standard deviation of the privacy loss of one."""
+        """About the standard deviation of the privacy loss of one copy."""
 
     def once(self) -> Folded:
         """The pair of one of the copies."""
 
     def loss(self, *, interval: float) -> LossDistribution:
-        """The privacy loss of all copies on multiples of `interval`, from above."""
+        """The privacy loss of all copies, rounded up to multiples of `interval`."""
 
 
 def folded_loss(pair: Folded, *, interval: float) -> Loss:
-    """The privacy loss of all folds on multiples of `interval`.
+    """The privacy loss of all folds, rounded up to multiples of `interval`.
 
     On a grid that resolves one fold, they are left to whoever composes rounds: nothing is charged for it here.
 
@@ -172,8 +173,10 @@ def loss_below(pair: SymmetricPair, *, interval: float) -> Loss:
     Of a symmetric law, |s| may be moved down: the pair itself is a spread of the result (docs/proofs/coins.md).
 
     Arguments:
-        pair: whose losses are rounded down.
-        interval: of the grid of losses.
+        pair: whose losses are rounded down; all of them must be finite.
+        interval: between neighbouring losses of the grid, at most a sixth of the std of one fold's loss.
+
+    Returns: a loss for `lower_eps`; its `eps` and `delta` bound nothing.
     """
     _validate.positive(interval=interval)
     if not interval <= pair.std_loss / _LEAST_PARTS:
@@ -187,7 +190,7 @@ def loss_below(pair: SymmetricPair, *, interval: float) -> Loss:
 
 
 def resolution(pair: Folded) -> float:
-    """An interval of privacy losses that resolves one fold, or all together where they are too many."""
+    """The interval that losses should be composed on: it resolves one fold, or all together if there are too many."""
     if 1 < pair.folds <= _MOST_FOLDS:
         return min(1e-3, pair.std_loss / _PARTS)
     return min(1e-4, pair.std_loss * math.sqrt(pair.folds) / 100)
@@ -206,12 +209,14 @@ def repeated_loss(pair: Folded, times: int) -> Loss:
 
 
 def spread(points: np.ndarray, mass: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """The masses of a law of |s| on a grid from 0 to its largest point or beyond; the mean of |s| is kept.
+    """A law of |s| moved to a grid: each mass goes to the two neighbours of its point, so that its mean is kept.
 
     Arguments:
-        points: values of |s|, ascending.
+        points: values of |s|.
         mass: the mass at each of them.
         grid: ascending points from 0 on, which reach the largest of the values.
+
+    Returns: the mass at each point of the grid.
     """
     if grid[0] != 0 or points.max() > grid[-1] * (1 + 1e-12):
         raise ValueError(f"expected a grid from 0 to {points.max()} or beyond, got {grid[0]} to {grid[-1]}")
@@ -221,13 +226,14 @@ def spread(points: np.ndarray, mass: np.ndarray, grid: np.ndarray) -> np.ndarray
 
 
 def renyi(orders: np.ndarray, points: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """log E[sqrt(1 - s^2) cosh((2 order - 1) atanh s)] / (order - 1), from the excess over 1, rounded up.
+    """The Renyi divergence of the symmetric pair of this law of |s| at every order, rounded up.
 
-    An order closer to 1 than `_CLOSEST_ORDER` costs what that order costs.
+    It is log E[sqrt(1 - s^2) cosh((2 order - 1) atanh s)] / (order - 1), computed from the excess over 1 so that small
+    divergences keep their digits. An order closer to 1 than `_CLOSEST_ORDER` costs what that order costs.
 
     Arguments:
         orders: above 1.
-        points: values of |s|.
+        points: values of |s|, below 1.
         mass: the mass at each of them.
     """
     orders = np.asarray(orders, dtype=float)
@@ -250,14 +256,14 @@ def renyi(orders: np.ndarray, points: np.ndarray, mass: np.ndarray) -> np.ndarra
 def composed_loss(
     on: Callable[[np.ndarray], np.ndarray], eps_pure: float, *, std: float, folds: int, interval: float
 ) -> LossDistribution:
-    """The privacy loss of `folds` copies on multiples of `interval`, from above ("connect the dots").
+    """The privacy loss of `folds` copies, rounded up to multiples of `interval` ("connect the dots").
 
     `on(tanh)` is the law of |s| spread to these points, which reach beyond tanh(eps_pure/2). The folds are composed on
     a grid fine enough for one of them, whose loss has about this std, then the result is spread to `interval`; one
     alone goes there at once.
 
     Arguments:
-        on: the law of |s| spread to given points.
+        on: takes an ascending grid of tanh(loss/2) from 0 on, and returns the mass of |s| spread to each point.
         eps_pure: the largest loss of one copy.
         std: about the standard deviation of that loss.
         folds: how many copies there are.
@@ -283,38 +289,49 @@ def composed_loss(
 
 
 def _self_compose(probs: np.ndarray, folds: int) -> tuple[int, np.ndarray, float]:
-    """Lowest index, probabilities and infinite mass of a sum of `folds` losses; the law is centred at index 0."""
-    reach = len(probs) // 2
+    """The sum of `folds` independent losses, rounded up.
+
+    Arguments:
+        probs: the law of one loss, at the indices -n, ..., n (an odd number of them).
+        folds: how many are summed.
+
+    Returns: the lowest index, the probabilities from it on, and the mass that is charged as an infinite loss.
+    """
+    half_width = len(probs) // 2
     if folds == 1:
-        return -reach, probs, 0.0
+        return -half_width, probs, 0.0
     first, last = _chernoff(probs, folds)
     size = last - first + 1
     length = next_fast_len(max(size, len(probs)), real=True)
     summed, error = numerics.law_of_sum([(probs, folds)], length)
-    summed = np.roll(summed, -(first + reach * folds))[:size]
+    summed = np.roll(summed, -(first + half_width * folds))[:size]
     return first, summed, _TAIL * (1 + 1e-6) + math.sqrt(length) * error  # of all points together
 
 
 def _chernoff(probs: np.ndarray, folds: int) -> tuple[int, int]:
-    """Indices between which the sum of `folds` losses stays, but for a probability of `_TAIL`."""
-    reach = len(probs) // 2
-    index = np.arange(-reach, reach + 1)
+    """(first, last) index between which the sum of `folds` losses stays, but for a probability of `_TAIL`."""
+    half_width = len(probs) // 2
+    index = np.arange(-half_width, half_width + 1)
     std = math.sqrt(float(index**2 @ probs)) + 1e-9
     best = math.sqrt(2 * math.log(2 / _TAIL)) / (std * math.sqrt(folds))  # of a Gaussian sum
-    slopes = np.minimum(np.array([0.3, 0.7, 1.0, 1.4]) * best, 600 / reach)
+    slopes = np.minimum(np.array([0.3, 0.7, 1.0, 1.4]) * best, 600 / half_width)
 
     def bound(sign: int) -> int:
+        """How far from 0 the sum may be on the side of this sign, by Chernoff's bound at the best slope."""
         reached = [
             (folds * math.log(float(np.exp(slope * sign * index) @ probs)) + math.log(2 / _TAIL)) / slope
             for slope in slopes
         ]
-        return min(reach * folds, math.ceil(min(reached)) + 1)
+        return min(half_width * folds, math.ceil(min(reached)) + 1)
 
     return -bound(-1), bound(1)
 
 
 def _coarsen(lowest: int, probs: np.ndarray, parts: int, interval: float) -> tuple[int, np.ndarray]:
-    """Spread losses on multiples of interval/parts to multiples of interval, keeping the masses of P and of Q."""
+    """Spread losses on multiples of interval/parts to multiples of interval, keeping the masses of P and of Q.
+
+    Both in and out, `lowest` is the index of the first probability, in units of the grid it is on.
+    """
     if parts == 1:
         return lowest, probs
     index = lowest + np.arange(len(probs))
@@ -328,17 +345,20 @@ def _coarsen(lowest: int, probs: np.ndarray, parts: int, interval: float) -> tup
 
 
 class Nodes(NamedTuple):
-    """Where a curve is asked: two steps and how far they reach, in standard deviations of the loss; then a ratio."""
+    """At which eps a curve is asked: in two steps, each up to some eps, and beyond in a fixed ratio.
 
-    fine: float
-    fine_to: float
+    Steps and their ends are in standard deviations of the loss.
+    """
+
+    fine: float  # the first step ...
+    fine_to: float  # ... up to here
     middle: float
     middle_to: float
-    ratio: float
+    ratio: float  # of one eps to the one before it, beyond `middle_to`
     least: float = 1e-290  # stands for every delta that may have underflowed, or that does not matter
 
     def at(self, std: float, eps_pure: float) -> np.ndarray:
-        """The eps to ask about, when the loss has about this standard deviation."""
+        """The eps to ask about, rising between 0 and `eps_pure`, when the loss has about this standard deviation."""
         std = min(std, eps_pure / 4)
         steps = [np.arange(self.fine, self.fine_to, self.fine), np.arange(self.fine_to, self.middle_to, self.middle)]
         count = math.ceil(math.log(max(1.0, eps_pure / (std * self.middle_to))) / math.log(self.ratio))
@@ -355,7 +375,7 @@ _COARSE_BULK = Nodes(0.3, 3.3, 0.8, 6.0, 1.5, least=1e-50)
 
 
 def nodes_for(folds: int, *, coarse: bool = False) -> Nodes:
-    """Where to ask about a curve that is composed so often: of many folds, less about the tails."""
+    """At which eps to ask a curve that is composed `folds` times: of many folds, less about the tails."""
     _validate.at_least(1, folds=folds)
     if folds < MANY_FOLDS:
         return COARSE if coarse else FINE
@@ -440,14 +460,17 @@ def sampled_pair(
 
 
 def _log1p_expm1(prob: float, eps: np.ndarray) -> np.ndarray:
-    """ln(1 + prob (e^eps - 1)) without overflow: the loss of a sampled round where that of the round is eps."""
+    """ln(1 + prob (e^eps - 1)) at eps >= 0, without overflow: the sampled round's loss where the round's is eps."""
     small = np.log1p(prob * np.expm1(np.minimum(eps, _MODERATE)))
     large = eps + np.log(prob + (1 - prob) * np.exp(-np.maximum(eps, _MODERATE)))
     return np.where(eps <= _MODERATE, small, large)
 
 
 def _pair(t: np.ndarray, excess: np.ndarray, folds: int) -> SymmetricPair:
-    """The pair of the lower hull of these points; the last t is its largest, 1 where a loss may be infinite."""
+    """The pair of the lower hull of points (t, E[(s - t)_+]) at rising t >= 0; its arrays cannot be written to.
+
+    The first t is 0, the last the largest |s|: 1 where a loss may be infinite.
+    """
     points, mass = kinks(t, excess)
     for array in (points, mass):
         array.flags.writeable = False
@@ -472,7 +495,16 @@ def upper_envelope(first: SymmetricPair, second: SymmetricPair) -> SymmetricPair
 
 
 def kinks(t: np.ndarray, excess: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The law of |s| whose E[(s - t)_+] is the lower convex hull of the points; E[(s + t)_+] = t + E[(s - t)_+]."""
+    """The law of |s| whose E[(s - t)_+] is the lower convex hull of these points, rounded up.
+
+    For t < 0 the points are mirrored: E[(s + t)_+] = t + E[(s - t)_+].
+
+    Arguments:
+        t: rising, from 0 on.
+        excess: E[(s - t)_+] at each of them; 0 at the last.
+
+    Returns: the points of |s|, rising from 0 on, and the mass at each.
+    """
     both = np.concatenate([-t[:0:-1], t]), np.concatenate([(t + excess)[:0:-1], excess])
     ends = numerics.lower_hull(*both)
     slopes = np.append(np.diff(ends[:, 1]) / np.diff(ends[:, 0]), 0.0)
