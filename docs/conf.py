@@ -33,7 +33,6 @@ myst_enable_extensions = ["colon_fence"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 100
 toc_object_entries = False
 
@@ -46,10 +45,10 @@ nitpick_ignore_regex = [
     ),
     (
         r"py:.*",
-        r"(collections|dataclasses|datetime|pathlib|functools|enum|abc|typing|types|subprocess|sqlite3|concurrent|contextlib|mmap|socket|ssl|fractions)(\..*)?",
+        r"(asyncio|collections|dataclasses|datetime|pathlib|functools|enum|abc|typing|types|subprocess|sqlite3|concurrent|contextlib|mmap|socket|ssl|fractions)(\..*)?",
     ),
     (r"py:class", r"Path|dict\[str"),  # pieces of a signature that Sphinx could not take apart
-    (r"py:class", r"Crowd|Loss|Metric|PrivacyLossDistribution|Sampling|Target"),  # names of types, which have no page
+    (r"py:class", r"dovetail\.(features\.cache\.Rows|protocols\.P)|Crowd|Loss|Metric|PrivacyLossDistribution|Sampling|Target"),  # names of types, which have no page
     (r"py:.*", r"dovetail(\.\w+)*\._\w+(\..*)?"),  # private names in signatures
 ]
 

@@ -8,6 +8,7 @@ still sends exactly k reports, and the number of ones in all slots together is a
 is charged to the slack.
 
 *SS-Topk*, where counts or indices show, which are a function of the data:
+
 - A surplus that is kept: `n - 1` others report a coordinate, and the number of its messages is n if the victim does,
   too, else n - 1.
 - Whole messages without decoys: the victim's has one set of indices or the other; nobody else has either. Dummies come
