@@ -47,8 +47,10 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(asyncio|collections|dataclasses|datetime|pathlib|functools|enum|abc|typing|types|subprocess|sqlite3|concurrent|contextlib|mmap|socket|ssl|fractions)(\..*)?",
     ),
-    (r"py:class", r"Path|dict\[str"),  # pieces of a signature that Sphinx could not take apart
-    (r"py:class", r"dovetail\.(features\.cache\.Rows|protocols\.P)|Crowd|Loss|Metric|PrivacyLossDistribution|Sampling|Target"),  # names of types, which have no page
+    (r"py:class", r"Path|dict\[str|tuple\[int"),  # pieces of a signature that Sphinx could not take apart
+    # names of types, which have no page
+    (r"py:class", r"Crowd|EllipsisType|Kind|Loss|Metric|PrivacyLossDistribution|Sampling|Target"),
+    (r"py:class", r"dovetail\.(features\.cache\.Rows|protocols\.P)"),
     (r"py:.*", r"dovetail(\.\w+)*\._\w+(\..*)?"),  # private names in signatures
 ]
 
