@@ -14,26 +14,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard, TypeVar
 
-__all__ = ["LateModule", "load", "look_in", "on_first_use", "reading", "refuse_untrusted"]
+__all__ = ["LateModule", "add_search_folder", "lazy_getattr", "load", "reading_data", "refuse_untrusted"]
 
-_Found = TypeVar("_Found")
-_beside: list[Path] = []
-_read: contextvars.ContextVar[str | None] = contextvars.ContextVar("what is read as data", default=None)
+_Loaded = TypeVar("_Loaded")
+_search_folders: list[Path] = []
+_data_being_read: contextvars.ContextVar[str | None] = contextvars.ContextVar("what is read as data", default=None)
 
 
 @contextlib.contextmanager
-def reading(what: str, *, trust_code: bool) -> Iterator[None]:
+def reading_data(what: str, *, trust_code: bool) -> Iterator[None]:
     """Read something as data: within, `load` refuses to import what it names, unless its code is trusted."""
-    token = _read.set(None if trust_code else what)
+    token = _data_being_read.set(None if trust_code else what)
     try:
         yield
     finally:
-        _read.reset(token)
+        _data_being_read.reset(token)
 
 
 def refuse_untrusted(text: str, *, what: str) -> None:
     """Refuse to import this, where it is named by something that is read as data."""
-    source = _read.get()
+    source = _data_being_read.get()
     if source is not None:
         raise ValueError(
             f"{source} names code, the {what} {text!r}, which would run if it were loaded: pass trust_code=True "
@@ -41,16 +41,16 @@ def refuse_untrusted(text: str, *, what: str) -> None:
         )
 
 
-def look_in(folder: Path) -> None:
+def add_search_folder(folder: Path) -> None:
     """Let `load` find modules in this folder too, after the working directory: a config's, for its own modules."""
-    if (found := folder.resolve()) not in _beside:
-        _beside.append(found)
+    if (resolved := folder.resolve()) not in _search_folders:
+        _search_folders.append(resolved)
 
 
 def load(
-    text: str, *, what: str, kind: str, accept: Callable[[object], TypeGuard[_Found]], installed: bool = False
-) -> _Found:
-    """The object "module:name", from the Python path, the working directory or `look_in`, if it is one to `accept`.
+    text: str, *, what: str, kind: str, accept: Callable[[object], TypeGuard[_Loaded]], installed: bool = False
+) -> _Loaded:
+    """The object "module:name", from the Python path, the working directory or a folder of `add_search_folder`, if it is one to `accept`.
 
     `what` and `kind` name such an object in a refusal: "task", "dovetail.data.Task". What is `installed` with a package
     that declares it is trusted as that package is.
@@ -61,7 +61,7 @@ def load(
     if not installed:
         refuse_untrusted(text, what=what)
     module_name, _, name = text.partition(":")
-    for folder in (Path.cwd(), *_beside):
+    for folder in (Path.cwd(), *_search_folders):
         if str(folder) not in sys.path and not (folder == Path.cwd() and "" in sys.path):
             sys.path.append(str(folder))  # last, and for good: the module may import its neighbours later
     try:
@@ -76,7 +76,7 @@ def load(
     return found
 
 
-def on_first_use(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
+def lazy_getattr(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
     """The `__getattr__` of a package whose public names live in these modules, loaded when they are asked for."""
 
     def get_name(name: str) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from dovetail._imports import LateModule
 
-__all__ = ["ArrayLike", "by_block", "is_array", "jax", "jnp", "lax", "traced_once", "written", "written_into"]
+__all__ = ["ArrayLike", "is_array", "jax", "jnp", "lax", "map_blocks", "materialize", "materialize_into", "trace_once"]
 
 if TYPE_CHECKING:
     import jax
@@ -34,12 +34,12 @@ def is_array(value: object) -> TypeGuard[jax.Array]:
     return "jax" in sys.modules and isinstance(value, jax.Array)
 
 
-def written(fill: Callable[[jax.Array], jax.Array], shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def materialize(fill: Callable[[jax.Array], jax.Array], shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """What `fill` makes of an array of zeros of this shape and type, in memory before anything reads it."""
-    return written_into(jnp.zeros(shape, dtype), fill)
+    return materialize_into(jnp.zeros(shape, dtype), fill)
 
 
-def written_into(array: jax.Array, fill: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def materialize_into(array: jax.Array, fill: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """What `fill` makes of this array, in memory before anything reads it.
 
     A loop of one turn, whose length XLA cannot see, is the one thing that is not fused into what follows, where it
@@ -49,7 +49,7 @@ def written_into(array: jax.Array, fill: Callable[[jax.Array], jax.Array]) -> ja
     return lax.fori_loop(0, once, lambda i, array: fill(array), array)
 
 
-def by_block(
+def map_blocks(
     function: Callable[..., tuple[jax.Array, jax.Array]], out: jax.Array, *arrays: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """`function(out, *arrays)` of long vectors: what it makes of each number, written over `out`, and a sum over all.
@@ -81,7 +81,7 @@ def by_block(
 Result = TypeVar("Result")
 
 
-def traced_once(function: Callable[..., Result]) -> Callable[..., Result]:
+def trace_once(function: Callable[..., Result]) -> Callable[..., Result]:
     """A function of arrays that JAX traces once for their shapes, however many programs use it; keywords are static.
 
     XLA puts its operations where they are called, so programs are the same. Tracing hundreds of operations anew for

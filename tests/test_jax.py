@@ -14,13 +14,13 @@ from dovetail.mechanisms.skellam import Encoding
 def test_blocks_are_the_whole(monkeypatch, length):
     monkeypatch.setattr(_jax, "_BLOCK", 8)
     left, right = np.random.default_rng(0).integers(0, 100, (2, length)).astype(np.int32)
-    found, total = jax.jit(lambda a, b: _jax.by_block(lambda a, b: (a + 2 * b, jnp.sum(b)), a, b))(left, right)
+    found, total = jax.jit(lambda a, b: _jax.map_blocks(lambda a, b: (a + 2 * b, jnp.sum(b)), a, b))(left, right)
     np.testing.assert_array_equal(found, left + 2 * right)
     assert total == right.sum()
 
 
 def test_what_is_written_keeps_what_was_there():
-    row = _jax.written_into(jnp.arange(5.0), lambda row: row.at[1].set(9))
+    row = _jax.materialize_into(jnp.arange(5.0), lambda row: row.at[1].set(9))
     np.testing.assert_array_equal(row, [0, 9, 2, 3, 4])
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail._imports import on_first_use
+from dovetail._imports import lazy_getattr
 
 if TYPE_CHECKING:
     from dovetail.accounting.certification import certify
@@ -36,7 +36,7 @@ __all__ = [
     "subject_bound",
 ]
 
-__getattr__ = on_first_use(  # a bound for one report does not load the accountants of many rounds
+__getattr__ = lazy_getattr(  # a bound for one report does not load the accountants of many rounds
     __name__,
     {
         "bound": "dovetail.accounting.compose",

@@ -13,7 +13,7 @@ import numpy as np
 from dovetail.data._base import Dataset, Task
 from dovetail.data.download import Origin, RemoteFile, fetch_all
 
-__all__ = ["FILES", "TASK", "images", "labels", "load"]
+__all__ = ["FILES", "TASK", "load", "read_images", "read_labels"]
 
 _SIDE = 32
 _NUM_CLASSES = 10
@@ -38,15 +38,15 @@ def load(*, folder: Path | None) -> Dataset:
     """CIFAR-10, in the order of its files."""
     *train, test, train_labels, test_labels = fetch_all(FILES, folder=folder)
     return Dataset(
-        inputs=np.concatenate([images(path) for path in train]),
-        labels=labels(train_labels),
-        test_inputs=images(test),
-        test_labels=labels(test_labels),
+        inputs=np.concatenate([read_images(path) for path in train]),
+        labels=read_labels(train_labels),
+        test_inputs=read_images(test),
+        test_labels=read_labels(test_labels),
         num_classes=_NUM_CLASSES,
     )
 
 
-def images(path: Path) -> np.ndarray:
+def read_images(path: Path) -> np.ndarray:
     """The images of a PNG file, uint8 of shape (records, 32, 32, 3)."""
     try:
         from PIL import Image
@@ -61,7 +61,7 @@ def images(path: Path) -> np.ndarray:
     return pixels.reshape(-1, _SIDE, _SIDE, 3)
 
 
-def labels(path: Path) -> np.ndarray:
+def read_labels(path: Path) -> np.ndarray:
     """The labels of a JSON file, int32."""
     values = json.loads(path.read_text())
     if not isinstance(values, list) or not all(isinstance(label, int) for label in values):

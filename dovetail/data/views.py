@@ -58,7 +58,7 @@ def rotate(degrees: float) -> View:
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
 
     def rotate_images(images: jax.Array) -> jax.Array:
-        down, right = _from_centre(images.shape)
+        down, right = _offsets_from_centre(images.shape)
         return _bilinear(images, cosine * down + sine * right, cosine * right - sine * down)
 
     return rotate_images
@@ -69,7 +69,7 @@ def zoom(factor: float) -> View:
     _validate.positive(factor=factor)
 
     def zoom_images(images: jax.Array) -> jax.Array:
-        down, right = _from_centre(images.shape)
+        down, right = _offsets_from_centre(images.shape)
         return _bilinear(images, down / factor, right / factor)
 
     return zoom_images
@@ -176,7 +176,7 @@ def _shift_axis(images: jax.Array, by: int, *, axis: int) -> jax.Array:
     return jnp.take(images, np.clip(np.arange(size) + by, 0, size - 1), axis=axis)
 
 
-def _from_centre(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _offsets_from_centre(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """How far down and right of the centre each pixel is, (height, width)."""
     height, width = shape[1:3]
     down, right = np.meshgrid(np.arange(height) - (height - 1) / 2, np.arange(width) - (width - 1) / 2, indexing="ij")

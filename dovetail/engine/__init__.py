@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail._imports import on_first_use
+from dovetail._imports import lazy_getattr
 
 if TYPE_CHECKING:
     from dovetail.engine.chunks import Diagnostics
@@ -15,4 +15,4 @@ __all__ = ["Diagnostics", "Engine", "Performance", "RoundLog", "Training"]
 
 _HOMES = dict.fromkeys(__all__, "dovetail.engine.rounds")  # which takes longer to import than all of a config
 _HOMES |= {"Diagnostics": "dovetail.engine.chunks", "Performance": "dovetail.engine.devices"}
-__getattr__ = on_first_use(__name__, _HOMES)
+__getattr__ = lazy_getattr(__name__, _HOMES)

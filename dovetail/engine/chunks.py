@@ -37,10 +37,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from dovetail._jax import written
+from dovetail._jax import materialize
 from dovetail.data._base import Loss, Model
 from dovetail.engine import examples, linear
-from dovetail.engine.devices import one_after_another
+from dovetail.engine.devices import is_sequential_faster
 from dovetail.learners import trees
 from dovetail.learners.client import ClientUpdate, local_update, private_update, visiting_order
 from dovetail.learners.losses import cross_entropy
@@ -195,10 +195,10 @@ class ClientWork:
 
         if len(ids) == 1:
             alone = functools.partial(train, inputs=inputs[0], labels=labels[0], count=counts[0])
-            return written(
+            return materialize(
                 lambda row: trees.flatten_into(row, alone(self.unravel(params))), params.shape, params.dtype
             )[None]
-        if self.update.local and one_after_another(jax.default_backend(), len(params)):
+        if self.update.local and is_sequential_faster(jax.default_backend(), len(params)):
             return jax.lax.map(lambda records: update(params, *records), (inputs, labels, counts))
         return jax.vmap(update, (None, 0, 0, 0))(params, inputs, labels, counts)
 

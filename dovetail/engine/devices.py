@@ -24,10 +24,10 @@ __all__ = [
     "AXIS",
     "Performance",
     "chunk_bytes",
+    "is_sequential_faster",
     "join",
     "make_mesh",
     "on_every_device",
-    "one_after_another",
     "shared_randomness",
     "split_over_devices",
     "to_host",
@@ -76,7 +76,7 @@ def chunk_bytes(platform: str) -> int:
     return _CHUNK_BYTES.get(platform, _CHUNK_BYTES_ACCELERATOR)
 
 
-def one_after_another(platform: str, dim: int) -> bool:
+def is_sequential_faster(platform: str, dim: int) -> bool:
     """Whether clients with this many parameters train one after the other rather than side by side (`vmap`).
 
     Side by side, every matrix product has a batch of matrices. A CPU multiplies those more slowly than single ones, up

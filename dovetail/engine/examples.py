@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dovetail._jax import written
+from dovetail._jax import materialize
 from dovetail.data._base import Loss, Model
 from dovetail.engine import linear
 from dovetail.engine.devices import chunk_bytes
@@ -138,7 +138,7 @@ def clipped_client_sum(
         total = _sum_over_chunks(
             _factored_sum(model, weights, uses, clip_norm, loss), batch, floats=floats, spare=len(params)
         )
-    return written(lambda row: trees.flatten_into(row, total), params.shape, params.dtype)
+    return materialize(lambda row: trees.flatten_into(row, total), params.shape, params.dtype)
 
 
 def is_worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
@@ -205,7 +205,9 @@ def _general_sum(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Call
     return add_up
 
 
-def _factored_sum(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, loss: Loss) -> Callable[[_Batch], Any]:
+def _factored_sum(
+    model: Model, weights: Any, uses: list[_ParameterUse], clip_norm: Any, loss: Loss
+) -> Callable[[_Batch], Any]:
     """Models whose parameters are used as `uses` says: gradients as products, where that is shorter."""
     leaves, structure = jax.tree.flatten(weights)
 
@@ -248,7 +250,7 @@ def _factored_sum(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, 
     return add_up
 
 
-class _Use(NamedTuple):
+class _ParameterUse(NamedTuple):
     """How a parameter enters the model, for one client: the inputs of its kernel (None: a bias), and the outputs."""
 
     left: jax.ShapeDtypeStruct | None
@@ -307,7 +309,7 @@ class _Tap:
         return out if self._probe is None else out + self._probe
 
 
-def _parameter_uses(model: Model, weights: Any, records: Any) -> list[_Use] | None:
+def _parameter_uses(model: Model, weights: Any, records: Any) -> list[_ParameterUse] | None:
     """How each parameter enters the model; None for a model that uses one in another way, or not exactly once."""
     leaves, structure = jax.tree.flatten(weights)
 
@@ -322,7 +324,9 @@ def _parameter_uses(model: Model, weights: Any, records: Any) -> list[_Use] | No
         return None
     if any(out is None for _, out in shapes):
         return None
-    return [_Use(left, out, leaf.size, records.shape[0]) for (left, out), leaf in zip(shapes, leaves, strict=True)]
+    return [
+        _ParameterUse(left, out, leaf.size, records.shape[0]) for (left, out), leaf in zip(shapes, leaves, strict=True)
+    ]
 
 
 _BLOCK = 1 << 20  # numbers of a gradient that are formed at a time
@@ -336,11 +340,11 @@ class Formed(NamedTuple):
 
     values: jax.Array
 
-    def square(self, clip_norm: Any) -> jax.Array:
+    def squared_norms(self, clip_norm: Any) -> jax.Array:
         """Their squared norms, in units of the clip norm."""
         return jnp.sum((self.values / clip_norm) ** 2, axis=tuple(range(1, self.values.ndim)))
 
-    def reach(self, clip_norm: Any) -> Any:
+    def sum_of_norms(self, clip_norm: Any) -> Any:
         """Zero: nothing cancels in what is added up."""
         return 0.0
 
@@ -355,13 +359,13 @@ class Outer(NamedTuple):
     left: jax.Array
     right: jax.Array
 
-    def square(self, clip_norm: Any) -> jax.Array:
+    def squared_norms(self, clip_norm: Any) -> jax.Array:
         """Their squared norms, in units of the clip norm."""
         if self.left.shape[1] == 1:
             return self._lengths(clip_norm)[:, 0] ** 2
         return jax.lax.map(lambda sides: _squared_norm(sides[0], sides[1], clip_norm), (self.left, self.right))
 
-    def reach(self, clip_norm: Any) -> Any:
+    def sum_of_norms(self, clip_norm: Any) -> Any:
         """The sums of the norms of what may cancel, in units of the clip norm; infinite where products may be lost."""
         if self.left.shape[1] == 1:
             return 0.0
@@ -422,10 +426,10 @@ def clip_factors(
     Returns: the factor, 0 for clients that do not count and for those to be formed; and the latter: their records
         cancel to less than a sixteenth, or products of them are lost.
     """
-    norm = jnp.sqrt(sum(gradient.square(clip_norm) for gradient in gradients))
-    reach = sum(gradient.reach(clip_norm) for gradient in gradients)
-    spread = (2 * records + 4) * _UNIT * reach
-    kept = present & (reach / _CANCELLED <= norm + spread)
+    norm = jnp.sqrt(sum(gradient.squared_norms(clip_norm) for gradient in gradients))
+    sum_of_norms = sum(gradient.sum_of_norms(clip_norm) for gradient in gradients)
+    spread = (2 * records + 4) * _UNIT * sum_of_norms
+    kept = present & (sum_of_norms / _CANCELLED <= norm + spread)
     return jnp.where(kept, clip_factor(norm + spread, 1.0), 0.0), present & ~kept
 
 

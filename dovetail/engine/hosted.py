@@ -87,11 +87,11 @@ class HostRound:
                 yield self._finite(self._private_updates(params, data, ids, items, keys)), ids
             else:
                 records = self._gather[number](data, ids, keys.order)
-                arguments = records if self._shared_device else map(np.asarray, records)
+                arguments = records if self._shares_device else map(np.asarray, records)
                 yield self._finite(self._learner_updates(self.clients.update, params, *arguments)), ids
 
     @property
-    def _shared_device(self) -> bool:
+    def _shares_device(self) -> bool:
         """Whether the learner computes where JAX does, so that records and updates need not pass through the host."""
         return cast(HostLearner, self.clients.model.learner).platform == jax.default_backend()
 

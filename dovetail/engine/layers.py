@@ -19,7 +19,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from dovetail._jax import written, written_into
+from dovetail._jax import materialize, materialize_into
 from dovetail.engine.chunks import ClientWork, Data, Keys, Work
 from dovetail.learners import trees
 from dovetail.learners.client import local_update
@@ -61,10 +61,10 @@ def sum_clients(
 
     if clients.sums_updates:
         count = jnp.sum(work[0] >= 0).astype(params.dtype)
-        return (_sum(clients, update, params, layers, state, used), count), None
+        return (_sum_rescaled(clients, update, params, layers, state, used), count), None
     if _tally_is_sum(clients, state):
-        return _sum(clients, update, params, layers, state, used), None
-    return _collect(clients, update, params, state, used, keys), None
+        return _sum_rescaled(clients, update, params, layers, state, used), None
+    return _collect_in_turn(clients, update, params, state, used, keys), None
 
 
 def _squared_norm(layer: jax.Array) -> jax.Array:
@@ -81,7 +81,7 @@ def _tally_is_sum(clients: ClientWork, state: Any) -> bool:
     return clients.fast.scaling(jnp.ones(1), state) is not None
 
 
-def _sum(
+def _sum_rescaled(
     clients: ClientWork,
     update: Callable[[jax.Array], tuple[jax.Array, Any, jax.Array]],
     params: jax.Array,
@@ -99,10 +99,10 @@ def _sum(
         return jax.tree.map(lambda sum_, leaf: sum_ + jnp.where(counted, leaf, 0) * scale, total, delta)
 
     total = jax.lax.fori_loop(0, used, add, jax.tree.map(jnp.zeros_like, layers))
-    return written(lambda row: trees.flatten_into(row, total), params.shape, params.dtype)
+    return materialize(lambda row: trees.flatten_into(row, total), params.shape, params.dtype)
 
 
-def _collect(
+def _collect_in_turn(
     clients: ClientWork,
     update: Callable[[jax.Array], tuple[jax.Array, Any, jax.Array]],
     params: jax.Array,
@@ -119,7 +119,7 @@ def _collect(
     def add(i: jax.Array, carried: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
         total, row = carried
         ids, delta, square = update(i)
-        row = written_into(row, lambda row: fill_row(row, delta, square))
+        row = materialize_into(row, lambda row: fill_row(row, delta, square))
         return clients.fast.collect_onto(total, row[None], ids >= 0, state, **clients.keys_and_budgets(ids, keys)), row
 
     row = jnp.zeros(params.shape, params.dtype)

@@ -50,7 +50,7 @@ __all__ = [
     "lengths",
     "norms",
     "products",
-    "rounding",
+    "rounding_bound",
     "scaled_sum",
     "uses_gram",
 ]
@@ -191,18 +191,18 @@ def _explicit(
         for step in _steps(chunk, settings, classes, loss):
             state = move(state, step, chunk.inputs[:, step.batch], start[:, step.batch])
     else:
-        state = _loop(weights, constant, chunk, settings, loss, move, state)
+        state = _take_steps_in_loop(weights, constant, chunk, settings, loss, move, state)
     slopes, bias = state
     norms = jnp.sqrt(jnp.sum(slopes**2, axis=(1, 2)) + jnp.sum(bias**2, axis=1))
     if not settings.local:
-        norms = bound_norms(norms, _reach(weights, constant, chunk, settings, loss), chunk.counts, classes)
+        norms = bound_norms(norms, _sums_of_norms(weights, constant, chunk, settings, loss), chunk.counts, classes)
     scale = scaling(norms)
     return jnp.concatenate(
         [_scale_clients(slopes, scale).sum(axis=0), _scale_clients(bias, scale).sum(axis=0)[:, None]], axis=1
     ).T
 
 
-def _reach(weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, loss: Loss) -> jax.Array:
+def _sums_of_norms(weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, loss: Loss) -> jax.Array:
     """For each client, the sum of the norms of its records' gradients, which may cancel."""
     clients, records, features = chunk.inputs.shape
     (step,) = _steps(chunk, settings, weights.shape[1], loss)
@@ -223,7 +223,7 @@ class _Movement(NamedTuple):
     bias: jax.Array
 
 
-def _loop(
+def _take_steps_in_loop(
     weights: jax.Array,
     constant: float,
     chunk: Chunk,
@@ -331,7 +331,7 @@ class Products(NamedTuple):
     lengths: jax.Array | np.ndarray
 
 
-def rounding(rows: int, classes: int) -> float:
+def rounding_bound(rows: int, classes: int) -> float:
     """The bound on all rounding of a squared norm, as a part of (sum_i |x_i| |r_i|)^2; docs/proofs/views.md, Thm. 1."""
     operations = (rows**2 * classes + 2 * (rows + classes) + 32) * _UNIT
     return operations / (1 - operations)
@@ -359,7 +359,7 @@ def bound_norms(norms: jax.Array, reach: jax.Array, counts: jax.Array, classes: 
 
 def _rounding_bounds(counts: jax.Array, classes: int) -> jax.Array:
     """The rounding bounds for these counts of rows; 0 for as many as no Gram matrix is used for, and for none."""
-    bounds = [rounding(rows, classes) for rows in range(MOST_ROWS + 1)]
+    bounds = [rounding_bound(rows, classes) for rows in range(MOST_ROWS + 1)]
     used = [bound if rows and bound <= _LARGEST_ROUNDING else 0.0 for rows, bound in enumerate(bounds)]
     up = np.nextafter(np.array([*used, 0.0], np.float32), np.float32(np.inf))
     table = np.where(np.array([*used, 0.0]) > 0, up, np.float32(0))
@@ -368,7 +368,7 @@ def _rounding_bounds(counts: jax.Array, classes: int) -> jax.Array:
 
 def uses_gram(rows: int, classes: int) -> bool:
     """Whether norms by Gram matrices are worth it for clients of so many rows."""
-    return 2 <= rows <= MOST_ROWS and rounding(rows, classes) <= _LARGEST_ROUNDING
+    return 2 <= rows <= MOST_ROWS and rounding_bound(rows, classes) <= _LARGEST_ROUNDING
 
 
 def products(inputs: np.ndarray, clients: Clients, *, constant: float) -> Products:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail._imports import on_first_use
+from dovetail._imports import lazy_getattr
 
 if TYPE_CHECKING:
     from dovetail.experiment.callbacks import Callback, Diagnosis, EarlyStopping, RunStart
@@ -34,4 +34,4 @@ __all__ = [
 _HOMES = dict.fromkeys(__all__, "dovetail.experiment.training")  # the engine is large
 _HOMES |= dict.fromkeys(("LoadedRun", "load"), "dovetail.experiment.loading")
 _HOMES |= dict.fromkeys(("Callback", "Diagnosis", "EarlyStopping", "RunStart"), "dovetail.experiment.callbacks")
-__getattr__ = on_first_use(__name__, _HOMES)
+__getattr__ = lazy_getattr(__name__, _HOMES)

@@ -200,7 +200,7 @@ def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = (), *, code_
     if path.is_file():
         text = path.read_text()
         if code_beside:
-            _imports.look_in(path.parent)
+            _imports.add_search_folder(path.parent)
     elif str(source) in presets():
         text = (resources.files("dovetail") / "presets" / f"{source}.toml").read_text()
     elif path.suffix == ".toml" or path.exists():

@@ -257,7 +257,7 @@ def different_data(run: Path, key: Path, *, task: Task | None = None, trust_code
     if _key_id(secret) != stated["key_id"]:
         return f"the fingerprint was made with another key, key_id {stated['key_id']}"
     config = read(str(folder.config), code_beside=trust_code)
-    with _imports.reading(f"the run in {str(run)!r}", trust_code=trust_code):
+    with _imports.reading_data(f"the run in {str(run)!r}", trust_code=trust_code):
         dataset, _, _ = load_data(config, task or resolve(config.task.name))
     same = hmac.compare_digest(_mac(secret, dataset), stated["hmac_sha256"])
     return None if same else "the data are not those of the run"

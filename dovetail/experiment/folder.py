@@ -275,7 +275,7 @@ class RunFolder:
         data = self._read_json(_LEDGER)
         with contextlib.suppress(OSError, TypeError, KeyError, tomllib.TOMLDecodeError):
             name = tomllib.loads((self.path / _CONFIG).read_text())["protocol"]["name"]
-            with _imports.reading(f"the run in {str(self.path)!r}", trust_code=trust_code):
+            with _imports.reading_data(f"the run in {str(self.path)!r}", trust_code=trust_code):
                 protocols.find(name)  # one from outside the package brings its own events
         return Record.from_json(data)
 

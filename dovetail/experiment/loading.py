@@ -73,7 +73,7 @@ def load(folder: str | Path, *, model: Model | None = None, trust_code: bool = F
     privacy = run.read_privacy()
     recipe = run.read_recipe()
     features = config.task.all_features
-    with _imports.reading(f"the run in {str(folder)!r}", trust_code=trust_code):
+    with _imports.reading_data(f"the run in {str(folder)!r}", trust_code=trust_code):
         own_model = model or _model_of(config) or model_from_recipe(config.task.model, recipe, features)
         if ":" in features.kind:
             _imports.refuse_untrusted(features.kind, what="features")  # which are imported when rows are predicted

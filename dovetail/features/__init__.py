@@ -68,4 +68,4 @@ def _rows(pipeline: Pipeline, images: np.ndarray, folder: Path) -> np.ndarray:
         return map(pipeline.apply, chunks(images, pipeline.chunk))
 
     name = files.digest(pipeline.identity, images)
-    return files.rows(folder, name, (len(images), *pipeline.row_shape), compute)
+    return files.cached_rows(folder, name, (len(images), *pipeline.row_shape), compute)

@@ -19,11 +19,11 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from dovetail.data.download import into_cache
+from dovetail.data.download import open_cache_file
 from dovetail.features.whitening import Axes
 from dovetail.files import make_folder
 
-__all__ = ["axes", "digest", "log_progress", "rows", "spool"]
+__all__ = ["cached_axes", "cached_rows", "digest", "log_progress", "spool"]
 
 Rows = TypeVar("Rows", bound=np.ndarray | jax.Array)
 
@@ -47,7 +47,9 @@ def digest(*parts: str | np.ndarray | Iterable[np.ndarray]) -> str:
     return hasher.hexdigest()[:32]
 
 
-def rows(folder: Path, name: str, shape: tuple[int, ...], compute: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
+def cached_rows(
+    folder: Path, name: str, shape: tuple[int, ...], compute: Callable[[], Iterable[np.ndarray]]
+) -> np.ndarray:
     """The float32 array of this name, memory-mapped.
 
     Arguments:
@@ -61,7 +63,7 @@ def rows(folder: Path, name: str, shape: tuple[int, ...], compute: Callable[[], 
         if mapped is not None:
             return mapped
         _LOG.warning("refused the cached features %s: truncated or corrupt; they are computed anew", path)
-    with into_cache(path) as stream:
+    with open_cache_file(path) as stream:
         np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
         for chunk in log_progress(compute(), shape[0], "features"):
             stream.write(np.ascontiguousarray(chunk, dtype="<f4").data)
@@ -71,7 +73,7 @@ def rows(folder: Path, name: str, shape: tuple[int, ...], compute: Callable[[], 
     return computed
 
 
-def axes(folder: Path, name: str, compute: Callable[[], Axes]) -> Axes:
+def cached_axes(folder: Path, name: str, compute: Callable[[], Axes]) -> Axes:
     """The axes of this name, computed if they are not there."""
     path = folder / f"{name}.npz"
     if path.exists():
@@ -81,7 +83,7 @@ def axes(folder: Path, name: str, compute: Callable[[], Axes]) -> Axes:
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
             _LOG.warning("refused the cached axes %s: truncated or corrupt; they are computed anew", path)
     computed = compute()
-    with into_cache(path) as stream:
+    with open_cache_file(path) as stream:
         np.savez(stream, mean=computed.mean, directions=computed.directions, variances=computed.variances)
     return computed
 

@@ -172,7 +172,7 @@ class Pipeline:
 
     @property
     def _whitening_axes(self) -> Axes:
-        return cache.axes(self._folder, self._axes_name, self._compute_axes)
+        return cache.cached_axes(self._folder, self._axes_name, self._compute_axes)
 
     @property
     def _whitening(self) -> Whitening:
@@ -280,13 +280,13 @@ class _OwnBlock:
 
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:
         self._name = name
-        self._found = _imports.load(
+        self._loaded = _imports.load(
             name,
             what="function for features",
             kind="function from images to features, or an object with `apply` and `identity`",
             accept=_is_function,
         )
-        self._function: Callable[[np.ndarray], Any] = getattr(self._found, "apply", self._found)
+        self._function: Callable[[np.ndarray], Any] = getattr(self._loaded, "apply", self._loaded)
         self._shape = shape
         self._per_record = PerRecord(self._function, shape, name=name)
 
@@ -300,7 +300,7 @@ class _OwnBlock:
     @functools.cached_property
     def identity(self) -> str:
         """Its own, or else its module's file and what it makes of two images of noise."""
-        identity = getattr(self._found, "identity", None)
+        identity = getattr(self._loaded, "identity", None)
         if isinstance(identity, str):
             return f"{self._name} {_ONE} {identity}"
         file = inspect.getsourcefile(inspect.unwrap(self._function))

@@ -99,7 +99,7 @@ def _channels(planes: jax.Array) -> jax.Array:
     margin = (_SIDE - planes.shape[1]) // 2
     x = jnp.pad(planes, ((0, 0), (margin, margin), (margin, margin)), mode="reflect")[:, None]
     seen = jnp.fft.fft2(x)
-    fine = _modulus(jnp.fft.ifft2(_filter(seen, psi[:_ANGLES])))
+    fine = _modulus(jnp.fft.ifft2(_multiply_filters(seen, psi[:_ANGLES])))
     parents = jnp.concatenate([seen, jnp.fft.fft2(fine)], axis=1)[:, :, None]
     coarse = _modulus(jnp.fft.ifft2(_at_every_second_pixel(parents, psi[_ANGLES:])))
     coarse = coarse.reshape(len(x), -1, *coarse.shape[-2:])
@@ -113,7 +113,7 @@ def _modulus(signals: jax.Array) -> jax.Array:
     return jnp.sqrt(signals.real**2 + signals.imag**2)
 
 
-def _filter(spectra: jax.Array, filters: np.ndarray) -> jax.Array:
+def _multiply_filters(spectra: jax.Array, filters: np.ndarray) -> jax.Array:
     """Their product; filters are real, so a complex product would do twice the work."""
     return jax.lax.complex(spectra.real * filters, spectra.imag * filters)
 
@@ -121,7 +121,7 @@ def _filter(spectra: jax.Array, filters: np.ndarray) -> jax.Array:
 def _at_every_second_pixel(spectra: jax.Array, filters: np.ndarray) -> jax.Array:
     """The Fourier transforms of filtered signals at every second row and column: the mean over four quarters."""
     quarters = [(..., rows, columns) for rows in _HALVES for columns in _HALVES]
-    first, *others = (_filter(spectra[quarter], filters[quarter] / 4) for quarter in quarters)
+    first, *others = (_multiply_filters(spectra[quarter], filters[quarter] / 4) for quarter in quarters)
     return sum(others, first)
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that PyTorch's users know
 
-from dovetail.learners._torch_isolation import State, is_hooked
+from dovetail.learners._torch_isolation import Snapshot, is_hooked
 
 __all__ = [
     "LOSSES",
@@ -35,11 +35,11 @@ __all__ = [
     "LocalSteps",
     "Loss",
     "check_losses",
+    "cut_evenly",
     "loss_sum",
+    "num_threads",
     "on_one_thread",
     "run_in_threads",
-    "slices",
-    "threads",
     "train_client",
     "trained_parameters",
 ]
@@ -50,10 +50,10 @@ _AT_ONCE = 512  # records whose gradient is computed at once
 _SWITCH = 2e-5  # seconds that a thread may keep Python's lock while another one waits for it, back from PyTorch
 
 LOSSES: dict[str, Loss] = {
-    "binary_cross_entropy": lambda z, y: _sigmoid(z.reshape(y.shape), y),
+    "binary_cross_entropy": lambda z, y: _sigmoid_cross_entropy(z.reshape(y.shape), y),
     "cross_entropy": lambda z, y: F.cross_entropy(z, y.long(), reduction="none"),
     "huber": lambda z, y: F.huber_loss(z.reshape(y.shape), y, reduction="none"),
-    "sigmoid_cross_entropy": lambda z, y: _sigmoid(z, y).sum(dim=1),
+    "sigmoid_cross_entropy": lambda z, y: _sigmoid_cross_entropy(z, y).sum(dim=1),
     "squared_error": lambda z, y: (z.reshape(y.shape) - y) ** 2,
 }
 
@@ -139,7 +139,7 @@ def _total_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
     return F.cross_entropy(logits, labels, reduction="sum")
 
 
-def _sigmoid(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _sigmoid_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.softplus(logits) - logits * labels
 
 
@@ -168,7 +168,7 @@ class Copy:
         self.module = _channels_last(copy.deepcopy(module))
         self.weights = [value for _, value in trained_parameters(self.module)]
         self.outputs: _Function = _chain(self.module) or self.module
-        self._state = State(self.module, attributes=not isolated)
+        self._state = Snapshot(self.module, attributes=not isolated)
 
     def forget(self) -> None:
         """Put back everything but the weights, so that nothing is left of the records that it has seen."""
@@ -258,7 +258,7 @@ def _layer_function(layer: nn.Module) -> _Function:
     return layer
 
 
-def slices(count: int, parts: int) -> list[slice]:
+def cut_evenly(count: int, parts: int) -> list[slice]:
     """Cut the places 0 to `count` into at most so many parts of about equal size."""
     edges = np.linspace(0, count, min(count, parts) + 1).round().astype(int)
     return [slice(low, high) for low, high in itertools.pairwise(edges.tolist())]
@@ -286,11 +286,11 @@ def on_one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def threads() -> int:
+def num_threads() -> int:
     """How many threads compute at a time: one for each core."""
     return len(os.sched_getaffinity(0))
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads(), "torch", initializer=torch.set_num_threads, initargs=(1,))
+    return ThreadPoolExecutor(num_threads(), "torch", initializer=torch.set_num_threads, initargs=(1,))

@@ -4,10 +4,10 @@ Users never share a batch, so a module can only carry something from one user to
 attribute, in the state of a random generator, or in anything else that Python code can reach.
 
 - `refuse_state` runs a module on public records and refuses, by name, whatever changes beside its gradients;
-- `State` puts buffers, frozen parameters and attributes back before every batch;
-- `mixes` finds out whether what it makes of a record depends on the batch that the record is in: such a module gets
+- `Snapshot` puts buffers, frozen parameters and attributes back before every batch;
+- `mixes_records` finds out whether what it makes of a record depends on the batch that the record is in: such a module gets
   batches of a user's own size, and none that are filled up to another's;
-- `pure` finds out whether any Python code but PyTorch's own is left when the module runs. Modules of `torch.nn` have
+- `pytorch_only` finds out whether any Python code but PyTorch's own is left when the module runs. Modules of `torch.nn` have
   none. Code of one's own is traced (`torch.fx`): what is run is then the recorded graph of PyTorch's functions, in
   which there is no place for anything else. What cannot be traced runs as it is, and its author has to vouch for it.
 
@@ -31,7 +31,16 @@ import torch
 from torch import fx, nn
 from torch.nn.utils import parametrizations, parametrize
 
-__all__ = ["State", "describe_part", "is_hooked", "mixes", "pure", "pure_loss", "refuse_mixing", "refuse_state"]
+__all__ = [
+    "Snapshot",
+    "describe_part",
+    "is_hooked",
+    "mixes_records",
+    "pytorch_only",
+    "pytorch_only_loss",
+    "refuse_mixing",
+    "refuse_state",
+]
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type)
 _PROPERTIES = frozenset({"H", "T", "device", "dtype", "imag", "mH", "mT", "ndim", "real", "shape"})
@@ -56,7 +65,7 @@ def describe_part(name: str, part: nn.Module) -> str:
 # what a module keeps
 
 
-class State:
+class Snapshot:
     """Everything that a module holds beside the parameters that are trained, as it was at first.
 
     With `attributes` all of it is put back, wherever Python code may have put something; without, what was changed in
@@ -115,13 +124,13 @@ class State:
                     return name, part, f"attribute {attribute!r}"
             for table, what in (("_buffers", "buffer"), ("_parameters", "frozen parameter")):
                 for tensor, value in vars(part)[table].items():
-                    if (kept := self._first_value(tables[table][tensor])) is not None and not _is_same(
+                    if (kept := self._original_value(tables[table][tensor])) is not None and not _is_same(
                         value.detach(), kept
                     ):
                         return name, part, f"{what} {tensor!r}"
         return None
 
-    def _first_value(self, first: torch.Tensor | None) -> torch.Tensor | None:
+    def _original_value(self, first: torch.Tensor | None) -> torch.Tensor | None:
         """What a buffer or frozen parameter was at first."""
         return next((kept for _, value, kept in self._tensors if value is first), None)
 
@@ -174,14 +183,14 @@ def _is_same(left: Any, right: Any) -> bool:
 def refuse_state(module: nn.Module, total_loss: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> None:
     """Refuse a module that draws random numbers or keeps anything when it is run and trained on these records."""
     own = copy.deepcopy(module)
-    state = State(own)
-    before = _generators()
+    state = Snapshot(own)
+    before = _random_states()
     for rows in (slice(None), slice(0, 1), slice(1, None)):
         total_loss(own(x[rows]), y[rows]).backward()
         for value in own.parameters():
             value.grad = None
-    if not _is_same(before, _generators()):
-        where = _first_part_changing(module, x, lambda first, second: not _is_same(first, second), _generators)
+    if not _is_same(before, _random_states()):
+        where = _first_part_changing(module, x, lambda first, second: not _is_same(first, second), _random_states)
         raise ValueError(
             f"expected a module that computes the same from the same records, got {where}, which draws random numbers: "
             "leave it out, or call module.eval() first if it draws none then"
@@ -213,13 +222,13 @@ def refuse_mixing(module: nn.Module, x: torch.Tensor) -> None:
             )
 
 
-def mixes(module: nn.Module, loss: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> bool:
+def mixes_records(module: nn.Module, loss: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether outputs for a record, or its loss, go by other records of a batch, or by how many it has.
 
     Tried on batches of these four records, one to 68 of them, up to how sums are rounded; what a graph of PyTorch's
     functions computes from sizes, but for shapes, counts as going by them.
     """
-    if _goes_by_size(module) or _goes_by_size(loss):
+    if _depends_on_size(module) or _depends_on_size(loss):
         return True
     own = _perturb(module)
     everyone = torch.arange(4, device=x.device)
@@ -259,11 +268,11 @@ def _is_close(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.allclose(left, right, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
-def _goes_by_size(part: Any) -> bool:
+def _depends_on_size(part: Any) -> bool:
     """Whether a graph computes anything but shapes from the sizes of its tensors."""
     if not isinstance(part, fx.GraphModule):
         return False
-    sizes = [node for node in part.graph.nodes if _is_size(node)]
+    sizes = [node for node in part.graph.nodes if _reads_size(node)]
     for node in sizes:
         for user in node.users:
             if user.target is operator.getitem:
@@ -273,7 +282,7 @@ def _goes_by_size(part: Any) -> bool:
     return False
 
 
-def _is_size(node: fx.Node) -> bool:
+def _reads_size(node: fx.Node) -> bool:
     """Whether a node of a graph reads the size of a tensor."""
     if node.op == "call_method":
         return node.target in _SIZES
@@ -322,7 +331,7 @@ def _first_part_changing(
     return changing[0] if changing else type(module).__name__
 
 
-def _generators() -> Any:
+def _random_states() -> Any:
     """The state of every random generator that a module may use."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return [torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()]  # noqa: NPY002 - other people's code
@@ -331,7 +340,9 @@ def _generators() -> Any:
 # what is left of it
 
 
-def pure(module: nn.Module, x: torch.Tensor, y: torch.Tensor, total_loss: Callable[..., Any]) -> nn.Module | None:
+def pytorch_only(
+    module: nn.Module, x: torch.Tensor, y: torch.Tensor, total_loss: Callable[..., Any]
+) -> nn.Module | None:
     """The same module without Python code but PyTorch's own; None if there is none.
 
     Guarantees:
@@ -351,7 +362,7 @@ def pure(module: nn.Module, x: torch.Tensor, y: torch.Tensor, total_loss: Callab
     return graph if _is_same(*results) else None
 
 
-def pure_loss(loss: Any, outputs: torch.Tensor, labels: torch.Tensor) -> Any | None:
+def pytorch_only_loss(loss: Any, outputs: torch.Tensor, labels: torch.Tensor) -> Any | None:
     """The same loss without Python code but PyTorch's own; None if there is none.
 
     All users share it, and nothing is put back in it: one that writes to a tensor of its own is refused. A graph has

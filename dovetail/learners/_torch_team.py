@@ -69,9 +69,9 @@ class Team:
         self._loss = loss
         self._processes = processes
         self._isolated = isolated
-        self._copies = Copies(module, _torch.threads(), isolated=isolated)
+        self._copies = Copies(module, _torch.num_threads(), isolated=isolated)
         self._total_loss = _torch.loss_sum(loss)
-        self._trained = 0.0
+        self._seconds_trained = 0.0
         self._turn = threading.Lock()
         self._pool: _Pool | None = None
 
@@ -103,14 +103,14 @@ class Team:
 
         began = time.perf_counter()
         updates = torch.stack(_torch.run_in_threads(train, range(len(counts))))
-        self._trained += time.perf_counter() - began
+        self._seconds_trained += time.perf_counter() - began
         return updates
 
     def _pool_if_ready(self, start: torch.Tensor) -> _Pool | None:
         """The processes, if they are to train now."""
         if self._pool is None:
-            able = start.device.type == "cpu" and _torch.threads() > 1 and hasattr(os, "memfd_create")
-            if not able or self._processes is False or not (self._processes or self._trained > _START):
+            able = start.device.type == "cpu" and _torch.num_threads() > 1 and hasattr(os, "memfd_create")
+            if not able or self._processes is False or not (self._processes or self._seconds_trained > _START):
                 return None
             self._pool = _Pool(self._module, self._loss, isolated=self._isolated)
         if self._processes:
@@ -143,9 +143,9 @@ class _Pool:
 
     def __init__(self, module: torch.nn.Module, loss: str | _torch.Loss, *, isolated: bool) -> None:
         self._memory = _Memory(os.memfd_create("dovetail-torch"))
-        self._links: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         self._started: list[tuple[subprocess.Popen[bytes], Connection]] = []
-        self._threads = ThreadPoolExecutor(_torch.threads(), "torch-process")
+        self._threads = ThreadPoolExecutor(_torch.num_threads(), "torch-process")
         self._shut_down = weakref.finalize(self, _shut_down, self._started, self._memory)
         self.ready = False
         self._starting = threading.Thread(target=self._start, args=(module, loss, isolated), daemon=True)
@@ -159,14 +159,14 @@ class _Pool:
         """Start the processes and send them the module; if one fails, none is used."""
         try:
             work = pickle.dumps((module, loss, isolated))
-            for _ in range(_torch.threads()):
+            for _ in range(_torch.num_threads()):
                 self._started.append(_launch(self._memory.file))
             for _, link in self._started:
                 link.send(sys.path)
                 link.send_bytes(work)
             for _, link in self._started:
                 _receive_answer(link)
-                self._links.put(link)
+                self._idle.put(link)
             self.ready = True
         except Exception as error:  # whatever a module's own code raises, too
             _log.info("clients train on threads, as processes cannot: %s: %s", type(error).__name__, error)
@@ -194,12 +194,12 @@ class _Pool:
 
     def _train(self, client: _Client) -> None:
         """Let a process that is idle train a client, and wait for it."""
-        link = self._links.get()
+        link = self._idle.get()
         try:
             link.send(client)
             _receive_answer(link)
         finally:
-            self._links.put(link)
+            self._idle.put(link)
 
     def _give_up(self) -> None:
         """End all processes, so that training goes on with threads."""

@@ -42,7 +42,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def binary_cross_entropy(outputs: jax.Array, labels: jax.Array) -> jax.Array:
     """The sigmoid cross-entropy of each record: one output, the logit of class 1."""
-    return _sigmoid(outputs.reshape(labels.shape), labels)
+    return _sigmoid_cross_entropy(outputs.reshape(labels.shape), labels)
 
 
 def squared_error(outputs: jax.Array, labels: jax.Array) -> jax.Array:
@@ -58,10 +58,10 @@ def huber(outputs: jax.Array, labels: jax.Array) -> jax.Array:
 
 def sigmoid_cross_entropy(outputs: jax.Array, labels: jax.Array) -> jax.Array:
     """The sum over a record's labels of their sigmoid cross-entropies."""
-    return jnp.sum(_sigmoid(outputs, labels), axis=1)
+    return jnp.sum(_sigmoid_cross_entropy(outputs, labels), axis=1)
 
 
-def _sigmoid(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def _sigmoid_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jax.nn.softplus(logits) - logits * labels
 
 

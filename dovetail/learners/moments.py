@@ -68,8 +68,8 @@ class Moments:
         """A user's vector: the mean over the first `count` of these records, or zero without any."""
         weight = (jnp.arange(len(labels)) < count).astype(jnp.float32)
         z, y = self.rows(inputs.reshape(len(labels), -1)), self.targets(labels)
-        share = jnp.where(weight > 0, 1 / jnp.maximum(jnp.sum(weight), 1.0), 0.0)
-        return self.scaled_sum(z, y, share)
+        record_weights = jnp.where(weight > 0, 1 / jnp.maximum(jnp.sum(weight), 1.0), 0.0)
+        return self.scaled_sum(z, y, record_weights)
 
     def rows(self, inputs: jax.Array) -> jax.Array:
         """z of each record, from its flat features."""
@@ -80,9 +80,9 @@ class Moments:
         """y of each record: one-hot less 1 / classes."""
         return jax.nn.one_hot(labels, self.classes, dtype=jnp.float32) - 1 / self.classes
 
-    def norm(self, reach: jax.Array) -> jax.Array:
+    def norm(self, z_norm: jax.Array) -> jax.Array:
         """The norm of the vector of one record whose z has this norm: |z z^T|^2 = |z|^4 and |z y^T|^2 = |z|^2 |y|^2."""
-        return reach * jnp.hypot(reach, self.weight * math.sqrt(1 - 1 / self.classes))
+        return z_norm * jnp.hypot(z_norm, self.weight * math.sqrt(1 - 1 / self.classes))
 
     def scaled_sum(self, z: jax.Array, y: jax.Array, scale: jax.Array) -> jax.Array:
         """The sum of the vectors of these records, each times its scale, by two matrix products."""
@@ -104,18 +104,18 @@ class Moments:
         gram[row, column] = gram[column, row] = vector[: len(row)] / _triangle_factor(row, column).astype(np.float64)
         return gram, vector[len(row) :].reshape(self.size, self.classes)
 
-    def model(self, mean: np.ndarray, *, ridge: float, share: float) -> np.ndarray:
+    def model(self, mean: np.ndarray, *, ridge: float, relative_ridge: float) -> np.ndarray:
         """The flat linear model of a noised mean vector: eigenvalues of G below zero are set to it, then raised.
 
         Arguments:
             mean: the noised mean of the users' vectors.
             ridge: an absolute number that is added to every eigenvalue.
-            share: the part of the eigenvalues' own mean that is added, too.
+            relative_ridge: what part of the eigenvalues' own mean is added to each of them, too.
         """
         gram, cross = self.unpack(mean)
         values, vectors = np.linalg.eigh(gram)
         values = np.maximum(values, 0.0)
-        raised = values + ridge + share * values.mean()
+        raised = values + ridge + relative_ridge * values.mean()
         inverse = np.divide(1.0, raised, out=np.zeros_like(raised), where=raised > 0)
         small = vectors @ (inverse[:, None] * (vectors.T @ cross)) / self.weight
         if self.project is not None:

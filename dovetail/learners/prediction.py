@@ -48,7 +48,7 @@ class Predictor:
 
     def check(self) -> None:
         """Refuse parameters that are not the model's."""
-        _ = self._tree
+        _ = self._model_parameters
 
     def _apply(self, inputs: np.ndarray) -> np.ndarray:
         """The model's outputs for a batch of inputs."""
@@ -56,8 +56,8 @@ class Predictor:
         if self.features.kind != "none":
             floats = self._pipeline.apply(floats)
         if self.model.learner is not None:
-            return np.asarray(self.model.learner.outputs(self._tree, floats))
-        return np.asarray(self._compiled_apply(self._tree, floats))
+            return np.asarray(self.model.learner.outputs(self._model_parameters, floats))
+        return np.asarray(self._compiled_apply(self._model_parameters, floats))
 
     @functools.cached_property
     def _pipeline(self) -> fixed.Pipeline:
@@ -68,7 +68,7 @@ class Predictor:
         return jax.jit(self.model.apply)
 
     @functools.cached_property
-    def _tree(self) -> Any:
+    def _model_parameters(self) -> Any:
         return trees.fill_tree(jax.eval_shape(self.model.init, jax.random.key(0)), self.parameters)
 
 

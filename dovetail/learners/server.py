@@ -194,7 +194,7 @@ class Ridge(Server):
             )
         options = {**_RIDGE, **self.options}
         ridge = options["ridge"] * self.moments.noise_norm(self.noise_std)
-        return jnp.asarray(self.moments.model(np.asarray(params), ridge=ridge, share=options["share"]))
+        return jnp.asarray(self.moments.model(np.asarray(params), ridge=ridge, relative_ridge=options["share"]))
 
 
 def _optimizer_names() -> list[str]:

@@ -176,8 +176,8 @@ class TorchLearner:
         isolation.refuse_state(self.module, total, x, y)
         if records:
             isolation.refuse_mixing(self.module, x)
-        module = isolation.pure(self.module, x, y, total)
-        own = None if isinstance(loss, str) else isolation.pure_loss(loss, self.module(x).detach(), y)
+        module = isolation.pytorch_only(self.module, x, y, total)
+        own = None if isinstance(loss, str) else isolation.pytorch_only_loss(loss, self.module(x).detach(), y)
         declared = []
         if module is None:
             declared.append(_declaration("module", type(self.module).__name__))
@@ -187,7 +187,7 @@ class TorchLearner:
             self,
             module=module or self.module,
             isolated=module is not None,
-            exact=bool(declared) or isolation.mixes(module or self.module, own or self._loss(loss), x, y),
+            exact=bool(declared) or isolation.mixes_records(module or self.module, own or self._loss(loss), x, y),
             original=type(self.module),
             own_loss=None if own is None else (loss, own),
         )
@@ -230,7 +230,7 @@ class TorchLearner:
         if side_by_side and not self.exact:
             sizes = _tensor(counts).to(self.device)
             train = functools.partial(self._train_side_by_side, settings, self._loss(loss), start)
-            parts = _torch.slices(len(sizes), _torch.threads() if self.device == "cpu" else 1)
+            parts = _torch.cut_evenly(len(sizes), _torch.num_threads() if self.device == "cpu" else 1)
             some = _torch.run_in_threads(lambda at: train(x[at], y[at], sizes[at]), parts)
             updates = some[0] if len(some) == 1 else torch.cat(some)
         else:
@@ -272,7 +272,7 @@ class TorchLearner:
 
     @functools.cached_property
     def _copies(self) -> Copies:
-        return Copies(self.module, _torch.threads(), isolated=self.isolated)
+        return Copies(self.module, _torch.num_threads(), isolated=self.isolated)
 
     @functools.cached_property
     def _teams(self) -> dict[str | Loss, Team]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dovetail._jax import jax, jnp, traced_once, written
+from dovetail._jax import jax, jnp, materialize, trace_once
 from dovetail.randomness import chacha
 
 __all__ = ["PAGE", "bits", "by_page", "coin", "page", "pages_of"]
@@ -61,7 +61,7 @@ def page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Array:
     begin = number * np.uint32(count)
     if impl == chacha.NAME and count >= _FEW:
         return chacha.page(data, number, count // chacha.BLOCK_WORDS)
-    return written(lambda _: _STREAMS[impl](data, jax.lax.iota(jnp.uint32, count) + begin), (count,), jnp.uint32)
+    return materialize(lambda _: _STREAMS[impl](data, jax.lax.iota(jnp.uint32, count) + begin), (count,), jnp.uint32)
 
 
 def _draw_pages(key: jax.Array, count: int) -> jax.Array:
@@ -110,7 +110,7 @@ def _threefry_words(key: jax.Array, counter: jax.Array) -> jax.Array:
 _STREAMS = {"threefry2x32": _threefry_words, chacha.NAME: chacha.words}
 
 
-@traced_once
+@trace_once
 def _threefry(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Both words of Threefry-2x32 with 20 rounds, for the key (key0, key1) and the counter (x0, x1), all uint32."""
     schedule = (key0, key1, key0 ^ key1 ^ _PARITY)

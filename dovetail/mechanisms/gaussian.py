@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail import _validate
-from dovetail._jax import ArrayLike, jax, jnp, traced_once
+from dovetail._jax import ArrayLike, jax, jnp, trace_once
 from dovetail.mechanisms._base import LocalRandomizer, as_floating, freeze_floats, namespace
 from dovetail.mechanisms._words import by_page, page, pages_of
 from dovetail.statements import NotApplicable
@@ -216,7 +216,7 @@ def _draw_pairs(
     return by_page(draw, pages)[:size].reshape(shape)
 
 
-@traced_once
+@trace_once
 def pairs_from_words(high: jax.Array, low: jax.Array, turn: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Two independent standard normals from every three uniform 32-bit words: two for the length, one for the angle."""
     reach = jnp.sqrt(2 * _exponential(high, low))

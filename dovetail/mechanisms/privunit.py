@@ -25,7 +25,7 @@ import numpy.typing as npt
 from scipy import special
 
 from dovetail import _validate
-from dovetail._jax import ArrayLike, by_block, jax, jnp
+from dovetail._jax import ArrayLike, jax, jnp, map_blocks
 from dovetail.accounting.releases import privunit as accounting
 from dovetail.accounting.releases.privunit import Cap
 from dovetail.mechanisms._base import Blanket, LocalRandomizer, freeze_floats, namespace
@@ -141,7 +141,7 @@ class PrivUnitRandomizer(LocalRandomizer):
             return total + ((times * along) * unit + (times * across) * noise), jnp.float32(0)
 
         if x.ndim == 1 and self.dim >= _LONGEST:
-            sums, _ = by_block(add, jnp.broadcast_to(jnp.float32(total), x.shape), unit, noise)
+            sums, _ = map_blocks(add, jnp.broadcast_to(jnp.float32(total), x.shape), unit, noise)
         else:
             sums, _ = add(total, unit, noise)
         return sums.at[..., :1].add(times * first)

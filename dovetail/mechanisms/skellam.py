@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dovetail import _validate
-from dovetail._jax import by_block, jax, jnp
+from dovetail._jax import jax, jnp, map_blocks
 from dovetail.accounting.releases import split_and_mix
 from dovetail.mechanisms._base import as_floating
 from dovetail.mechanisms._words import PAGE, bits, coin
@@ -99,7 +99,7 @@ class Encoding:
                 encoded = integers(scaled_by(vector, factor) * self.scale, *arrays)
                 return encoded, jnp.sum(words(encoded * encoded), dtype=jnp.uint32)
 
-            encoded, square = by_block(part, jnp.zeros(self.dim, jnp.int32), vector, *arrays)
+            encoded, square = map_blocks(part, jnp.zeros(self.dim, jnp.int32), vector, *arrays)
             return encoded, square <= limit
 
         def attempt(count: jax.Array | int) -> tuple[jax.Array, jax.Array]:

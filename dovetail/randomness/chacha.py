@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dovetail._jax import jax, jnp, lax, traced_once
+from dovetail._jax import jax, jnp, lax, trace_once
 
 __all__ = ["BLOCK_WORDS", "KEY_WORDS", "NAME", "first_word", "impl", "page", "words"]
 
@@ -65,7 +65,7 @@ def _start(key: jax.Array, counter: Word, number: Word, use: np.uint32) -> tuple
     return (*_CONSTANTS, *(key[..., i] for i in range(KEY_WORDS)), counter, number, use, np.uint32(0))
 
 
-@traced_once
+@trace_once
 def _mix_rounds(*state: jax.Array, rounds: int) -> tuple[jax.Array, ...]:
     """The 16 words of a state after all rounds, which are written out."""
     for _ in range(rounds // 2):
@@ -128,7 +128,7 @@ def _block(key: jax.Array, counter: Word, number: Word, use: np.uint32, *, round
     return _blocks(*jnp.broadcast_arrays(*_start(key, counter, number, use)), rounds=rounds)
 
 
-@traced_once
+@trace_once
 def _blocks(*words: jax.Array, rounds: int) -> jax.Array:
     """The 16 words of whole blocks, along a new first axis, from the 16 words that go in."""
     start = tuple(jnp.stack(words[row : row + 4]) for row in range(0, BLOCK_WORDS, 4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail._imports import on_first_use
+from dovetail._imports import lazy_getattr
 
 if TYPE_CHECKING:
     from dovetail.experiment import EarlyStopping
@@ -15,4 +15,4 @@ __all__ = ["EarlyStopping", "LivePage", "MLflow", "TensorBoard", "WandB"]
 
 _HOMES = dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "dovetail.watching.loggers")
 _HOMES |= {"EarlyStopping": "dovetail.experiment", "LivePage": "dovetail.watching.live"}
-__getattr__ = on_first_use(__name__, _HOMES)
+__getattr__ = lazy_getattr(__name__, _HOMES)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.data.download import Origin, RemoteFile, cache_folder, fetch, fetch_all, into_cache
+from dovetail.data.download import Origin, RemoteFile, cache_folder, fetch, fetch_all, open_cache_file
 
 CONTENT = bytes(range(256)) * 40
 NOWHERE = "http://127.0.0.1:1/"  # nothing listens on port 1
@@ -207,9 +207,9 @@ def test_npm_that_does_not_deliver_is_said(tmp_path, monkeypatch, members, packa
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     path = tmp_path / "deep" / "file"
-    with into_cache(path) as stream:
+    with open_cache_file(path) as stream:
         stream.write(b"old")
-    with pytest.raises(OSError, match="disk full"), into_cache(path) as stream:
+    with pytest.raises(OSError, match="disk full"), open_cache_file(path) as stream:
         stream.write(b"new, but not all of")
         raise OSError("disk full")
     assert path.read_bytes() == b"old"

@@ -123,17 +123,17 @@ class TestCifar10:
         Image = pytest.importorskip("PIL.Image")
         pixels = np.random.default_rng(0).integers(0, 256, (4, 1024, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(tmp_path / "some.png")
-        np.testing.assert_array_equal(cifar10.images(tmp_path / "some.png"), pixels.reshape(4, 32, 32, 3))
+        np.testing.assert_array_equal(cifar10.read_images(tmp_path / "some.png"), pixels.reshape(4, 32, 32, 3))
         Image.fromarray(pixels[:, :99]).save(tmp_path / "narrow.png")
         with pytest.raises(ValueError, match="a row of 1024 pixels"):
-            cifar10.images(tmp_path / "narrow.png")
+            cifar10.read_images(tmp_path / "narrow.png")
 
     def test_labels_are_a_list(self, tmp_path):
         (tmp_path / "labels.json").write_text(json.dumps([6, 9]))
-        np.testing.assert_array_equal(cifar10.labels(tmp_path / "labels.json"), [6, 9])
+        np.testing.assert_array_equal(cifar10.read_labels(tmp_path / "labels.json"), [6, 9])
         (tmp_path / "labels.json").write_text(json.dumps({"6": 9}))
         with pytest.raises(ValueError, match="is not a list of whole numbers"):
-            cifar10.labels(tmp_path / "labels.json")
+            cifar10.read_labels(tmp_path / "labels.json")
 
 
 @pytest.mark.parametrize("name", ["adult", "cifar10", "toxicity"])

@@ -14,7 +14,7 @@ import pytest
 
 from dovetail import Dataset
 from dovetail.data.readers import sources, tables
-from dovetail.data.readers.assembly import CLASSES_NOTE, TESTED_NOTE, held_out
+from dovetail.data.readers.assembly import CLASSES_NOTE, TESTED_NOTE, held_out_mask
 from dovetail.data.readers.recipes import Answer, Recipe, recipe_of, with_recipe
 from dovetail.data.readers.tables import Table
 
@@ -81,7 +81,7 @@ def test_a_table_is_read_as_declared():
 
 def test_a_share_of_users_is_held_out_whole():
     data = Dataset.from_pandas(COLUMNS, **HOW)
-    out = held_out(COLUMNS["patient"], share=0.5, seed=1)
+    out = held_out_mask(COLUMNS["patient"], share=0.5, seed=1)
     np.testing.assert_array_equal(data.test_inputs, READ[out])
     np.testing.assert_array_equal(data.inputs, READ[~out])
     assert not {name for name, o in zip(COLUMNS["patient"], out, strict=True) if o} & {
@@ -91,16 +91,16 @@ def test_a_share_of_users_is_held_out_whole():
 
 def test_who_is_held_out_depends_on_nobody_else():
     names = [f"user {number}" for number in range(4000)]
-    out = held_out(names, share=0.2, seed=0)
+    out = held_out_mask(names, share=0.2, seed=0)
     assert abs(out.mean() - 0.2) < 5 * (0.2 * 0.8 / 4000) ** 0.5  # alpha below 1e-6
-    np.testing.assert_array_equal(held_out(names[1:], share=0.2, seed=0), out[1:])
-    assert (held_out(names, share=0.2, seed=1) != out).any()
-    assert not (held_out(names, share=0.1, seed=0) & ~out).any()
+    np.testing.assert_array_equal(held_out_mask(names[1:], share=0.2, seed=0), out[1:])
+    assert (held_out_mask(names, share=0.2, seed=1) != out).any()
+    assert not (held_out_mask(names, share=0.1, seed=0) & ~out).any()
     for share in (0.0, 1.0, -0.1):
         with pytest.raises(ValueError, match="expected 0 < test_share < 1"):
-            held_out(names, share=share, seed=0)
+            held_out_mask(names, share=share, seed=0)
     with pytest.raises(ValueError, match=r"leaves someone on both sides, got test_share=0.5 with . of 1 held out"):
-        held_out(["ann", "ann"], share=0.5, seed=0)
+        held_out_mask(["ann", "ann"], share=0.5, seed=0)
 
 
 def test_without_users_subjects_or_else_records_are_held_out():
@@ -336,7 +336,7 @@ def test_hugging_face_datasets():
     images = np.arange(6 * 4, dtype=np.uint8).reshape(6, 2, 2)
     pictures = Split({"image": list(images), "who": COLUMNS["patient"], "ill": numbered["ill"]}, names=["no", "yes"])
     seen = Dataset.from_huggingface(pictures, inputs="image", target="ill", user="who", test_share=0.5, test_seed=1)
-    np.testing.assert_array_equal(seen.test_inputs, images[held_out(COLUMNS["patient"], share=0.5, seed=1)])
+    np.testing.assert_array_equal(seen.test_inputs, images[held_out_mask(COLUMNS["patient"], share=0.5, seed=1)])
     assert seen.recipe.answer.classes == ("no", "yes")
     assert seen.inputs.dtype == np.uint8
     named = Split({"image": list(images), "patient": COLUMNS["patient"], "ill": numbered["ill"]}, names=["no", "yes"])

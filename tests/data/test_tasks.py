@@ -25,7 +25,12 @@ def as_file(name: str, values: np.ndarray, origin) -> RemoteFile:
 
 @pytest.mark.parametrize("name", ["MNIST", "FASHION_MNIST"])
 def test_the_four_files_are_read_in_their_roles(tmp_path, monkeypatch, name):
-    contents = [idx_files.images(6), np.arange(6, dtype=np.uint8), idx_files.images(3, seed=1), np.full(3, 9, np.uint8)]
+    contents = [
+        idx_files.images(6),
+        np.arange(6, dtype=np.uint8),
+        idx_files.read_images(3, seed=1),
+        np.full(3, 9, np.uint8),
+    ]
     real = getattr(mnist, f"{name}_FILES")
     origin = dataclasses.replace(real[0].origin, mirrors=(), installed=(), npm=None)
     files = tuple(as_file(file.name, values, origin) for file, values in zip(real, contents, strict=True))

@@ -140,7 +140,7 @@ def test_results_depend_on_neither_chunks_nor_devices(protocol, performance):
 
 def test_clients_side_by_side_train_as_one_after_the_other(monkeypatch):
     assert len(baseline("dp_fl")) >= 2**13  # on a CPU one after the other
-    monkeypatch.setattr(chunks, "one_after_another", lambda platform, dim: False)
+    monkeypatch.setattr(chunks, "is_sequential_faster", lambda platform, dim: False)
     np.testing.assert_allclose(train(model="mlp")[0], baseline("dp_fl"), atol=3e-5)
 
 

@@ -201,7 +201,7 @@ def test_no_example_adds_more_than_the_clip_norm(name, clip_norm):
 def test_the_norm_of_a_product_survives_factors_whose_squares_do_not():
     """|a| = 1e19 and |d| = 1e-20, as an all but certain prediction gives: the gradient is 0.1 long."""
     gradient = examples.Outer(jnp.array([[[1e19, 0.0]], [[0.0, 0.0]]]), jnp.array([[[0.0, 1e-20]], [[1.0, 1.0]]]))
-    np.testing.assert_allclose(gradient.square(0.01), [100.0, 0.0], rtol=1e-5)
+    np.testing.assert_allclose(gradient.squared_norms(0.01), [100.0, 0.0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["mlp", "tied"])

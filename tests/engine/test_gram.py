@@ -131,7 +131,7 @@ def test_it_serves_where_it_pays_and_its_bound_is_small():
     assert not linear.uses_gram(1, 10)
     assert not linear.uses_gram(17, 10)
     assert not linear.uses_gram(16, 1000)
-    assert linear.rounding(7, 10) < 4e-5
+    assert linear.rounding_bound(7, 10) < 4e-5
 
 
 @functools.cache

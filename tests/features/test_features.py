@@ -283,7 +283,7 @@ def test_an_interrupted_computation_leaves_nothing(cache):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        files.rows(cache, "name", (3, 4), stop)
+        files.cached_rows(cache, "name", (3, 4), stop)
     assert not list(cache.iterdir())
 
 

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 
 from dovetail.learners import torch as ours  # noqa: E402
-from dovetail.learners._torch_isolation import State, mixes, pure  # noqa: E402
+from dovetail.learners._torch_isolation import Snapshot, mixes_records, pytorch_only  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -347,7 +347,7 @@ def test_a_loss_that_writes_to_its_own_tensors_is_refused(vectorized):
 
 def test_a_loss_of_pytorchs_with_weights_is_pytorchs():
     weighted = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]), reduction="none")
-    assert ours.isolation.pure_loss(weighted, torch.zeros(4, 3), torch.arange(4) % 3) is not None
+    assert ours.isolation.pytorch_only_loss(weighted, torch.zeros(4, 3), torch.arange(4) % 3) is not None
 
 
 def test_layers_of_pytorch_alone_and_parametrizations_without_state_are_certified():
@@ -500,18 +500,18 @@ def test_what_does_not_mix_the_records_of_a_batch_trains_side_by_side():
     def loss(outputs, labels):
         return plain(outputs, labels, reduction="none")
 
-    assert [mixes(pure(kind(), x, y, plain), loss, x, y) for kind in (Reshaped, Centred, BySize)] == [
+    assert [mixes_records(pytorch_only(kind(), x, y, plain), loss, x, y) for kind in (Reshaped, Centred, BySize)] == [
         False,
         True,
         True,
     ]
-    assert mixes(pure(Reshaped(), x, y, plain), weighed, x, y)
-    assert not mixes(nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 3)), loss, x, y)
+    assert mixes_records(pytorch_only(Reshaped(), x, y, plain), weighed, x, y)
+    assert not mixes_records(nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 3)), loss, x, y)
 
 
 def test_everything_is_put_back():
     module = Triggered()
-    state = State(module)
+    state = Snapshot(module)
     assert state.first_change() is None
     module(torch.full((1, 6), 2000.0))
     assert state.first_change() is not None

@@ -50,12 +50,12 @@ def processes(team):
 )
 def test_processes_make_the_updates_of_threads_bit_by_bit(steps, loss):
     module = network() if loss != "squared_error" else nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
-    team, threads = Team(module, loss, processes=True), Team(module, loss, processes=False)
+    team, num_threads = Team(module, loss, processes=True), Team(module, loss, processes=False)
     for records in (9, 12):  # the memory that they share grows
         args = steps, *held(module, records)
         found = team.updates(*args)
-        assert team._pool.ready and threads._pool is None
-        assert torch.equal(found, threads.updates(*args))
+        assert team._pool.ready and num_threads._pool is None
+        assert torch.equal(found, num_threads.updates(*args))
         assert found.any() and not found[1].any()
 
 
@@ -68,8 +68,8 @@ def test_processes_start_once_training_has_taken_long(monkeypatch):
     monkeypatch.setattr(_torch_team, "_START", 0.0)
     assert torch.equal(team.updates(*args), first) and team._pool is not None  # threads until they are ready
     team._pool.wait()
-    trained_by_threads = team._trained
-    assert torch.equal(team.updates(*args), first) and team._trained == trained_by_threads
+    trained_by_threads = team._seconds_trained
+    assert torch.equal(team.updates(*args), first) and team._seconds_trained == trained_by_threads
     ends = processes(team)
     del team
     assert all(process.poll() is not None for process in ends)

@@ -19,7 +19,7 @@ from dovetail.data._base import Dataset
 from dovetail.data.readers.recipes import Answer, InputColumn, Recipe
 from dovetail.data.readers.tables import Table
 
-__all__ = ["CLASSES_NOTE", "TESTED_NOTE", "Rows", "assemble", "held_out", "ids_of"]
+__all__ = ["CLASSES_NOTE", "TESTED_NOTE", "Rows", "assemble", "held_out_mask", "ids_of"]
 
 CLASSES_NOTE = "the list of classes is public (it was read off the data)"
 TESTED_NOTE = "the test records are public: what is measured on them has no noise"
@@ -61,7 +61,7 @@ class Rows:
     def _owners(self) -> list[tuple[str, Sequence[str]]]:
         return [(key, ids) for key, ids in (("user", self.users), ("subject", self.subjects)) if ids is not None]
 
-    def units(self, labels: np.ndarray) -> Sequence[str]:
+    def names_to_split(self, labels: np.ndarray) -> Sequence[str]:
         """What stays together when some are held out: users, or else subjects, or else single records.
 
         A record's name is what it and its label hold, and how many equal ones are before it: without one record, the
@@ -113,7 +113,7 @@ def assemble(
                 f"got {test_inputs.dtype} of {test_inputs.shape[1:]}"
             )
     else:
-        kept = ~held_out(records.units(labels), share=float(test_share or 0), seed=test_seed)
+        kept = ~held_out_mask(records.names_to_split(labels), share=float(test_share or 0), seed=test_seed)
         test_inputs, test_labels = records.inputs[~kept], labels[~kept]
     recipe = Recipe(
         shape=records.inputs.shape[1:],
@@ -143,7 +143,7 @@ def assemble(
     )
 
 
-def held_out(names: Sequence[str], *, share: float, seed: int) -> np.ndarray:
+def held_out_mask(names: Sequence[str], *, share: float, seed: int) -> np.ndarray:
     """Which records are for testing: those of about this share of the names.
 
     Arguments:

@@ -172,13 +172,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         taken as it is, like `Dataset.inputs`.
         """
         if is_table(rows):
-            return self._of_table(Table.of(rows))
+            return self._inputs_from_table(Table.of(rows))
         inputs = as_inputs("inputs", np.asarray(rows))
         if inputs.shape[1:] != self.shape or inputs.ndim == 0:
             raise ValueError(f"expected inputs of shape (rows, {', '.join(map(str, self.shape))}), got {inputs.shape}")
         return inputs
 
-    def _of_table(self, table: Table) -> np.ndarray:
+    def _inputs_from_table(self, table: Table) -> np.ndarray:
         """The inputs of a table's rows, by the columns that the model was trained on."""
         if self.columns is None:
             size = math.prod(self.shape)

@@ -61,7 +61,7 @@ def from_table(
     spoken_for = [*targets, *(column for column in (user, subject) if isinstance(column, str))]
     owner = None if isinstance(user, EllipsisType) else user
     if isinstance(user, EllipsisType):
-        ask_whose_rows(table, spoken_for)
+        refuse_unclear_users(table, spoken_for)
     for name in spoken_for:
         table.column(name)
     names = [name for name in table.columns if name not in spoken_for] if inputs is None else list(inputs)
@@ -77,8 +77,8 @@ def from_table(
     records = Rows(
         inputs=matrix(table, columns),
         targets=table,
-        users=_ids(table, owner),
-        subjects=_ids(table, subject),
+        users=_ids_of_rows(table, owner),
+        subjects=_ids_of_rows(table, subject),
         roster=_as_text(roster),
     )
     return assemble(
@@ -175,9 +175,9 @@ def from_huggingface(
         options: keywords of `from_table`.
     """
     if isinstance(source, str):
-        splits = import_optional("datasets", of="a Hugging Face dataset by name", install="datasets").load_dataset(
-            source
-        )
+        splits = import_optional(
+            "datasets", needed_by="a Hugging Face dataset by name", install="datasets"
+        ).load_dataset(source)
         _validate.known_name(f"split of {source}", "train", splits)
         source = splits["train"]
         if test is None and options.get("test_share") is None:
@@ -202,7 +202,7 @@ def from_huggingface(
 
     if options.get("user", ...) is ...:
         subject = options.get("subject")
-        ask_whose_rows(tables[0], [*names, inputs, *([subject] if isinstance(subject, str) else [])])
+        refuse_unclear_users(tables[0], [*names, inputs, *([subject] if isinstance(subject, str) else [])])
         options = {**options, "user": None}
     for owner in ("user", "subject"):
         if isinstance(options.get(owner), str):
@@ -258,7 +258,7 @@ def _images_in(folder: Path) -> tuple[list[Path], list[str]]:
 
 def _read_images(files: Sequence[Path], size: tuple[int, int] | None, grey: bool) -> np.ndarray:
     """The images of these files, resized if a size is given; refuses several sizes."""
-    image = import_optional("PIL.Image", of="Dataset.from_folder", install="pillow")
+    image = import_optional("PIL.Image", needed_by="Dataset.from_folder", install="pillow")
     pictures = []
     for file in files:
         with image.open(file) as opened:
@@ -272,7 +272,7 @@ def _read_images(files: Sequence[Path], size: tuple[int, int] | None, grey: bool
     return np.stack(pictures)
 
 
-def ask_whose_rows(table: Table, spoken_for: Sequence[str]) -> None:
+def refuse_unclear_users(table: Table, spoken_for: Sequence[str]) -> None:
     """Refuse to take rows for users where a column looks like ids and has some value twice: most likely a person's."""
     for name in table.columns:
         words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", str(name)).lower())
@@ -311,7 +311,7 @@ def _columns(
     )
 
 
-def _ids(table: Table, column: str | Sequence[Any] | None) -> list[str] | None:
+def _ids_of_rows(table: Table, column: str | Sequence[Any] | None) -> list[str] | None:
     return table.names(column) if isinstance(column, str) else _as_text(column)
 
 

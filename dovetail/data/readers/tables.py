@@ -29,17 +29,17 @@ _DELIMITERS = ",;\t|"
 _CSV, _PARQUET = (".csv", ".tsv", ".csv.gz", ".tsv.gz"), (".parquet", ".pq")
 
 
-def import_optional(module: str, *, of: str, install: str) -> Any:
+def import_optional(module: str, *, needed_by: str, install: str) -> Any:
     """Import an optional package; if it is not there, say what to install.
 
     Arguments:
-        of: what needs it.
+        needed_by: what needs it, for the message.
         install: the name that pip knows it by.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ModuleNotFoundError(f"{of} needs {module.partition('.')[0]}: pip install {install}") from error
+        raise ModuleNotFoundError(f"{needed_by} needs {module.partition('.')[0]}: pip install {install}") from error
 
 
 def plain(value: Any) -> Any:
@@ -73,7 +73,7 @@ class Table:
         if isinstance(source, Table):
             return source
         if isinstance(source, str | Path):
-            return _from_file(Path(source))
+            return _read_file(Path(source))
         if hasattr(source, "column_names"):
             names = source.column_names
             if isinstance(names, Mapping):  # a dictionary of splits
@@ -115,7 +115,7 @@ class Table:
         Arguments:
             hint: what to do about text, for the end of that message.
         """
-        if self.text and (read := _all_finite(self.column(name))) is not None:
+        if self.text and (read := _finite_numbers(self.column(name))) is not None:
             return read
         column = self._complete_column(name)
         kind = self.kind(name)
@@ -175,20 +175,20 @@ class Table:
         return column
 
 
-def _from_file(path: Path) -> Table:
+def _read_file(path: Path) -> Table:
     """The table in a CSV or Parquet file."""
     name = path.name.lower()
     if not path.is_file():
         raise FileNotFoundError(f"expected a file of rows at {str(path)!r}, and there is none")
     if name.endswith(_CSV):
-        return _from_csv(path)
+        return _read_csv(path)
     if name.endswith(_PARQUET):
-        table = import_optional("pyarrow.parquet", of="a Parquet file", install="pyarrow").read_table(path)
+        table = import_optional("pyarrow.parquet", needed_by="a Parquet file", install="pyarrow").read_table(path)
         return Table(name=repr(path.name), columns={name: table[name].to_numpy() for name in table.column_names})
     raise ValueError(f"expected a file that ends in {', '.join(_CSV + _PARQUET)}, got {path.name!r}")
 
 
-def _from_csv(path: Path) -> Table:
+def _read_csv(path: Path) -> Table:
     """The rows under a header; the delimiter is the one of , ; tab and | that is in the header most often."""
     content = path.read_bytes()
     if path.name.lower().endswith(".gz"):
@@ -253,7 +253,7 @@ def _kind_of_texts(column: Sequence[str] | np.ndarray) -> Kind:
     return "whole" if all(map(_is_whole, column)) else "number"
 
 
-def _all_finite(column: Sequence[str] | np.ndarray) -> np.ndarray | None:
+def _finite_numbers(column: Sequence[str] | np.ndarray) -> np.ndarray | None:
     """Texts as numbers in one pass, as most columns can be; None if one of them is not a finite number."""
     try:
         numbers = np.fromiter(map(float, column), np.float64, len(column))
