@@ -1,6 +1,8 @@
 """Objects that a config names as "module:name", and modules and names that are imported on first use.
 
-Whatever is wrong with a user's own module or object is told in one sentence.
+Whatever is wrong with a user's own module or object is a `ValueError` of one sentence. Modules of a user are looked for
+on the Python path, in the working directory and in the folders of `add_search_folder`. What is read as data, such as a
+run's folder from somebody else, may name code too: within `reading_data` it is refused unless its code is trusted.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ _data_being_read: contextvars.ContextVar[str | None] = contextvars.ContextVar("w
 
 @contextlib.contextmanager
 def reading_data(what: str, *, trust_code: bool) -> Iterator[None]:
-    """Read something as data: within, `load` refuses to import what it names, unless its code is trusted."""
+    """Read something as data: within, `load` refuses to import what it names, unless its code is trusted.
+
+    Arguments:
+        what: the thing that is read, as the subject of a refusal: "the run in 'results'".
+        trust_code: whether code that it names may run after all.
+    """
     token = _data_being_read.set(None if trust_code else what)
     try:
         yield
@@ -32,7 +39,7 @@ def reading_data(what: str, *, trust_code: bool) -> Iterator[None]:
 
 
 def refuse_untrusted(text: str, *, what: str) -> None:
-    """Refuse to import this, where it is named by something that is read as data."""
+    """Refuse to import `text` ("module:name"), a `what` ("task"), within `reading_data` without trust in its code."""
     source = _data_being_read.get()
     if source is not None:
         raise ValueError(
@@ -42,7 +49,7 @@ def refuse_untrusted(text: str, *, what: str) -> None:
 
 
 def add_search_folder(folder: Path) -> None:
-    """Let `load` find modules in this folder too, after the working directory: a config's, for its own modules."""
+    """Let `load` find modules in this folder too, after the working directory and for good: a config file's folder."""
     if (resolved := folder.resolve()) not in _search_folders:
         _search_folders.append(resolved)
 
@@ -50,13 +57,16 @@ def add_search_folder(folder: Path) -> None:
 def load(
     text: str, *, what: str, kind: str, accept: Callable[[object], TypeGuard[_Loaded]], installed: bool = False
 ) -> _Loaded:
-    """The object "module:name", from the Python path, the working directory or a folder of `add_search_folder`, if it is one to `accept`.
+    """Import the object that a text "module:name" names.
 
-    `what` and `kind` name such an object in a refusal: "task", "dovetail.data.Task". What is `installed` with a package
-    that declares it is trusted as that package is.
+    Arguments:
+        what: what the text names, in a refusal: "task".
+        kind: what it should be, in a refusal: "dovetail.data.Task".
+        accept: whether an object is of that kind; others are refused.
+        installed: whether an installed package declares it (an entry point): it is then trusted as that package is.
 
     Guarantees:
-        Nothing is imported within `reading`, unless it is installed or trusted.
+        Nothing is imported within `reading_data`, unless it is installed or trusted.
     """
     if not installed:
         refuse_untrusted(text, what=what)
@@ -66,18 +76,23 @@ def load(
             sys.path.append(str(folder))  # last, and for good: the module may import its neighbours later
     try:
         importlib.invalidate_caches()
-        found = getattr(importlib.import_module(module_name), name, None)
+        loaded = getattr(importlib.import_module(module_name), name, None)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"expected a {what} 'module:name' that imports, got {text!r} ({reason})") from error
-    if not accept(found):
-        got = "no such name" if found is None else f"a {type(found).__name__}"
+    if not accept(loaded):
+        got = "no such name" if loaded is None else f"a {type(loaded).__name__}"
         raise ValueError(f"expected {name!r} in {module_name!r} to be a {kind}, got {got}")
-    return found
+    return loaded
 
 
 def lazy_getattr(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose public names live in these modules, loaded when they are asked for."""
+    """The `__getattr__` of a package whose public names are imported when they are first asked for.
+
+    Arguments:
+        package: the package's `__name__`, for the error about an unknown name.
+        homes: for every public name the module that defines it.
+    """
 
     def get_name(name: str) -> Any:
         if name not in homes:
@@ -96,11 +111,12 @@ class LateModule:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        found = getattr(self._module(), name)
-        setattr(self, name, found)
-        return found
+        value = getattr(self._module(), name)
+        setattr(self, name, value)
+        return value
 
     def _module(self) -> ModuleType:
+        """The first of the modules, after all of them were imported."""
         try:
             module, *_ = [importlib.import_module(name) for name in self._names]
             return module

@@ -5,10 +5,10 @@ attribute, in the state of a random generator, or in anything else that Python c
 
 - `refuse_state` runs a module on public records and refuses, by name, whatever changes beside its gradients;
 - `Snapshot` puts buffers, frozen parameters and attributes back before every batch;
-- `mixes_records` finds out whether what it makes of a record depends on the batch that the record is in: such a module gets
-  batches of a user's own size, and none that are filled up to another's;
-- `pytorch_only` finds out whether any Python code but PyTorch's own is left when the module runs. Modules of `torch.nn` have
-  none. Code of one's own is traced (`torch.fx`): what is run is then the recorded graph of PyTorch's functions, in
+- `mixes_records` finds out whether what it makes of a record depends on the batch that the record is in: such a module
+  gets batches of a user's own size, and none that are filled up to another's;
+- `pytorch_only` finds out whether any Python code but PyTorch's own is left when the module runs. Modules of `torch.nn`
+  have none. Code of one's own is traced (`torch.fx`): what is run is then the recorded graph of PyTorch's functions, in
   which there is no place for anything else. What cannot be traced runs as it is, and its author has to vouch for it.
 
 Nothing here needs JAX: processes that train clients (`learners._torch_team`) start without it.
