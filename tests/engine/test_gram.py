@@ -93,7 +93,7 @@ def test_in_ordinary_cases_it_is_close(name):
 
 
 def test_without_the_bound_on_rounding_it_would_be_below(monkeypatch):
-    monkeypatch.setattr(linear, "rounding", lambda rows, classes: 0.0)
+    monkeypatch.setattr(linear, "rounding_bound", lambda rows, classes: 0.0)
     monkeypatch.setattr(linear, "CANCELLED", np.inf)
     for name in ("nearly", "more nearly"):
         known, inputs, residuals = case(name)
