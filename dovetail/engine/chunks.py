@@ -12,10 +12,10 @@ Five strategies, of which the fastest for clients of a size is chosen:
   `engine.examples`.
 
 Clients of a chunk are of one size class, and each class has its own strategy.
-A client's secret keys are folded from the round's key and its own number, so that nothing depends on who shares a
-chunk; the public order of records is the same for all clients with as many of them.
-Nor does it on what they hold: an update without a finite squared norm counts as zero, randomized and counted like any
-other, and is masked before it meets anything of another client's.
+What a client adds depends neither on who shares its chunk nor on what those hold. Its secret keys are folded from the
+round's key and its own number; the public order of records is the same for all clients with as many of them; an update
+without a finite squared norm counts as zero, randomized and counted like any other, and is masked before it meets
+anything of another client's.
 
 *Size classes.* A round costs what its records cost, and not what its largest client does.
 Every client of a chunk is computed with as many rows as the widest of them. So clients are sorted into classes, at
@@ -80,7 +80,9 @@ class Data(NamedTuple):
     """The records of a federation on the devices, and who owns which.
 
     Arguments:
-        rows: the rows of all clients, one client after the other.
+        inputs: all rows, (rows, ...), bytes or float32; views of a record are rows of their own.
+        labels: one for each row of `inputs`.
+        rows: the numbers of the rows that clients own, one client after the other.
         starts: where the rows of each client begin.
         counts: how many rows each client has.
         places: the place of each client in its size class.
@@ -97,7 +99,7 @@ class Data(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The keys of a round: a public one, of the order in which clients visit records, and the secret one of noise."""
+    """The keys of a round: a public one, for the order in which clients visit records, and the secret one of noise."""
 
     order: jax.Array
     noise: jax.Array
@@ -110,6 +112,7 @@ class ClientWork:
     Arguments:
         unravel: from the flat vector of parameters to the model's own.
         fast: the protocol's fast path for this many parameters.
+        update: the settings of local training.
         strategy: how what they add up to is computed.
         diagnostics: whether to sum the raw updates, too.
         moments: if given, updates are these statistics of the records; otherwise clients descend on `loss`.
@@ -135,7 +138,7 @@ class ClientWork:
 
     @property
     def forms_updates(self) -> bool:
-        """Whether memory grows with the clients of a chunk times the numbers of an update."""
+        """Whether every client's update is formed, so that memory grows with clients x parameters of a chunk."""
         return self.strategy in ("general", "scaled") or (self.strategy == "moments" and self.width > 1)
 
     @property
@@ -170,7 +173,7 @@ class ClientWork:
         return collected, sum_updates(updates, ids >= 0) if self.diagnostics else None
 
     def reports(self, updates: jax.Array, ids: jax.Array, state: Any, key: jax.Array) -> Reports:
-        """Every report of clients with these updates, masked where nobody is (an id of -1)."""
+        """The report of every client with these updates (clients, dim), masked where nobody is (an id of -1)."""
         keys, budgets = _client_keys(ids, key), self._budgets(ids)
         reports = jax.vmap(lambda x, k, b: self.protocol.randomize(x, state, key=k, budget=b))(updates, keys, budgets)
         return mask_absent(reports, ids >= 0)
@@ -193,7 +196,7 @@ class ClientWork:
         def update(params: jax.Array, *records: jax.Array) -> jax.Array:
             return ravel_pytree(train(self.unravel(params), *records))[0]
 
-        if len(ids) == 1:
+        if len(ids) == 1:  # layers are copied into one row, where `ravel_pytree` would join them in a pass of its own
             alone = functools.partial(train, inputs=inputs[0], labels=labels[0], count=counts[0])
             return materialize(
                 lambda row: trees.flatten_into(row, alone(self.unravel(params))), params.shape, params.dtype
@@ -207,7 +210,10 @@ class ClientWork:
         return _client_keys(ids, jax.random.fold_in(keys.noise, STEPS))
 
     def _private_update(self, data: Data) -> Callable[..., jax.Array]:
-        """The update of a client whose protocol has its noise inside the local steps."""
+        """The update function of a client with noise inside its steps: (params, rows, noise_scale, key) -> update.
+
+        `rows` are, for each step, the numbers of its records in `data.inputs`, -1 where there is none.
+        """
         protocol = record_level(self.protocol)
         records, labels = data.inputs, data.labels
 
@@ -223,7 +229,7 @@ class ClientWork:
         )
 
     def _sum_linear(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
-        """The sum of rescaled updates of a linear model, by matrix products."""
+        """What `collect` returns, for a linear model: the sum of rescaled updates, by matrix products."""
         ids, _ = part
         inputs, labels, counts = self.gather(data, ids, keys.order)
         products = data.products[self.number]
@@ -231,11 +237,11 @@ class ClientWork:
             at = data.places[jnp.maximum(ids, 0)]
             products = jax.tree.map(lambda leaf: leaf[at], products)
         chunk = linear.Chunk(inputs.reshape(*inputs.shape[:2], -1), labels, counts, products)
-        norms: list[jax.Array] = []
+        norms: list[jax.Array] = []  # what `linear.scaled_sum` measured, for the diagnostics
 
-        def scaling(of: jax.Array) -> jax.Array:
-            norms.append(of)
-            return cast(jax.Array, self.fast.scaling(of, state)) * (ids >= 0)
+        def scaling(client_norms: jax.Array) -> jax.Array:
+            norms.append(client_norms)
+            return cast(jax.Array, self.fast.scaling(client_norms, state)) * (ids >= 0)
 
         def scaled_sum(scaling: linear.Scaling) -> jax.Array:
             return linear.scaled_sum(
@@ -246,11 +252,15 @@ class ClientWork:
         if not self.diagnostics:
             return (total, count), None
         square = jnp.sum(jnp.where(ids >= 0, norms[0] ** 2, 0))
-        raw = scaled_sum(lambda of: (ids >= 0).astype(of.dtype))
+        raw = scaled_sum(lambda client_norms: (ids >= 0).astype(client_norms.dtype))
         return (total, count), UpdateSums(raw.ravel(), square, count)
 
     def _sum_moments(self, state: Any, data: Data, part: Work, keys: Keys) -> Any:
-        """One record a client: norms are products of norms, and no vector is formed; several: one vector a client."""
+        """What `collect` returns for statistics: their sum, each scaled by its norm.
+
+        With one record a client no statistics are formed: their norm follows from that of the record's features. With
+        several, those of each client are formed.
+        """
         moments = cast(Moments, self.moments)
         ids, _ = part
         if self.width > 1:
@@ -264,7 +274,7 @@ class ClientWork:
         return (total, jnp.sum(ids >= 0).astype(total.dtype)), None
 
     def _sum_scaled(self, updates: jax.Array, ids: jax.Array, state: Any) -> Any:
-        """The sum of rescaled updates, each of them formed."""
+        """What `collect` returns, from updates (clients, dim) that are formed: the sum of them, rescaled."""
         present = ids >= 0
         scale = cast(jax.Array, self.fast.scaling(jnp.linalg.norm(updates, axis=1), state)) * present
         total = jnp.einsum("c,cd->d", scale, updates, precision=jax.lax.Precision.HIGHEST)
@@ -273,7 +283,7 @@ class ClientWork:
         ) if self.diagnostics else None
 
     def _sum_clipped(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
-        """The sum of clipped gradients, none of which is formed."""
+        """What `collect` returns, where an update is minus a clipped gradient and none of them is formed."""
         ids, _ = part
         inputs, labels, counts = self.gather(data, ids, keys.order)
         batch = (inputs, labels, counts)
@@ -284,10 +294,11 @@ class ClientWork:
         return (-total, jnp.sum(ids >= 0).astype(params.dtype)), None
 
     def gather(self, data: Data, ids: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Inputs, labels and counts of a chunk of clients; a client that is not there has no records.
+        """Inputs (clients, width, ...), labels (clients, width, ...) and counts (clients,) of a chunk of clients.
 
-        Padding is read as the client's own first record, so that nobody computes with another's. The order is one of
-        the round and the client's own count: it is public, and a client's place depends on who else there is.
+        Only the first `count` of a client's rows are its records; an id of -1 has none. Padding is read as the client's
+        own first record, so that nobody computes with another's. The visiting order follows from the round's public
+        `key` and the client's own count, not from its place in the chunk, which depends on who else takes part.
         """
         at = jnp.maximum(ids, 0)
         count = jnp.where(ids >= 0, data.counts[at], 0)
@@ -304,6 +315,7 @@ class ClientWork:
         return {"keys": _client_keys(ids, keys.noise), "budgets": self._budgets(ids)}
 
     def _budgets(self, ids: jax.Array) -> jax.Array | None:
+        """Each client's own privacy budget; None where the protocol has one for all."""
         budgets = self.protocol.budgets
         return None if budgets is None else jnp.asarray(np.asarray(budgets, np.float32))[jnp.maximum(ids, 0)]
 
@@ -314,7 +326,7 @@ def as_float(inputs: jax.Array) -> jax.Array:
 
 
 def _client_keys(ids: jax.Array, key: jax.Array) -> jax.Array:
-    """One key for each of these clients."""
+    """One key for each of these clients, from the round's key and the client's number alone."""
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, RANDOMIZE), ids)
 
 
@@ -355,7 +367,7 @@ def best_strategies(
 def _best_strategy(
     model: Model, fast: Fast, state: Any, update: ClientUpdate, shape: jax.ShapeDtypeStruct, *, diagnostics: bool
 ) -> Strategy:
-    """The fastest strategy for clients with records like these."""
+    """The fastest strategy for clients with records like these, (records of a client, ...)."""
     if model.learner is not None:
         return "general"
     rescales = fast.scaling(jnp.ones(1), state) is not None
@@ -370,13 +382,13 @@ def _best_strategy(
 
 
 MOST_CLASSES = 8
-_SPARE = 1.25  # computing so many times the rows that doubling classes would is fine, if it saves a class
-_SMALL = 1 << 22  # numbers that are computed as fast in one class
+_SPARE = 1.25  # classes are joined while that costs at most so many times the rows of all doubling classes
+_SMALL = 1 << 22  # up to so many numbers in all records, padding included, one class is as fast as several
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SizeClass:
-    """Clients of at most `width` records, at least 1, by their numbers, ascending."""
+    """The `members` of a size class, numbers of clients in ascending order; none has more than `width` >= 1 records."""
 
     width: int
     members: np.ndarray
@@ -399,12 +411,13 @@ def size_classes(counts: np.ndarray, *, numbers: int, most: int | None = None) -
     if most is None and len(counts) * width * numbers <= _SMALL:
         most = 1
     level = np.ceil(np.log2(np.maximum(counts, 1))).astype(int)
-    classes = [np.flatnonzero(level == at) for at in np.unique(level)]
+    classes = [np.flatnonzero(level == at) for at in np.unique(level)]  # up to 1, 2, 4, 8, ... records
     widths = [max(1, int(counts[members].max())) for members in classes]
     least = sum(len(members) * width for members, width in zip(classes, widths, strict=True))
     rows = least
     limit = most or MOST_CLASSES
     while len(classes) > 1:
+        # joined with the next wider class, a class is computed with that one's width
         added = [len(classes[i]) * (widths[i + 1] - widths[i]) for i in range(len(classes) - 1)]
         at = int(np.argmin(added))
         if len(classes) <= limit and (most is not None or rows + added[at] > _SPARE * least):
@@ -416,7 +429,7 @@ def size_classes(counts: np.ndarray, *, numbers: int, most: int | None = None) -
 
 
 class UpdateSums(NamedTuple):
-    """What diagnostics are made of: the sum of the raw updates, the sum of their squared norms, how many there are."""
+    """Sums over clients: of the raw updates (dim,), of their squared norms, and of the clients; for diagnostics."""
 
     total: jax.Array
     square: jax.Array

@@ -34,10 +34,10 @@ __all__ = [
     "use_all_cores",
 ]
 
-AXIS = "clients"
-_CHUNK_BYTES = {"cpu": 2**21, "host": 2**26}
+AXIS = "clients"  # the name of a mesh's only axis
+_CHUNK_BYTES = {"cpu": 2**21, "host": 2**26}  # by platform
 _CHUNK_BYTES_ACCELERATOR = 2**31
-_SMALL_MODEL = 2**13
+_SMALL_MODEL = 2**13  # parameters below which clients train side by side on a CPU
 
 
 @with_fields_in_help
@@ -77,7 +77,7 @@ def chunk_bytes(platform: str) -> int:
 
 
 def is_sequential_faster(platform: str, dim: int) -> bool:
-    """Whether clients with this many parameters train one after the other rather than side by side (`vmap`).
+    """Whether clients with `dim` parameters train faster one after the other than side by side (`vmap`).
 
     Side by side, every matrix product has a batch of matrices. A CPU multiplies those more slowly than single ones, up
     to five times, unless they are so small that the calls themselves are what costs.
@@ -86,7 +86,7 @@ def is_sequential_faster(platform: str, dim: int) -> bool:
 
 
 def make_mesh(count: int | None = None) -> Mesh:
-    """A one-dimensional mesh over `count` devices, or over all."""
+    """A one-dimensional mesh, with the axis `AXIS`, over the first `count` devices, or over all."""
     devices = jax.devices()
     if count is not None and not 1 <= count <= len(devices):
         raise ValueError(f"expected devices in 1..{len(devices)}, got devices={count}")
@@ -126,7 +126,13 @@ def shared_randomness(seed: int) -> Randomness:
 
 
 def join(coordinator: str, *, processes: int, process_id: int) -> None:
-    """Train together with other processes, on this or other machines (`jax.distributed`)."""
+    """Train together with other processes, on this or other machines (`jax.distributed`); call it before using JAX.
+
+    Arguments:
+        coordinator: the address "host:port" of the process with id 0.
+        processes: how many processes there are.
+        process_id: the number of this one, from 0.
+    """
     if process_id >= processes:
         raise ValueError(f"expected process_id < processes={processes}, got process_id={process_id}")
     jax.distributed.initialize(coordinator, num_processes=processes, process_id=process_id)

@@ -1,23 +1,19 @@
 """One round of federated learning as one compiled program.
 
-The cohort is sharded over the devices; each takes its clients in chunks that fit its cache, gathers their records by
-index, runs local training and adds up what the protocol collects (`engine.chunks`): memory is one chunk of updates. The
-tallies are summed over devices, `estimate` and the server's step follow in the same program.
+`Engine.step` shards the users of a round over the devices (`ClientSharder`). Each device takes its clients in chunks
+that fit its cache, one chunk after the other, gathers their records by index, runs local training and adds up what the
+protocol collects (`DeviceShard`, `engine.chunks`): memory is one chunk of updates. The tallies are summed over devices,
+`estimate` and the server's step follow in the same program.
 
-Clients are taken by classes of similar size, so that a large one costs what it has and no more. What a chunk adds is
-computed by one of several strategies (`engine.chunks`). Without `fast`, and where sums do not serve, protocols
-with a shuffler take the *faithful* path: it holds every report of the round, shuffles and pads them, so memory is
-clients x parameters. Keys are folded by round and client, so results depend on neither chunk size nor device count, up
-to the order of floating-point sums.
+Clients are taken by classes of similar size, so that a large one costs what it has and no more. Without `fast`, and
+where sums do not serve, protocols with a shuffler take the *faithful* path: it holds every report of the round,
+shuffles and pads them, so memory is clients x parameters. Keys are folded by round and client, so results depend on
+neither chunk size nor device count, up to the order of floating-point sums. With `diagnostics` a round also says how
+large and how different its raw updates were, which no noise hides and no statement covers.
 
-With `diagnostics` a round also says how large and how different its raw updates were, which no noise hides and no
-statement covers.
-
-A device takes its chunks one after the other. For each size class of clients there is `work` of
-shape (chunks, 1, chunk, ...), the axis of length 1 being the device's own, and a number in `used`: how many chunks hold
-anybody.
-
-The data are on every device; the users of a round are sharded in chunks, each of one size class.
+Shapes: all records are copied to every device. The users of a round are, for each size class, arrays `work` of shape
+(chunks, devices, chunk, ...), of which a device sees (chunks, 1, chunk, ...), and a number in `used`: how many of these
+chunks hold anybody. The other chunks are padding, so that all rounds have one shape and are compiled once.
 """
 
 from __future__ import annotations
@@ -85,7 +81,11 @@ __all__ = [
 
 
 class Training(NamedTuple):
-    """All that a training carries from round to round, and, if asked for, the diagnostics of the last round."""
+    """All that a training carries from round to round, and, if asked for, the diagnostics of the last round.
+
+    `params` is the flat vector of parameters, `server` the state of the server's optimiser, `protocol` that of the
+    protocol.
+    """
 
     params: jax.Array
     server: Any
@@ -94,7 +94,7 @@ class Training(NamedTuple):
 
 
 class _Public(NamedTuple):
-    """What is public about a round."""
+    """What is public about a round: its number, by how many users an estimate divides, and the factor on the noise."""
 
     round: Any
     size: Any
@@ -113,10 +113,12 @@ class Engine:
     """Rounds of one federation: its data, model, clients, protocol and server.
 
     Arguments:
-        clients: who owns which records of the dataset.
+        clients: who owns which records of the dataset, without views: the engine adds those.
         update: what a client computes from its records.
-        cohort_size: how many users take part in a round.
+        cohort_size: how many users take part in a round, unless `step` is told otherwise.
         randomness: the public seed, and the secret key of all noise.
+        moments: the layout of the statistics that clients send in place of updates; None for updates of the model.
+        performance: what may change speed, but never the law of a result.
         diagnostics: whether to say how large and how different the raw updates of a round were.
         metrics: scores of one's own by name, beside the built-in ones.
 
@@ -205,7 +207,7 @@ class Engine:
         return self.place(Training(params, self.server.init(params), self._protocol.init(self.dim), nothing))
 
     def place(self, training: Any) -> Training:
-        """A state of host arrays (a checkpoint), on the devices."""
+        """Copy a state of host arrays, such as a checkpoint, to every device."""
         return jax.tree.map(lambda leaf: on_every_device(np.asarray(leaf), self.mesh), training)
 
     def step(
@@ -252,7 +254,7 @@ class Engine:
         return after
 
     def _check_users(self, users: np.ndarray, cohort: Cohort) -> None:
-        """Refuse users whom the cohort does not admit."""
+        """Refuse users whom the cohort does not admit; of a Poisson sample any number may come."""
         sampled = isinstance(cohort.participation, Poisson) and cohort.uploads is None
         most = len(users) if sampled else cohort.most
         if not cohort.min_size <= len(users) <= most:
@@ -276,52 +278,71 @@ class Engine:
         return trees.arrays_by_name(self._unravel(self._params_to_publish(training)))
 
     def _params_to_publish(self, training: Training) -> jax.Array:
+        """The flat parameters of the model to publish, which is not always the last one (`Server.model_to_publish`)."""
         params, state = jax.tree.map(lambda leaf: jnp.asarray(to_host(leaf)), (training.params, training.server))
         return self.server.model_to_publish(params, state)
 
     def _default_chunk(self, work: ClientWork, numbers: int, members: int) -> int:
-        """How many clients of a size class a device takes at a time, in chunks of about equal size."""
-        floats = work.width * numbers + (3 * self.dim if work.forms_updates else 0)
+        """How many clients of a size class a device takes at a time, in chunks of about equal size.
+
+        Arguments:
+            numbers: how many numbers a record has.
+            members: how many clients the class has.
+        """
+        floats = work.width * numbers + (3 * self.dim if work.forms_updates else 0)  # its records, three vectors
         learner = work.model.learner
         device = self.mesh.devices.flat[0]
-        place = device.platform if learner is None else learner.platform
-        fitting = max(1, chunk_bytes(place) // (4 * floats))
+        platform = device.platform if learner is None else learner.platform
+        fitting = max(1, chunk_bytes(platform) // (4 * floats))
         most = max(1, math.ceil(min(self._size, members) / self.mesh.size))
         return math.ceil(most / math.ceil(most / fitting))
 
     def _round(
         self, training: Training, data: Data, works: Works, used: jax.Array, public: _Public, secret: jax.Array
     ) -> Training:
-        """The state after a round, as one program that JAX compiles."""
+        """The state after a round, as one program that JAX compiles; the memory of `training` is used again.
+
+        Arguments:
+            works: the users, as `ClientSharder.shard_clients` shards them, with the number of chunks that are `used`.
+            secret: the key data of the noise.
+        """
         keys = self._round_keys(public, secret)
-        split, same = PartitionSpec(None, AXIS), PartitionSpec()
+        split = PartitionSpec(None, AXIS)
+        same = PartitionSpec()
         per_device = functools.partial(
             jax.shard_map, mesh=self.mesh, in_specs=(same, same, same, split, same), check_vma=False
         )
-        share = DeviceShard(self._classes)
+        shard = DeviceShard(self._classes)
         norms = None
         if self._protocol.needs_norms:
-            measure = per_device(functools.partial(share.norms, keys=keys), out_specs=split)
+            measure = per_device(functools.partial(shard.norms, keys=keys), out_specs=split)
             norms = _concatenate(measure(training.params, training.protocol, data, works, used))
         state = self._protocol.prepare(training.protocol, noise_scale=public.noise_scale, norms=norms)
         if self._faithful:
-            everyone = per_device(functools.partial(share.updates, keys=keys), out_specs=split)
+            everyone = per_device(functools.partial(shard.updates, keys=keys), out_specs=split)
             updates = _concatenate(everyone(training.params, state, data, works, used)).reshape(-1, self.dim)
             ids = _concatenate([work[0] for work in works])
             return self._close_round(training, state, updates, ids, public, keys)
-        collect = per_device(functools.partial(share.tally, keys=keys), out_specs=same)
+        collect = per_device(functools.partial(shard.tally, keys=keys), out_specs=same)
         return self._close_round(
             training, state, collect(training.params, state, data, works, used), None, public, keys
         )
 
     def _round_keys(self, public: _Public, secret: jax.Array) -> Keys:
+        """The keys of a round: from the public seed that of visiting orders, from the secret key that of all noise."""
         order, noise = jax.random.key(self._randomness.seed), Randomness.key(secret)
         return Keys(*(jax.random.fold_in(key, public.round) for key in (order, noise)))
 
     def _close_round(
         self, training: Training, state: Any, collected: Any, ids: jax.Array | None, public: _Public, keys: Keys
     ) -> Training:
-        """The state after a round: `collected` is the tally and the sums of raw updates; with `ids`, every update."""
+        """The state after a round, from what was collected in it: tally, estimate, server's step.
+
+        Arguments:
+            state: the protocol's state for this round, as `Protocol.prepare` returns it.
+            collected: the tally, and the sums of raw updates or None; on the faithful path every update, (users, dim).
+            ids: on the faithful path the users of these updates, -1 where nobody is; otherwise None.
+        """
         if ids is None:
             tally, raw = collected
         else:
@@ -337,12 +358,15 @@ class Engine:
 
 
 def _concatenate(parts: Sequence[jax.Array]) -> jax.Array:
-    """All numbers of the parts, one after the other."""
+    """All numbers of the parts as one flat vector, part after part."""
     return jnp.concatenate([part.ravel() for part in parts])
 
 
 def first_parameters(model: Model, seed: int) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """The first model of a seed as a flat vector, and the function from such a vector to the model's own shape."""
+    """The first model of a seed as a flat vector, and the function from such a vector to the model's own shape.
+
+    The seed's key is folded with a number that no round has, as `Engine` folds it with the number of a round.
+    """
     return ravel_pytree(model.init(jax.random.fold_in(jax.random.key(seed), 2**31 - 1)))
 
 
@@ -351,13 +375,14 @@ class DeviceShard:
     """What one device adds to a round, under `shard_map`.
 
     `classes` are what clients of each size class compute. All methods take the same arguments: the flat parameters, the
-    protocol's state, the data, the device's work and the number of chunks in use for each class, and the round's keys.
+    protocol's state, the data, for each class the device's work (chunks, 1, chunk, ...) and the number of chunks that
+    hold anybody, and the round's keys.
     """
 
     classes: tuple[ClientWork, ...]
 
     def tally(self, params: jax.Array, state: Any, data: Data, works: Works, used: jax.Array, *, keys: Keys) -> Any:
-        """The tally of all clients of all devices, and the sums of their raw updates."""
+        """The tally of all clients of all devices, and the sums of their raw updates (None without diagnostics)."""
 
         def sum_class(clients: ClientWork, work: Work, used: jax.Array) -> Any:
             if layers.applies_to(clients, work):
@@ -396,7 +421,7 @@ class DeviceShard:
         return self._map_chunks(lambda clients, part: clients.updates(params, data, part, keys), works)
 
     def _map_chunks(self, function: Callable[[ClientWork, Work], jax.Array], works: Works) -> tuple[jax.Array, ...]:
-        """Apply a function to every chunk of every size class, one after the other."""
+        """Apply a function to every chunk of every size class, in turn; returns (chunks, 1, ...) for each class."""
         return tuple(
             jax.lax.map(functools.partial(function, clients), jax.tree.map(lambda leaf: leaf[:, 0], work))[:, None]
             for clients, work in zip(self.classes, works, strict=True)
@@ -404,7 +429,7 @@ class DeviceShard:
 
 
 def place_data(dataset: Dataset, clients: Clients, classes: Sequence[tuple[ClientWork, SizeClass]], mesh: Mesh) -> Data:
-    """Copy the data of these clients to every device of a mesh.
+    """Copy the records of these clients to every device of a mesh, with the products of rows where *gram* uses them.
 
     Arguments:
         clients: whose rows are whose, with views counted as rows.
@@ -469,7 +494,7 @@ class ClientSharder:
         return tuple(works), on_every_device(np.asarray(used, np.int32), self._mesh)
 
     def _class_work(self, sample: RoundSample, here: np.ndarray, shape: tuple[int, int, int]) -> Work:
-        """The users at these places of the sample, in chunks of every device."""
+        """The users at the places `here` of the sample, and their items, cut to `shape`: (chunks, devices, chunk)."""
 
         def shard(rows: np.ndarray, empty: float) -> jax.Array:
             padded = np.full((math.prod(shape), *rows.shape[1:]), empty, rows.dtype)
