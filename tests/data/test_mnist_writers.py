@@ -29,7 +29,7 @@ def prepare(tmp_path, monkeypatch):
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
 
     def folder(table: np.ndarray, *, suffix: str = "") -> Path:
-        contents = [idx_files.images(5), LABELS, idx_files.read_images(2, seed=1), np.array([3, 8], np.uint8)]
+        contents = [idx_files.images(5), LABELS, idx_files.images(2, seed=1), np.array([3, 8], np.uint8)]
         files = [
             place(tmp_path, file, values, suffix=suffix)
             for file, values in zip(mnist.MNIST_FILES, contents, strict=True)

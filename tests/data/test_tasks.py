@@ -28,7 +28,7 @@ def test_the_four_files_are_read_in_their_roles(tmp_path, monkeypatch, name):
     contents = [
         idx_files.images(6),
         np.arange(6, dtype=np.uint8),
-        idx_files.read_images(3, seed=1),
+        idx_files.images(3, seed=1),
         np.full(3, 9, np.uint8),
     ]
     real = getattr(mnist, f"{name}_FILES")
