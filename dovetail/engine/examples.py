@@ -1,4 +1,4 @@
-"""Sums of clipped gradients, one of each example or of each client's few, without a gradient for each.
+"""Sums of clipped gradients, one of each client with one record or a few, without a gradient for each.
 
 Where each parameter enters a model once, as `x @ kernel` or `x + bias`, one backward pass gives the inputs a of every
 kernel and the gradients d of its outputs. A kernel that an example passes once (a dense layer) has the gradient a d^T:
@@ -7,15 +7,16 @@ gradient is a sum of such products: its norm is taken of blocks of it that are f
 is still one matrix product over all records of all clients. A kernel that an example passes at many positions (a
 convolution) is small, and its gradients are formed and added up, a chunk of clients at a time. So no norm is ever
 computed as a difference, as it would be from a Gram matrix of the positions, and no second backward pass is needed.
-
 Linear models go through `engine.linear`; a model of any other kind gets one gradient per client, a chunk at a time.
 
-The gradients of one parameter for each of some clients, as they are or as products, to be measured and added up.
+Read `clipped_client_sum` first. `_parameter_uses` traces how parameters enter the model, by stand-ins for them
+(`_Tap`); the gradients of one parameter for all clients of a chunk are then `Formed` or `Outer` (products), which are
+measured, clipped (`clip_factors`) and added up.
 
-A client with records k = 1..K has the gradient sum_k l_k r_k^T of a dense kernel. Its norm is that of the gradient as
-it is formed, in blocks that are forgotten; what is added up is one product over the records of all clients. Records may
-cancel, and then two roundings of one gradient may be further apart than it is long. With u the unit of float32, s the
-factor of clipping and A = sum_k |l_k| |r_k|:
+*Rounding.* A client with records k = 1..K has the gradient sum_k l_k r_k^T of a dense kernel. Its norm is that of the
+gradient as it is formed, in blocks that are forgotten; what is added up is one product over the records of all clients.
+Records may cancel, and then two roundings of one gradient may be further apart than it is long. With u the unit of
+float32, s the factor of clipping and A = sum_k |l_k| |r_k| (`sum_of_norms`):
 
 - alone, the gradient as it is formed is within A n u / (1 - n u) of the exact one with n = K, and what the client adds
   within s A n u / (1 - n u) of s times the exact one with n = K + 1. The `spread`, (2 K + 4) u A, covers both and its
@@ -58,12 +59,15 @@ __all__ = [
     "zero_unless",
 ]
 
-_MOST_RECORDS = 8
-_LARGE_MODEL = 2**16
+_MOST_RECORDS = 8  # of a client, above which forming gradients is as fast
+_LARGE_MODEL = 2**16  # parameters
 
 
 class _Batch(NamedTuple):
-    """What clients hold, (clients, records, ...), what each record counts for, and which clients count at all."""
+    """What clients hold, (clients, records, ...), the weight of each record in its client's mean, and who counts.
+
+    `weights` is (clients, records): 1 / count for a client's own records, 0 for padding. `present` is (clients,).
+    """
 
     inputs: jax.Array
     labels: jax.Array
@@ -82,10 +86,10 @@ def clipped_sum(
     clip_norm: Any,
     loss: Loss = cross_entropy,
 ) -> jax.Array:
-    """`clipped_client_sum` of clients with one example each.
+    """The sum of the gradients of single examples, each clipped: `clipped_client_sum` of clients with one record each.
 
     Arguments:
-        inputs: (examples, ...).
+        inputs: (examples, ...); `labels` in the same way.
         present: zero for an example that does not count.
     """
     return clipped_client_sum(
@@ -110,7 +114,7 @@ def clipped_client_sum(
         unravel: from the flat vector of parameters to the model's own.
         params: the flat vector of parameters.
         inputs: (clients, records, ...); padding repeats one of a client's own records.
-        labels: those of the inputs.
+        labels: (clients, records, ...), in the same way.
         counts: how many of each client's records are its own: the first ones.
         loss: one loss per record, from the model's outputs and the labels.
 
@@ -125,8 +129,8 @@ def clipped_client_sum(
     """
     present = (counts > 0) & jnp.all(jnp.isfinite(inputs), axis=tuple(range(1, inputs.ndim)))
     real = jnp.arange(labels.shape[1]) < counts[:, None]
-    shares = jnp.where(real, 1 / jnp.maximum(counts, 1)[:, None].astype(params.dtype), 0)
-    batch = _Batch(zero_unless(present, inputs), labels, shares, present)
+    record_weights = jnp.where(real, 1 / jnp.maximum(counts, 1)[:, None].astype(params.dtype), 0)
+    batch = _Batch(zero_unless(present, inputs), labels, record_weights, present)
     weights = unravel(params)
     if model.constant is not None:
         return _linear(weights, model.constant, batch, counts, clip_norm, loss).ravel()
@@ -142,10 +146,10 @@ def clipped_client_sum(
 
 
 def is_worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
-    """Whether `clipped_client_sum` is faster than forming gradients for clients with these records, several each.
+    """Whether `clipped_client_sum` is faster than forming gradients, for clients with several records each.
 
-    On a CPU, for a large model, whose gradients would take passes over memory, and for few records, as their products
-    are formed twice: to be measured, and to be added up.
+    `records` is the shape of one client's records. It is faster on a CPU, for a large model, whose gradients would take
+    passes over memory, and for few records, as their products are formed twice: to be measured, and to be added up.
     """
     weights = jax.eval_shape(model.init, jax.random.key(0))
     few = records.shape[0] <= _MOST_RECORDS
@@ -159,7 +163,7 @@ def is_worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
 def _linear(
     weights: jax.Array, constant: float, batch: _Batch, counts: jax.Array, clip_norm: Any, loss: Loss
 ) -> jax.Array:
-    """The clipped sum for a linear model."""
+    """`clipped_client_sum` of a linear model, like its parameters; `counts` are the clients' own records."""
     inputs = batch.inputs.reshape(*batch.labels.shape[:2], -1)
     chunk = linear.Chunk(inputs, batch.labels, jnp.where(batch.present, counts, 0).astype(jnp.int32))
     scaling = functools.partial(clip_factor, clip_norm=clip_norm)
@@ -167,9 +171,12 @@ def _linear(
 
 
 def _sum_over_chunks(add_up: Callable[[_Batch], Any], batch: _Batch, *, floats: int, spare: int = 0) -> Any:
-    """The sum of `add_up` over chunks of clients that take this many floats each.
+    """The sum of `add_up` over chunks of the batch's clients; padding clients have `present` zero.
 
-    A chunk may be as large as `spare`: where each adds to a sum of that size, small ones would spend their time on it.
+    Arguments:
+        floats: how many numbers `add_up` holds for one client.
+        spare: how many numbers the sum has. A chunk may be as large: where each adds to so long a sum, small chunks
+            would spend their time on it.
     """
     count = len(batch.labels)
     size = max(1, min(max(chunk_bytes(jax.default_backend()), 4 * spare) // (4 * floats), count))
@@ -192,10 +199,10 @@ def _sum_over_chunks(add_up: Callable[[_Batch], Any], batch: _Batch, *, floats: 
 
 
 def _general_sum(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Callable[[_Batch], Any]:
-    """Any model: one gradient per client."""
+    """The function from a batch to the sum of its clipped gradients, for any model: one gradient per client."""
 
-    def client_loss(weights: Any, x: jax.Array, labels: jax.Array, shares: jax.Array) -> jax.Array:
-        return jnp.sum(loss(model.apply(weights, x), labels) * shares)
+    def client_loss(weights: Any, x: jax.Array, labels: jax.Array, record_weights: jax.Array) -> jax.Array:
+        return jnp.sum(loss(model.apply(weights, x), labels) * record_weights)
 
     def add_up(batch: _Batch) -> Any:
         gradients = jax.vmap(jax.grad(client_loss), (None, 0, 0, 0))(weights, *batch[:3])
@@ -208,15 +215,18 @@ def _general_sum(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Call
 def _factored_sum(
     model: Model, weights: Any, uses: list[_ParameterUse], clip_norm: Any, loss: Loss
 ) -> Callable[[_Batch], Any]:
-    """Models whose parameters are used as `uses` says: gradients as products, where that is shorter."""
+    """`_general_sum` of a model whose parameters are used as `uses` says: gradients as products, where that is shorter.
+
+    One backward pass gives for every parameter the slopes of its outputs: that of `probes`, zeros added to them.
+    """
     leaves, structure = jax.tree.flatten(weights)
 
     def client_loss(
-        probes: list[jax.Array], x: jax.Array, labels: jax.Array, shares: jax.Array
+        probes: list[jax.Array], x: jax.Array, labels: jax.Array, record_weights: jax.Array
     ) -> tuple[jax.Array, list[jax.Array | None]]:
         taps = [_Tap(leaf, probe) for leaf, probe in zip(leaves, probes, strict=True)]
         losses = loss(model.apply(jax.tree.unflatten(structure, taps), x), labels)
-        return jnp.sum(losses * shares), [tap.left for tap in taps]
+        return jnp.sum(losses * record_weights), [tap.left for tap in taps]
 
     probes = [jnp.zeros(use.out.shape, use.out.dtype) for use in uses]
     backward = jax.vmap(jax.grad(client_loss, has_aux=True), (None, 0, 0, 0))
@@ -236,7 +246,7 @@ def _factored_sum(
         return jax.lax.cond(jnp.any(left), lambda total: one_by_one(total, others), lambda total: total, total)
 
     def one_by_one(total: Any, batch: _Batch) -> Any:
-        """The sum, and what clients add whose records cancel, each of them formed as everybody is in other ways."""
+        """The total, and what the present clients of this batch add, each with its gradient formed."""
 
         def add(total: Any, client: _Batch) -> tuple[Any, None]:
             def add_one(total: Any) -> Any:
@@ -251,7 +261,10 @@ def _factored_sum(
 
 
 class _ParameterUse(NamedTuple):
-    """How a parameter enters the model, for one client: the inputs of its kernel (None: a bias), and the outputs."""
+    """How a parameter enters the model, for one client: the inputs of its kernel (None: a bias), and the outputs.
+
+    `size` is how many numbers the parameter has, `records` how many records the client.
+    """
 
     left: jax.ShapeDtypeStruct | None
     out: jax.ShapeDtypeStruct
@@ -265,7 +278,7 @@ class _ParameterUse(NamedTuple):
 
     @property
     def floats(self) -> int:
-        """What the gradient of one client takes, with all that it is computed from."""
+        """How many numbers the gradient of one client takes, with all that it is computed from."""
         if self.left is None:
             return self.size
         return self.left.size + self.out.size + (0 if self.dense else self.size)
@@ -274,8 +287,9 @@ class _ParameterUse(NamedTuple):
 class _Tap:
     """Stands in for a parameter while the model is traced, and keeps what its gradient needs.
 
-    The gradient of the output is that of `probe`, zeros added to it. Whatever is not `x @ kernel` or `x + bias`, once,
-    is a TypeError; with `like`, so is a use inside a jit, scan or other transformation within the model.
+    `left` is then the kernel's input, None for a bias, and `out` the parameter's output. The gradient of the output is
+    that of `probe`, zeros added to it. Whatever is not `x @ kernel` or `x + bias`, once, is a TypeError; with `like`,
+    the model's input, so is a use inside a jit, scan or other transformation within the model.
     """
 
     __array_ufunc__ = None  # NumPy arrays leave their operators to us, as JAX arrays do
@@ -310,7 +324,11 @@ class _Tap:
 
 
 def _parameter_uses(model: Model, weights: Any, records: Any) -> list[_ParameterUse] | None:
-    """How each parameter enters the model; None for a model that uses one in another way, or not exactly once."""
+    """How each parameter enters the model, for a client with these `records` (records, ...).
+
+    Returns: a use for each parameter, in the order of its leaves; None for a model that uses one in another way, or not
+        exactly once.
+    """
     leaves, structure = jax.tree.flatten(weights)
 
     def trace(leaves: list[jax.Array], x: jax.Array) -> list[tuple[jax.Array | None, jax.Array | None]]:
@@ -332,20 +350,20 @@ def _parameter_uses(model: Model, weights: Any, records: Any) -> list[_Parameter
 _BLOCK = 1 << 20  # numbers of a gradient that are formed at a time
 _UNIT = 2.0**-24  # half the distance of neighbouring float32 numbers, relative
 _CANCELLED = 16.0  # how many times its own length a client's gradient may be the sum of
-_LONGEST = 2.0**80
+_LONGEST = 2.0**80  # of a record's l_k: beside a longer one, what is flushed to zero of its r_k would count
 
 
 class Formed(NamedTuple):
-    """The gradients of one parameter, first axis the client."""
+    """The gradients of one parameter as they are, first axis the client."""
 
     values: jax.Array
 
     def squared_norms(self, clip_norm: Any) -> jax.Array:
-        """Their squared norms, in units of the clip norm."""
+        """For each client, the squared norm of its gradient divided by `clip_norm`."""
         return jnp.sum((self.values / clip_norm) ** 2, axis=tuple(range(1, self.values.ndim)))
 
     def sum_of_norms(self, clip_norm: Any) -> Any:
-        """Zero: nothing cancels in what is added up."""
+        """Zero, where `Outer` has a number for each client: nothing cancels in what is added up."""
         return 0.0
 
     def scaled_sum(self, factor: jax.Array) -> jax.Array:
@@ -354,19 +372,25 @@ class Formed(NamedTuple):
 
 
 class Outer(NamedTuple):
-    """The gradients sum_k left_k right_k^T of one kernel, from (clients, records, numbers)."""
+    """The gradients sum_k left_k right_k^T of one kernel: its inputs and the slopes of its outputs.
+
+    `left` is (clients, records, rows of the kernel), `right` (clients, records, columns).
+    """
 
     left: jax.Array
     right: jax.Array
 
     def squared_norms(self, clip_norm: Any) -> jax.Array:
-        """Their squared norms, in units of the clip norm."""
+        """For each client, the squared norm of its gradient divided by `clip_norm`."""
         if self.left.shape[1] == 1:
             return self._lengths(clip_norm)[:, 0] ** 2
         return jax.lax.map(lambda sides: _squared_norm(sides[0], sides[1], clip_norm), (self.left, self.right))
 
     def sum_of_norms(self, clip_norm: Any) -> Any:
-        """The sums of the norms of what may cancel, in units of the clip norm; infinite where products may be lost."""
+        """For each client sum_k |left_k| |right_k| / clip_norm, the norms of what may cancel; 0 for one record.
+
+        Infinite where products may be flushed to zero.
+        """
         if self.left.shape[1] == 1:
             return 0.0
         short = jnp.max(jnp.abs(self.left), axis=(1, 2)) * math.sqrt(self.left.shape[2]) <= _LONGEST
@@ -379,27 +403,27 @@ class Outer(NamedTuple):
         return jnp.matmul(left.T, right, precision=jax.lax.Precision.HIGHEST)
 
     def _lengths(self, clip_norm: Any) -> jax.Array:
-        """The norms of all products, in units of the clip norm."""
+        """|left_k| |right_k| / clip_norm, (clients, records)."""
         left, right = (linear.lengths(side.reshape(-1, side.shape[-1])) for side in self)
         return (left * right / clip_norm).reshape(self.left.shape[:2])
 
 
 def _squared_norm(left: jax.Array, right: jax.Array, clip_norm: Any) -> jax.Array:
-    """The squared norm of left^T right over clip_norm, a few rows of it at a time."""
+    """The squared norm of left^T right / clip_norm, of which a few rows are formed at a time."""
     records, rows = left.shape
     blocks = math.ceil(rows * right.shape[1] / _BLOCK)
     size = math.ceil(rows / blocks)
     cut = jnp.pad(left, [(0, 0), (0, blocks * size - rows)]).reshape(records, blocks, size).swapaxes(0, 1)
 
     def square(block: jax.Array) -> jax.Array:
-        add_one = jnp.matmul(block.T, right, precision=jax.lax.Precision.HIGHEST) / clip_norm
-        return jnp.sum(jax.lax.optimization_barrier(jnp.sum(add_one * add_one, axis=1)))
+        formed = jnp.matmul(block.T, right, precision=jax.lax.Precision.HIGHEST) / clip_norm
+        return jnp.sum(jax.lax.optimization_barrier(jnp.sum(formed * formed, axis=1)))
 
     return jnp.sum(jax.lax.map(square, cut))
 
 
 def kernel_gradients(left: jax.Array | None, slope: jax.Array, *, records: int) -> Formed | Outer:
-    """A parameter's gradients, one for each client.
+    """A parameter's gradients, one for each client: as products where a record passes the kernel once.
 
     Arguments:
         left: the inputs of its kernel, (clients, records, ..., numbers); None for a bias.
@@ -416,15 +440,17 @@ def kernel_gradients(left: jax.Array | None, slope: jax.Array, *, records: int) 
 def clip_factors(
     gradients: Sequence[Formed | Outer], present: jax.Array, clip_norm: Any, *, records: Any = 1
 ) -> tuple[jax.Array, jax.Array]:
-    """By how much each client's gradient shrinks when it is clipped, and whose is to be formed instead.
+    """The factors that clip each client's gradient to `clip_norm`, and which clients' gradients must be formed instead.
 
     Arguments:
-        gradients: those of all parameters.
+        gradients: those of each parameter, for the same clients.
         present: which clients count.
         records: how many records each client has of its own.
 
-    Returns: the factor, 0 for clients that do not count and for those to be formed; and the latter: their records
-        cancel to less than a sixteenth, or products of them are lost.
+    Returns: (factors, to be formed), both (clients,). `spread` keeps factors from exceeding the exact ones where
+    records
+        cancel (see the module). They are 0 for clients that do not count and for those to be formed: whose records
+        cancel to less than a sixteenth, or whose products may be lost.
     """
     norm = jnp.sqrt(sum(gradient.squared_norms(clip_norm) for gradient in gradients))
     sum_of_norms = sum(gradient.sum_of_norms(clip_norm) for gradient in gradients)
@@ -434,6 +460,7 @@ def clip_factors(
 
 
 def _per_client(factor: jax.Array, values: jax.Array) -> jax.Array:
+    """Numbers of clients (clients,) in a shape that multiplies `values` (clients, ...)."""
     return factor.reshape(-1, *[1] * (values.ndim - 1))
 
 

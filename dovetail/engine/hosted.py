@@ -28,10 +28,11 @@ __all__ = ["HostRound"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HostRound:
-    """What `Engine` compiles for other models, as a function of the same arguments.
+    """A round as a function of the arguments of `Engine`'s compiled one, which it takes the place of.
 
     Arguments:
         classes: what clients of each size class do, which differs only in how many records they have.
+        loss: what the learner trains with.
         faithful: whether the protocol needs every report at once.
         keys_of: from what is public about a round, and the secret key, to its keys.
         close_round: from what was collected or, with `faithful`, from every update, to the state after the round.
@@ -52,7 +53,12 @@ class HostRound:
         return self.classes[0]
 
     def __call__(self, training: Any, data: Data, works: Works, used: Any, public: Any, secret: Any) -> Any:
-        """The state after a round."""
+        """The state after a round.
+
+        Arguments:
+            works: the users of each size class, arrays of shape (chunks, 1, chunk, ...).
+            used: for each class, how many of its chunks hold anybody; the others are left out where that is allowed.
+        """
         keys = self._keys(public, secret)
         protocol = self.clients.protocol
         params = np.asarray(training.params)
@@ -81,7 +87,11 @@ class HostRound:
     def _updates(
         self, params: np.ndarray, data: Data, chunks: list[tuple[int, Work]], keys: Keys
     ) -> Iterator[tuple[jax.Array, jax.Array]]:
-        """For each chunk the updates, finite, and the users that they are of."""
+        """For each chunk the updates (chunk, dim), zero where they were not finite, and the users that they are of.
+
+        `chunks` are pairs: the number of a size class, and the users of a chunk with the records of their private
+        steps.
+        """
         for number, (ids, items) in chunks:
             if self.clients.protocol.private_steps:
                 yield self._finite(self._private_updates(params, data, ids, items, keys)), ids
@@ -96,7 +106,7 @@ class HostRound:
         return cast(HostLearner, self.clients.model.learner).platform == jax.default_backend()
 
     def _learner_updates(self, settings: ClientUpdate, params: Any, inputs: Any, labels: Any, counts: Any) -> Any:
-        """Updates of the model's learner, checked for their shape."""
+        """Updates (clients, dim) of the model's learner for these records, checked for their shape."""
         learner = cast(HostLearner, self.clients.model.learner)
         updates = learner.updates(settings, self.loss, params, inputs, labels, counts)
         updates = updates if isinstance(updates, jax.Array) else np.asarray(updates, np.float32)
@@ -126,16 +136,19 @@ class HostRound:
         return np.stack(updates)
 
     def _clipped_sum(self, params: np.ndarray, data: Data, row: np.ndarray, clip_norm: float) -> jax.Array:
-        """The sum of the clipped gradients of the records in a row, each that of a client with one record."""
+        """The sum of the clipped gradients of the records whose numbers are in `row`, -1 where there is none.
+
+        Each is minus the learner's update for a client with that one record.
+        """
         at = jnp.maximum(row, 0)
         inputs, labels = np.asarray(as_float(data.inputs[at])), np.asarray(data.labels[at])
         present = (row >= 0).astype(np.int32)
-        ours = self._learner_updates(ClientUpdate(), params, inputs[:, None], labels[:, None], present)
-        return self._clip_and_add(ours, present, clip_norm)
+        single = self._learner_updates(ClientUpdate(), params, inputs[:, None], labels[:, None], present)
+        return self._clip_and_add(single, present, clip_norm)
 
     @functools.cached_property
     def _clip_and_add(self) -> Callable[..., jax.Array]:
-        """From updates of single records to minus the sum of those that are present, each clipped."""
+        """(updates of single records, which are present, clip norm) -> minus the sum of these, each clipped."""
 
         def clip_and_add(updates: jax.Array, present: jax.Array, clip_norm: float) -> jax.Array:
             kept = finite_or_zero(jnp.where(present[:, None] > 0, updates, 0.0))

@@ -41,18 +41,21 @@ def _on_cpu() -> bool:
 def sum_clients(
     clients: ClientWork, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, keys: Keys
 ) -> Any:
-    """What `ClientWork.collect` would add up to over all chunks.
+    """What `ClientWork.collect` would add up to over all chunks of one client each.
 
     Arguments:
         params: the flat vector of parameters.
         state: the protocol's state for this round.
+        work: the users, (chunks, 1, 1).
         used: how many chunks hold anybody.
+
+    Returns: what the protocol collects, or the sum of rescaled updates (dim,) and how many; and None for diagnostics.
     """
     layers = jax.lax.optimization_barrier(clients.unravel(params))
     train = local_update(clients.update, clients.model.apply, clients.loss)
 
     def update(i: jax.Array) -> tuple[jax.Array, Any, jax.Array]:
-        """Whose turn it is, the update, and its squared norm."""
+        """The user whose turn it is (-1: nobody), as an array of one; the update in layers; its squared norm."""
         ids = work[0][i, 0]
         inputs, labels, counts = clients.gather(data, ids, keys.order)
         delta = train(layers, inputs=inputs[0], labels=labels[0], count=counts[0])
@@ -74,7 +77,7 @@ def _squared_norm(layer: jax.Array) -> jax.Array:
 
 
 def _tally_is_sum(clients: ClientWork, state: Any) -> bool:
-    """Whether what the protocol collects is the sum of the rescaled updates, and not just of its law."""
+    """Whether what the protocol collects is the sum of the rescaled updates itself, and not only of the same law."""
     own = type(clients.fast)
     if own.collect is not Fast.collect or own.tally_of_sum is not Fast.tally_of_sum:
         return False
@@ -89,7 +92,7 @@ def _sum_rescaled(
     state: Any,
     used: jax.Array,
 ) -> jax.Array:
-    """The sum of the rescaled updates of all clients."""
+    """The sum (dim,) of the rescaled updates of all clients, added up layer by layer."""
 
     def add(i: jax.Array, total: Any) -> Any:
         ids, delta, square = update(i)
@@ -110,7 +113,7 @@ def _collect_in_turn(
     used: jax.Array,
     keys: Keys,
 ) -> Any:
-    """What the protocol collects from all clients."""
+    """What the protocol collects from all clients, one after the other through one row of `dim` numbers."""
 
     def fill_row(row: jax.Array, delta: Any, square: jax.Array) -> jax.Array:
         finite = jnp.isfinite(square)

@@ -5,7 +5,7 @@ Three forms, chosen by shape:
 - *one record per client*: the update is the record times a row of coefficients, its norm the product of the two norms,
   and the sum over clients one product features^T (scaled coefficients): no client's update is ever formed.
 - *gram*, for a few records and one gradient step: the same sum, with norms from the products of a client's rows, which
-  are computed once a training (`engine.linear`).
+  are computed once a training (`products`, `norms`).
 - *explicit*: one (classes, features) block a client, transposed so that every product runs along contiguous features.
 
 A norm is computed from what is added up, or exactly as a product, or as a difference plus a proven bound on its
@@ -13,14 +13,13 @@ rounding: Gram matrices cancel for records that are nearly equal, and clipping b
 The bias is a feature of constant value; it is never appended to the data.
 
 Whatever the loss, a record's gradient is the record times the slope of its loss in the logits: probability less target
-for the softmax cross-entropy, and for any other loss its derivative, taken record by record.
+for the softmax cross-entropy, and for any other loss its derivative, taken record by record. Weights are
+(features + 1, classes), the bias last.
 
-Norms of gradients of linear models that are never formed, by Gram matrices: for a few records per client.
-
-The gradient of a client with rows x_i (the constant feature among them) and residuals r_i is the sum of x_i (x) r_i, of
-squared norm sum_ij <x_i, x_j> <r_i, r_j>. Views of one record are nearly equal, and so the sum may cancel in single
-precision; what `norms` returns is therefore that sum plus a worst-case bound on all rounding, relative to
-(sum_i |x_i| |r_i|)^2, which does not cancel: clipping by it is clipping (docs/proofs/views.md).
+*Norms by Gram matrices.* The gradient of a client with rows x_i (the constant feature among them) and residuals r_i is
+the sum of x_i (x) r_i, of squared norm sum_ij <x_i, x_j> <r_i, r_j>. Views of one record are nearly equal, and so the
+sum may cancel in single precision; what `norms` returns is therefore that sum plus a worst-case bound on all rounding,
+relative to (sum_i |x_i| |r_i|)^2, which does not cancel: clipping by it is clipping (docs/proofs/views.md).
 """
 
 from __future__ import annotations
@@ -55,16 +54,17 @@ __all__ = [
     "uses_gram",
 ]
 
-_UNROLLED = 64  # steps, of which each is compiled by itself
+_UNROLLED = 64  # up to so many local steps are compiled one by one, more as a loop
 _EXACT = jax.lax.Precision.HIGHEST  # of sums of clipped vectors: a coarser product is longer than the clip norm
 
-Scaling = Callable[[jax.Array], jax.Array]
+Scaling = Callable[[jax.Array], jax.Array]  # norms of clients (clients,) -> what each update is multiplied by, >= 0
 
 
 class Chunk(NamedTuple):
     """The records of some clients, in the order in which they are visited; only the first `counts` of each are real.
 
-    With `products` of these records, in this order, the form is *gram*.
+    `inputs` are (clients, records, features), `labels` (clients, records, ...). With `products` of these records, in
+    this order, the form is *gram*.
     """
 
     inputs: jax.Array
@@ -74,7 +74,7 @@ class Chunk(NamedTuple):
 
 
 def is_worthwhile(settings: ClientUpdate, records: int) -> bool:
-    """Whether these forms are the faster ones: not for many steps with one record, which are unrolled."""
+    """Whether `scaled_sum` is fast for clients of so many records: not for many steps with one, which are unrolled."""
     return records > 1 or settings.num_steps(records) <= _UNROLLED
 
 
@@ -118,20 +118,20 @@ def scaled_sum(
 def _one_record(
     weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling, loss: Loss
 ) -> jax.Array:
-    """The form for clients of one record: a row of coefficients each."""
+    """`scaled_sum` for clients of one record: an update is minus the record times a row of coefficients."""
     inputs = chunk.inputs[:, 0]
     start = _logits(weights, constant, chunk.inputs)
-    square = jnp.sum(inputs * inputs, axis=1) + constant**2
-    reach = jnp.hypot(lengths(inputs), constant)
+    square = jnp.sum(inputs * inputs, axis=1) + constant**2  # logits move by this times the row of coefficients
+    record_norms = jnp.hypot(lengths(inputs), constant)
     rows = jnp.zeros_like(start)
     for step in _steps(chunk, settings, weights.shape[1], loss):
         residual = step.residual(start - square[:, None, None] * rows if step.later else start)
         rows = (step.keep * rows if settings.mu else rows) + residual
     rows = rows[:, 0]
-    norms = reach * lengths(rows)
+    norms = record_norms * lengths(rows)
     if not settings.local:
-        norms = bound_norms(norms, _infinite_if_long(reach) * lengths(rows), chunk.counts, weights.shape[1])
-    return _sum_rows(_scale_clients(rows, scaling(norms)), inputs, constant, numbers=jnp.isfinite(reach))
+        norms = bound_norms(norms, _infinite_if_long(record_norms) * lengths(rows), chunk.counts, weights.shape[1])
+    return _sum_rows(_scale_clients(rows, scaling(norms)), inputs, constant, numbers=jnp.isfinite(record_norms))
 
 
 def _gram(
@@ -143,7 +143,7 @@ def _gram(
     scaling: Scaling,
     loss: Loss,
 ) -> jax.Array:
-    """The form for one gradient step with norms from the products of a client's rows."""
+    """`scaled_sum` for one gradient step, with norms from the products of a client's rows."""
     (step,) = _steps(chunk, settings, weights.shape[1], loss)
     residual = step.residual(_logits(weights, constant, chunk.inputs))
     residual = jax.lax.optimization_barrier(residual)  # what is measured is what is added up, to the last bit
@@ -155,7 +155,12 @@ def _gram(
 
 
 def _sum_rows(scaled: jax.Array, inputs: jax.Array, constant: float, *, numbers: jax.Array) -> jax.Array:
-    """Minus the sum of every row of inputs (and its constant) times its scaled coefficients.
+    """Minus the sum of every row of inputs (and its constant) times its scaled coefficients, like the weights.
+
+    Arguments:
+        scaled: the coefficients, (rows, classes).
+        inputs: (rows, features).
+        numbers: which rows have a finite length, (rows,).
 
     Where a row has no finite length its coefficients are zero, and 0 * inf is NaN: it may not meet the others.
     """
@@ -171,7 +176,7 @@ def _sum_rows(scaled: jax.Array, inputs: jax.Array, constant: float, *, numbers:
 def _explicit(
     weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling, loss: Loss
 ) -> jax.Array:
-    """The form with one block of (classes, features) a client."""
+    """`scaled_sum` for any steps: every client's movement is formed, one (classes, features) block each."""
     clients, _, features = chunk.inputs.shape
     classes = weights.shape[1]
 
@@ -203,7 +208,7 @@ def _explicit(
 
 
 def _sums_of_norms(weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, loss: Loss) -> jax.Array:
-    """For each client, the sum of the norms of its records' gradients, which may cancel."""
+    """For each client, the sum of the norms of its records' gradients, which may cancel: of one gradient step."""
     clients, records, features = chunk.inputs.shape
     (step,) = _steps(chunk, settings, weights.shape[1], loss)
     residual = lengths(step.residual(_logits(weights, constant, chunk.inputs)).reshape(clients * records, -1))
@@ -212,7 +217,7 @@ def _sums_of_norms(weights: jax.Array, constant: float, chunk: Chunk, settings: 
 
 
 def _infinite_if_long(lengths: jax.Array) -> jax.Array:
-    """Infinite lengths of rows that are longer than products of records take."""
+    """Lengths of rows, infinite above `LONGEST`, where no product of records may be relied on."""
     return jnp.where(lengths <= LONGEST, lengths, jnp.inf)
 
 
@@ -232,7 +237,12 @@ def _take_steps_in_loop(
     move: Callable[[_Movement, _Step, jax.Array, jax.Array], _Movement],
     state: _Movement,
 ) -> _Movement:
-    """Many steps, in a loop that is compiled once; the last record fills up the last batch, and counts once."""
+    """All local steps in a loop that is compiled once; the last record fills up the last batch, and counts once.
+
+    Arguments:
+        move: the movement after a step, from that before, the step, its records, and their logits at the start.
+        state: no movement yet.
+    """
     records = chunk.inputs.shape[1]
     size = settings.batch_size(records)
     batches = math.ceil(records / size)
@@ -263,7 +273,13 @@ def lengths(rows: jax.Array) -> jax.Array:
 
 
 class _Step(NamedTuple):
-    """One local step of every client: which records, and what the step keeps of earlier ones (the proximal term)."""
+    """One local step of every client.
+
+    `batch` are the records' places, `later` whether a step came before it, `keep` what it keeps of the movement so far
+    (1 - learning rate x mu, the proximal term), (clients, 1, 1), `weight` learning rate x 1 / (real records of the
+    batch) for real records and 0 for padding, (clients, records of the batch, 1), and `targets` their labels: one-hot
+    for the softmax cross-entropy.
+    """
 
     batch: slice
     later: bool
@@ -273,7 +289,7 @@ class _Step(NamedTuple):
     loss: Loss
 
     def residual(self, logits: jax.Array) -> jax.Array:
-        """The step's coefficient for each record: learning rate x record weight x slope of its loss."""
+        """`weight` x the slope of each record's loss in its logits: (clients, records of the batch, classes)."""
         if self.loss is cross_entropy:
             return (jax.nn.softmax(logits) - self.targets) * self.weight
         return _slopes(self.loss, logits, self.targets) * self.weight
@@ -288,7 +304,7 @@ def _slopes(loss: Loss, logits: jax.Array, labels: jax.Array) -> jax.Array:
 def _steps(
     chunk: Chunk, settings: ClientUpdate, classes: int, loss: Loss, *, most: int | None = None
 ) -> Iterator[_Step]:
-    """The steps of a training on these records, or the first of them."""
+    """The steps of a local training on these records, or the first `most` of them; fedsgd is one step of rate 1."""
     records = chunk.inputs.shape[1]
     dtype = chunk.inputs.dtype
     size = settings.batch_size(records)
@@ -306,6 +322,7 @@ def _steps(
 
 
 def _logits(weights: jax.Array, constant: float, inputs: jax.Array) -> jax.Array:
+    """The logits (clients, records, classes) of inputs (clients, records, features)."""
     flat = inputs.reshape(-1, inputs.shape[-1]) @ weights[:-1]
     return flat.reshape(*inputs.shape[:2], -1) + constant * weights[-1]
 
@@ -318,47 +335,51 @@ def _scale_clients(values: jax.Array, scale: jax.Array) -> jax.Array:
 
 MOST_ROWS = 16  # above, gradients themselves are no slower
 _UNIT = 2.0**-24  # half the distance of neighbouring float32 numbers, relative
-_LARGEST_ROUNDING = 0.01
+_LARGEST_ROUNDING = 0.01  # of a squared norm: with more rows or classes no Gram matrix is used
 CANCELLED = 16.0  # how many times its own length a client's gradient may be the sum of
 LONGEST = 2.0**80  # of a row: beside a longer one, coefficients that are flushed to zero would count
 _BLOCK = 1 << 23  # numbers of inputs that are in double precision at a time
 
 
 class Products(NamedTuple):
-    """What is public to a client about its rows: their cosines (clients, rows, rows) and lengths (clients, rows)."""
+    """The cosines (clients, rows, rows) and lengths (clients, rows) of clients' rows, with the constant feature."""
 
     cosines: jax.Array | np.ndarray
     lengths: jax.Array | np.ndarray
 
 
 def rounding_bound(rows: int, classes: int) -> float:
-    """The bound on all rounding of a squared norm, as a part of (sum_i |x_i| |r_i|)^2; docs/proofs/views.md, Thm. 1."""
+    """Upper bound on all rounding of a squared norm from `rows` products, relative to (sum_i |x_i| |r_i|)^2.
+
+    docs/proofs/views.md, Thm. 1; for operations well below 2^24, as where `uses_gram` holds.
+    """
     operations = (rows**2 * classes + 2 * (rows + classes) + 32) * _UNIT
     return operations / (1 - operations)
 
 
-def bound_norms(norms: jax.Array, reach: jax.Array, counts: jax.Array, classes: int) -> jax.Array:
+def bound_norms(norms: jax.Array, sum_of_norms: jax.Array, counts: jax.Array, classes: int) -> jax.Array:
     """Raise the norms of clients to what every form states for as many rows.
 
     Arguments:
         norms: the norms of the clients' gradients.
-        reach: for each client, sum_i |x_i| |r_i|: the sum of the norms of what may cancel.
+        sum_of_norms: for each client, sum_i |x_i| |r_i|: the sum of the norms of what may cancel.
         counts: how many rows each client has.
 
-    Those by Gram matrices are raised by a bound on their rounding, so for clients with as few rows all others are, too,
-    and what cancels to less than a sixteenth is taken for that. Which form a client is computed in depends on the
-    largest client of its class: it may not tell the others of it.
+    Norms by Gram matrices are raised by a bound on their rounding. So, for clients with as few rows, all other norms
+    are raised by it too, and a gradient that cancels to less than a sixteenth of the sum is taken to be that long:
+    which form a client is computed in depends on the largest client of its class, and its update must not tell which it
+    was.
 
     Guarantees:
         Never below the norms that are given; raised by the client's own rows alone.
     """
     part = _rounding_bounds(counts, classes)
-    raised = jnp.maximum(jnp.hypot(norms, jnp.sqrt(part) * reach), reach / CANCELLED)
+    raised = jnp.maximum(jnp.hypot(norms, jnp.sqrt(part) * sum_of_norms), sum_of_norms / CANCELLED)
     return jnp.where(part > 0, raised, norms)
 
 
 def _rounding_bounds(counts: jax.Array, classes: int) -> jax.Array:
-    """The rounding bounds for these counts of rows; 0 for as many as no Gram matrix is used for, and for none."""
+    """`rounding_bound` for these counts of rows, rounded up to float32; 0 where no Gram matrix is used for them."""
     bounds = [rounding_bound(rows, classes) for rows in range(MOST_ROWS + 1)]
     used = [bound if rows and bound <= _LARGEST_ROUNDING else 0.0 for rows, bound in enumerate(bounds)]
     up = np.nextafter(np.array([*used, 0.0], np.float32), np.float32(np.inf))
@@ -367,7 +388,7 @@ def _rounding_bounds(counts: jax.Array, classes: int) -> jax.Array:
 
 
 def uses_gram(rows: int, classes: int) -> bool:
-    """Whether norms by Gram matrices are worth it for clients of so many rows."""
+    """Whether norms by Gram matrices are used for clients of at most so many rows: few, and with little rounding."""
     return 2 <= rows <= MOST_ROWS and rounding_bound(rows, classes) <= _LARGEST_ROUNDING
 
 
@@ -389,7 +410,7 @@ def products(inputs: np.ndarray, clients: Clients, *, constant: float) -> Produc
         for low in range(0, len(real), size):
             part = slice(low, low + size)
             block = flat[clients.rows(np.arange(len(real))[part], width=rows)]
-            block = block * np.float32(1 / 255) if block.dtype == np.uint8 else block
+            block = block * np.float32(1 / 255) if block.dtype == np.uint8 else block  # as `chunks.as_float` reads it
             double = block.astype(np.float64)
             both = real[part, :, None] & real[part, None]
             inner = np.where(both, double @ double.swapaxes(1, 2) + constant**2, 0)
@@ -416,6 +437,6 @@ def norms(products: Products, residuals: jax.Array, counts: jax.Array) -> jax.Ar
     scaled = parts / unit[:, None, None]
     inner = jnp.sum(scaled[:, :, None] * scaled[:, None], axis=3)
     square = jnp.sum(products.cosines * inner, axis=(1, 2))
-    reach = jnp.sum(jnp.sqrt(jnp.sum(scaled * scaled, axis=2)), axis=1)
-    raised = jnp.sqrt(jnp.maximum(square, 0.0) + _rounding_bounds(counts, classes) * (reach * reach))
-    return unit * jnp.maximum(raised, reach / CANCELLED)
+    sum_of_norms = jnp.sum(jnp.sqrt(jnp.sum(scaled * scaled, axis=2)), axis=1)
+    raised = jnp.sqrt(jnp.maximum(square, 0.0) + _rounding_bounds(counts, classes) * (sum_of_norms * sum_of_norms))
+    return unit * jnp.maximum(raised, sum_of_norms / CANCELLED)

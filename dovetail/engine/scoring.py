@@ -55,7 +55,7 @@ class Scores:
         self._compiled_apply = jax.jit(self._apply)
 
     def outputs(self, params: jax.Array) -> np.ndarray:
-        """The outputs of the model with these flat parameters for all test records, computed some at a time."""
+        """The outputs (records, ...) of the model with these flat parameters for all test records, some at a time."""
         inputs = self._dataset.test_inputs
         batch = max(1, 2**26 // max(1, math.prod(inputs.shape[1:]) * 4))
         batches = [inputs[low : low + batch] for low in range(0, len(inputs), batch)]
@@ -67,10 +67,14 @@ class Scores:
         return np.concatenate([np.asarray(self._compiled_apply(params, part)) for part in batches])
 
     def _apply(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
+        """The outputs of a JAX model with flat parameters, for some records as they are stored."""
         return self._model.apply(self._unravel(params), as_float(inputs))
 
     def compute(self, outputs: np.ndarray) -> dict[str, Any]:
-        """Scores by name; "recall" is a list with one number per class, None for a class without test records."""
+        """Scores by name, from the outputs for all test records.
+
+        "recall" is a list with one number per class, None for a class without test records.
+        """
         data = self._dataset
         labels = data.test_labels
         scores: dict[str, Any] = {"loss": float(np.mean(self._losses(outputs)))}
@@ -91,7 +95,9 @@ class Scores:
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
-    """The share of pairs of a record of class 1 and one of class 0 that the scores put in order; ties count half.
+    """The area under the ROC curve: how many pairs of a record of class 1 and one of class 0 the scores put in order.
+
+    It is a fraction of all such pairs; ties count half.
 
     Guarantees:
         Invariant under increasing maps of the scores; 1/2 for equal ones. None where a class is missing.
@@ -109,34 +115,38 @@ def baseline(dataset: Dataset) -> dict[str, Any]:
     if dataset.target == "classes":
         return {"rule": "majority-class baseline", "accuracy": float(np.bincount(labels).max() / len(labels))}
     if dataset.target == "labels":
-        share = labels.mean(axis=0, dtype=np.float64)
+        frequency = labels.mean(axis=0, dtype=np.float64)  # how often each label applies
         return {
             "rule": "majority-value baseline",
-            "accuracy": float(np.maximum(share, 1 - share).mean()),
+            "accuracy": float(np.maximum(frequency, 1 - frequency).mean()),
         }
-    away = labels - labels.mean(dtype=np.float64)
-    rmse, mae = float(np.sqrt(np.mean(away**2))), float(np.mean(np.abs(away)))
+    errors = labels - labels.mean(dtype=np.float64)
+    rmse = float(np.sqrt(np.mean(errors**2)))
+    mae = float(np.mean(np.abs(errors)))
     return {"rule": "mean baseline", "r2": 0.0, "rmse": rmse, "mae": mae}
 
 
 def _scores_of_numbers(predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    away = predicted.astype(np.float64) - labels
+    """R^2 (None where all labels are equal), root mean square error and mean absolute error."""
+    errors = predicted.astype(np.float64) - labels
     spread = float(np.mean((labels - labels.mean(dtype=np.float64)) ** 2))
-    square = float(np.mean(away**2))
+    square = float(np.mean(errors**2))
     return {
         "r2": None if spread == 0 else 1 - square / spread,
         "rmse": math.sqrt(square),
-        "mae": float(np.mean(np.abs(away))),
+        "mae": float(np.mean(np.abs(errors))),
     }
 
 
 def _scores_of_labels(outputs: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Scores where several labels may apply, both (records, labels): one applies where its output is above 0."""
     predicted = outputs > 0
     right = [_count(predicted[:, i], labels[:, i] == 1) for i in range(labels.shape[1])]
     return {"accuracy": float(np.mean(predicted == labels)), **_recall_and_f1(right)}
 
 
 def _scores_of_classes(outputs: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, Any]:
+    """Scores of outputs (records, classes), or (records,) or (records, 1) for two classes, which also have an AUC."""
     predicted = _predict(outputs)
     right = [_count(predicted == i, labels == i) for i in range(num_classes)]
     scores: dict[str, Any] = {"accuracy": float(np.mean(predicted == labels)), **_recall_and_f1(right)}
@@ -146,23 +156,27 @@ def _scores_of_classes(outputs: np.ndarray, labels: np.ndarray, num_classes: int
 
 
 def _count(predicted: np.ndarray, true: np.ndarray) -> tuple[int, int, int]:
+    """How many records of a class are predicted and true, how many predicted, and how many true."""
     return int(np.sum(predicted & true)), int(predicted.sum()), int(true.sum())
 
 
 def _recall_and_f1(counts: list[tuple[int, int, int]]) -> dict[str, Any]:
-    """Recall of each class, and the mean of F1 over the classes that occur or were chosen."""
+    """Recall of each class, and the mean of F1 over the classes that occur or were predicted, from `_count` of each."""
     f1 = [2 * both / (predicted + true) for both, predicted, true in counts if predicted + true]
     recall = [None if true == 0 else both / true for both, _, true in counts]
     return {"macro_f1": float(np.mean(f1)) if f1 else None, "recall": recall}
 
 
 def _predict(outputs: np.ndarray) -> np.ndarray:
+    """The class of each record: the largest output; of one output, 1 where it is above 0."""
     return np.argmax(outputs, axis=1) if _has_class_outputs(outputs) else (outputs.ravel() > 0).astype(np.int32)
 
 
 def _ranking_score(outputs: np.ndarray) -> np.ndarray:
+    """A number for each record that is larger the more the model is for class 1, of two classes."""
     return outputs[:, 1] - outputs[:, 0] if _has_class_outputs(outputs) else outputs.ravel()
 
 
 def _has_class_outputs(outputs: np.ndarray) -> bool:
+    """Whether there is an output for each class, and not one for two classes."""
     return outputs.ndim == 2 and outputs.shape[1] > 1

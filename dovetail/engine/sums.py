@@ -16,20 +16,20 @@ __all__ = ["ChunkSums", "add", "begin", "finish"]
 
 
 class ChunkSums(NamedTuple):
-    """A tree of sums, and what was rounded off each; whole numbers are exact, and nothing is rounded off them."""
+    """A tree of sums, and a tree like it of what was rounded off each (zero for integers, which are exact)."""
 
     sums: Any
     rest: Any
 
 
 def begin(like: Any) -> ChunkSums:
-    """Nothing added yet, of the shapes of this tree."""
+    """Sums of nothing yet, zeros of the shapes and types of the leaves of `like`."""
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
     return ChunkSums(zero, zero)
 
 
 def add(total: ChunkSums, part: Any) -> ChunkSums:
-    """The total and one part more.
+    """The total with one part more, a tree like its sums.
 
     Guarantees:
         The two numbers of a float sum add up to the exact one but for 2^-46 of the largest sum, for each part.
@@ -45,7 +45,7 @@ def finish(total: ChunkSums) -> Any:
 
 
 def _rounding_error(before: jax.Array, part: jax.Array, after: jax.Array, rest: jax.Array) -> jax.Array:
-    """What has been rounded off so far, after one more addition (Knuth's two-sum)."""
+    """What has been rounded off one sum so far: `rest`, and what `after` = `before` + `part` lost (Knuth's two-sum)."""
     if not jnp.issubdtype(after.dtype, jnp.floating):
         return rest
     taken = after - before

@@ -59,7 +59,7 @@ LOSSES: dict[str, Loss] = {
 
 
 class LocalSteps(NamedTuple):
-    """What a client does with its records: one gradient, or steps of its own."""
+    """What a client does with its records: one gradient or, if `local`, steps of its own (`client.ClientUpdate`)."""
 
     local: bool
     batch: int
@@ -77,8 +77,10 @@ def train_client(
         own: a copy of the module; it is left with other weights.
         total_loss: the sum of the loss over records.
         start: the flat vector of parameters.
-        x: the client's inputs.
-        y: their labels.
+        x: the client's inputs, (records, ...), all of them real.
+        y: their labels; classes as int64.
+
+    Returns: a vector like `start`: minus the gradient of the mean loss, or where local steps lead.
     """
     weights = own.weights
     parts = start.split([value.numel() for value in weights])
@@ -99,21 +101,24 @@ def train_client(
 
 
 def _mean_slopes(own: Copy, total_loss: Loss, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-    """The gradient of the mean loss over these records; zero of none."""
+    """The gradient of the mean loss over these records, a tensor for each parameter; zero of no records."""
     if not len(y):
         return [torch.zeros_like(value) for value in own.weights]
-    share = _inverse(len(y), x.device)
+    record_weight = _inverse(len(y), x.device)
     total = ()
     own.forget()
     for xs, ys in [(x, y)] if len(y) <= _AT_ONCE else zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
         loss = total_loss(own.outputs(xs), ys)
-        slopes = torch.autograd.grad(loss, own.weights, grad_outputs=share, allow_unused=True, materialize_grads=True)
+        slopes = torch.autograd.grad(
+            loss, own.weights, grad_outputs=record_weight, allow_unused=True, materialize_grads=True
+        )
         total = torch._foreach_add(total, slopes) if total else slopes
     return list(total)
 
 
 @functools.lru_cache(64)
 def _inverse(records: int, device: torch.device) -> torch.Tensor:
+    """1 / records as a tensor; cached: do not write to it."""
     return torch.tensor(1 / records, device=device)
 
 
@@ -122,7 +127,7 @@ def _flatten(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def loss_sum(loss: str | Loss) -> Loss:
-    """The function that adds up this loss over records."""
+    """The function that adds up this loss over records: (outputs, labels) -> number; classes must be int64."""
     if loss == "cross_entropy":
         return _total_cross_entropy
     own = LOSSES[loss] if isinstance(loss, str) else loss
@@ -153,12 +158,14 @@ def check_losses(losses: torch.Tensor, records: int) -> None:
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The parameters that are trained, in the order of the flat vector."""
+    """The parameters that are trained, by sorted name: the order of the flat vector."""
     return sorted((name, value) for name, value in module.named_parameters() if value.requires_grad)
 
 
 class Copy:
     """A copy of a module that nobody else uses: training puts other weights in.
+
+    `outputs` maps inputs to the module's outputs at the copy's current `weights`.
 
     Arguments:
         isolated: whether the module runs nothing but PyTorch's own code.
@@ -176,7 +183,7 @@ class Copy:
 
 
 class Copies:
-    """Copies of a module, each for one thread at a time; made when the first is wanted."""
+    """`count` copies of a module, each for one thread at a time; made when the first is wanted."""
 
     def __init__(self, module: nn.Module, count: int, *, isolated: bool = False) -> None:
         self._module = module
@@ -185,7 +192,7 @@ class Copies:
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Copy]:
-        """Lend out a copy that nobody else uses meanwhile."""
+        """Lend out a copy that nobody else uses meanwhile; waits until one is free."""
         replica = self._free.get()
         try:
             yield replica
@@ -201,21 +208,21 @@ class Copies:
 
 
 def _channels_last(module: nn.Module) -> nn.Module:
-    """The module with images as its convolutions are fastest on a CPU."""
+    """The module, in place, with images in the order (height, width, channels), in which convolutions are fastest."""
     if any(value.ndim > 4 for value in module.state_dict().values()):
         return module
     return module.to(memory_format=torch.channels_last)
 
 
 def _chain(module: nn.Module) -> _Function | None:
-    """The module as functions, one after the other; None if it may be something else."""
+    """A nested `nn.Sequential` without hooks as one function of PyTorch's functions; None for other modules."""
     if type(module) is not nn.Sequential or any(is_hooked(part) for part in module.modules()):
         return None
     layers = list(_layers(module))
     for i in range(1, len(layers)):
         pool = layers[i]
         if type(layers[i - 1]) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices:
-            layers[i - 1 : i + 1] = pool, layers[i - 1]
+            layers[i - 1 : i + 1] = pool, layers[i - 1]  # see the module: the same outputs, with less work
     functions = [_layer_function(layer) for layer in layers]
 
     def outputs(x: Any) -> Any:
@@ -236,7 +243,7 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _layer_function(layer: nn.Module) -> _Function:
-    """What the layer calls in the end, or the layer itself."""
+    """The function of PyTorch that the layer calls in the end, or the layer itself where none is known."""
     if type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
         settings = layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups
         return lambda x: torch.conv2d(x, *settings)
@@ -259,13 +266,16 @@ def _layer_function(layer: nn.Module) -> _Function:
 
 
 def cut_evenly(count: int, parts: int) -> list[slice]:
-    """Cut the places 0 to `count` into at most so many parts of about equal size."""
+    """Cut range(count) into at most `parts` slices of about equal size."""
     edges = np.linspace(0, count, min(count, parts) + 1).round().astype(int)
     return [slice(low, high) for low, high in itertools.pairwise(edges.tolist())]
 
 
 def run_in_threads(work: Callable[[Any], torch.Tensor], parts: Sequence[Any]) -> list[torch.Tensor]:
-    """Do the work on every part, each on one thread; returns what it makes of them, in their order."""
+    """Do the work on every part, each part on one thread; returns the results in the order of the parts.
+
+    While it runs, threads hand over Python's lock sooner (`_SWITCH`), for all threads of this process.
+    """
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH)
     try:
@@ -293,4 +303,5 @@ def num_threads() -> int:
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
+    """The threads of this process on which clients train, one per core."""
     return ThreadPoolExecutor(num_threads(), "torch", initializer=torch.set_num_threads, initargs=(1,))

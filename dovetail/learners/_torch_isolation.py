@@ -66,10 +66,10 @@ def describe_part(name: str, part: nn.Module) -> str:
 
 
 class Snapshot:
-    """Everything that a module holds beside the parameters that are trained, as it was at first.
+    """Everything that a module holds beside the parameters that are trained, as it was when the snapshot was taken.
 
-    With `attributes` all of it is put back, wherever Python code may have put something; without, what was changed in
-    place, which is all that PyTorch's own functions can do.
+    `restore` puts it back. With `attributes` that is all of it, wherever Python code may have put something; without,
+    buffers and frozen parameters that were changed in place, which is all that PyTorch's own functions can do.
     """
 
     def __init__(self, module: nn.Module, *, attributes: bool = True) -> None:
@@ -86,7 +86,7 @@ class Snapshot:
         self._with_attributes = attributes
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Put everything back into the module that the snapshot was taken of."""
         if self._with_attributes:
             for _, part, tables, attributes in self._parts:
                 for name, table in tables.items():
@@ -101,26 +101,26 @@ class Snapshot:
                     self._versions[at] = value._version
 
     def _put_back(self, part: nn.Module, attributes: dict[str, tuple[Any, Any]]) -> None:
-        """Remove attributes that are new, and restore those that changed."""
-        now = vars(part)
+        """Remove attributes that are new, and restore the others from what `_attributes` returned for this part."""
+        current = vars(part)
         for name in [name for name in _attribute_names(part) if name not in attributes]:
-            del now[name]
+            del current[name]
         for name, (value, kept) in attributes.items():
             if kept is not value:
-                now[name] = copy.deepcopy(kept, dict(self._same))
-            elif now.get(name) is not value:
-                now[name] = value
+                current[name] = copy.deepcopy(kept, dict(self._same))
+            elif current.get(name) is not value:
+                current[name] = value
 
     def first_change(self) -> tuple[str, nn.Module, str] | None:
-        """The first part that is no longer as it was, and what of it."""
+        """The first part that is no longer as it was: its name, the part, and what of it changed, in words."""
         for name, part, tables, attributes in self._parts:
             for table, first in tables.items():
                 if list(vars(part)[table]) != list(first):
                     return name, part, f"table {table!r}"
-            now = vars(part)
+            current = vars(part)
             for attribute in dict.fromkeys((*_attribute_names(part), *attributes)):
-                there = attribute in now and attribute in attributes
-                if not there or not _is_same(now[attribute], attributes[attribute][1]):
+                in_both = attribute in current and attribute in attributes
+                if not in_both or not _is_same(current[attribute], attributes[attribute][1]):
                     return name, part, f"attribute {attribute!r}"
             for table, what in (("_buffers", "buffer"), ("_parameters", "frozen parameter")):
                 for tensor, value in vars(part)[table].items():
@@ -131,11 +131,14 @@ class Snapshot:
         return None
 
     def _original_value(self, first: torch.Tensor | None) -> torch.Tensor | None:
-        """What a buffer or frozen parameter was at first."""
+        """The copy of a buffer or frozen parameter that the snapshot holds; None for what it holds none of."""
         return next((kept for _, value, kept in self._tensors if value is first), None)
 
     def _attributes(self, part: nn.Module) -> dict[str, tuple[Any, Any]]:
-        """The values of a part's attributes, and copies of those that can change; parameters and parts as they are."""
+        """For each attribute of a part its value and a copy, which is the value itself where that cannot change.
+
+        Inside copies, the module's own tensors and parts stay the same objects.
+        """
         attributes = {}
         for name in _attribute_names(part):
             value = vars(part)[name]
@@ -151,15 +154,20 @@ _INTERNAL = frozenset(vars(nn.Module())) - {"training"}
 
 
 def _tables(part: nn.Module) -> dict[str, dict[str, Any]]:
+    """Copies of PyTorch's own dictionaries in a part: parameters, buffers, parts, hooks."""
     return {name: value.copy() for name, value in vars(part).items() if name in _INTERNAL and isinstance(value, dict)}
 
 
 def _attribute_names(part: nn.Module) -> list[str]:
+    """The attributes that a part's author gave it, and `training`."""
     return [name for name in vars(part) if name not in _INTERNAL]
 
 
 def _is_same(left: Any, right: Any) -> bool:
-    """Whether two values are the same; an object with nothing to compare is."""
+    """Whether two values hold the same numbers, NaN being the same as NaN; of objects, whether their attributes do.
+
+    Modules inside are taken for the same, as they are compared as parts of their own.
+    """
     if left is right:
         return True
     if type(left) is not type(right):
@@ -251,7 +259,10 @@ def mixes_records(module: nn.Module, loss: Callable[..., torch.Tensor], x: torch
 
 
 def _perturb(module: nn.Module) -> nn.Module:
-    """The module with other weights: from zeros nothing would be seen."""
+    """A copy of the module with random numbers added to its weights, the same ones always.
+
+    With weights of zero no mixing of records would be seen.
+    """
     own = copy.deepcopy(module)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -291,7 +302,10 @@ def _reads_size(node: fx.Node) -> bool:
 
 
 def _outputs(module: nn.Module, x: torch.Tensor, kept: slice) -> dict[str, Any]:
-    """What each part makes of some of these records, innermost first and the whole module last, which has no name."""
+    """The outputs of each part, by name, for the records `kept` of a batch; the whole module's, last, is named "".
+
+    Only parts whose output has a row for each record are among them.
+    """
     outputs: dict[str, Any] = {}
     own = copy.deepcopy(module)
 
@@ -314,7 +328,11 @@ def _outputs(module: nn.Module, x: torch.Tensor, kept: slice) -> dict[str, Any]:
 def _first_part_changing(
     module: nn.Module, x: torch.Tensor, differ: Callable[[Any, Any], bool], observe: Callable[[], Any]
 ) -> str:
-    """The innermost part during whose run something that is observed changes; the whole module if it is none."""
+    """The innermost part, in words, during whose run what `observe` returns changes; the whole module if it is none.
+
+    Arguments:
+        differ: whether two observations differ.
+    """
     own = copy.deepcopy(module)
     before: list[Any] = []
     changing: list[str] = []
@@ -332,7 +350,7 @@ def _first_part_changing(
 
 
 def _random_states() -> Any:
-    """The state of every random generator that a module may use."""
+    """The state of every random generator that a module may use: PyTorch's, Python's and NumPy's."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return [torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()]  # noqa: NPY002 - other people's code
 
@@ -343,7 +361,12 @@ def _random_states() -> Any:
 def pytorch_only(
     module: nn.Module, x: torch.Tensor, y: torch.Tensor, total_loss: Callable[..., Any]
 ) -> nn.Module | None:
-    """The same module without Python code but PyTorch's own; None if there is none.
+    """The module in a form that runs no Python code but PyTorch's own: itself, or a graph of it; None if there is none.
+
+    Arguments:
+        x: inputs of some public records, on which the two are compared.
+        y: their labels.
+        total_loss: (outputs, labels) -> the sum of the loss.
 
     Guarantees:
         Its parameters have the same names and values, and its outputs and gradients on these records are the same, bit
@@ -363,7 +386,7 @@ def pytorch_only(
 
 
 def pytorch_only_loss(loss: Any, outputs: torch.Tensor, labels: torch.Tensor) -> Any | None:
-    """The same loss without Python code but PyTorch's own; None if there is none.
+    """The loss as a graph that runs no Python code but PyTorch's own; None if there is none.
 
     All users share it, and nothing is put back in it: one that writes to a tensor of its own is refused. A graph has
     no branches, so that what it writes to at all, it writes to here.
@@ -391,6 +414,7 @@ def pytorch_only_loss(loss: Any, outputs: torch.Tensor, labels: torch.Tensor) ->
 
 
 def _trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that are trained, by sorted name."""
     return sorted((name, value) for name, value in module.named_parameters() if value.requires_grad)
 
 
@@ -405,7 +429,7 @@ def _gradients(
 
 
 def _add_unused(graph: nn.Module, name: str, value: nn.Parameter) -> None:
-    """Give the graph a parameter that it does not use."""
+    """Give the graph a parameter that it does not use, by its dotted name, unless it has one of that name."""
     *path, last = name.split(".")
     owner = graph
     for part in path:
@@ -469,7 +493,7 @@ def _is_known_node(graph: fx.GraphModule, node: fx.Node) -> bool:
 
 @functools.cache
 def _functions() -> frozenset[Any]:
-    """PyTorch's functions of tensors, and Python's of numbers."""
+    """PyTorch's functions of tensors, and Python's of numbers: what a graph may call. Cached."""
     overridable = torch.overrides.get_overridable_functions()
     spaces = [space for space in overridable if space not in (torch.nn.init, torch.Tensor)]
     functions = {function for space in spaces for function in overridable[space]}
@@ -478,6 +502,7 @@ def _functions() -> frozenset[Any]:
 
 
 def _callables(module: Any) -> Iterator[Any]:
+    """What may be called of a Python module."""
     return (value for value in vars(module).values() if callable(value))
 
 
@@ -508,6 +533,7 @@ def _is_known(part: nn.Module) -> bool:
 
 
 def _tensors(part: nn.Module) -> list[Any]:
+    """A part's own parameters and buffers, without those of parts inside it."""
     return [value for table in (part._parameters, part._buffers) for value in table.values() if value is not None]
 
 
@@ -517,5 +543,6 @@ def is_hooked(part: nn.Module) -> bool:
 
 
 def _has_global_hooks() -> bool:
+    """Whether somebody's hooks are called with every module of this process."""
     theirs = vars(nn.modules.module)
     return any(theirs[name] for name in theirs if name.startswith("_global_") and name.endswith("_hooks"))

@@ -37,8 +37,8 @@ from dovetail.learners._torch import Copies, Copy
 __all__ = ["Team"]
 
 _START = 2.0  # seconds that threads train before processes are started, which takes about as long
-_ALIGNED = 64  # bytes
-_KEPT = str(1 << 30)  # bytes
+_ALIGNED = 64  # bytes: where arrays begin in shared memory
+_KEPT = str(1 << 30)  # bytes that a process keeps for its next step
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # glibc keeps a step's memory for the next one, in large pages: a tenth of the time otherwise.
@@ -53,8 +53,10 @@ _log = logging.getLogger("dovetail.learners")
 class Team:
     """Threads or processes, one per core, that train clients of this module with this loss.
 
-    `processes`: True has them from the first client on, False never, None when training has taken long. An `isolated`
-    module runs nothing but PyTorch's own code.
+    Arguments:
+        processes: True trains with processes from the first client on, False never, None once threads have trained for
+            `_START` seconds.
+        isolated: whether the module runs nothing but PyTorch's own code.
     """
 
     def __init__(
@@ -78,13 +80,13 @@ class Team:
     def updates(
         self, steps: _torch.LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
     ) -> torch.Tensor:
-        """The updates of some clients.
+        """The updates (clients, dim) of some clients; one call at a time, others wait.
 
         Arguments:
             steps: what a client does with its records.
             start: the flat vector of parameters.
             x: inputs, (clients, records, ...), of which the first `counts` of each client are its own.
-            y: labels, in the same way.
+            y: labels, in the same way; classes as int64.
         """
         with self._turn:
             pool = self._pool_if_ready(start)
@@ -94,7 +96,7 @@ class Team:
     def _train_on_threads(
         self, steps: _torch.LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
     ) -> torch.Tensor:
-        """The updates, computed by threads; takes note of how long that took."""
+        """The updates, computed by threads; adds the time that it took to `_seconds_trained`."""
 
         def train(client: int) -> torch.Tensor:
             with self._copies.borrow() as own:
@@ -107,7 +109,7 @@ class Team:
         return updates
 
     def _pool_if_ready(self, start: torch.Tensor) -> _Pool | None:
-        """The processes, if they are to train now."""
+        """The processes, if they are to train now; starts them when it is time, and meanwhile returns None."""
         if self._pool is None:
             able = start.device.type == "cpu" and _torch.num_threads() > 1 and hasattr(os, "memfd_create")
             if not able or self._processes is False or not (self._processes or self._seconds_trained > _START):
@@ -119,18 +121,22 @@ class Team:
 
 
 class _Array(NamedTuple):
-    """Where an array lies in the memory that processes share."""
+    """Where an array lies in the memory that processes share: `offset` in bytes."""
 
     offset: int
     shape: tuple[int, ...]
     dtype: str
 
-    def of(self, memory: mmap.mmap) -> np.ndarray:
+    def view_in(self, memory: mmap.mmap) -> np.ndarray:
+        """The array itself; who writes to it writes to the shared memory."""
         return np.ndarray(self.shape, self.dtype, memory, self.offset)
 
 
 class _Client(NamedTuple):
-    """What a process is asked for: the update of a client, written where it belongs."""
+    """What a process is asked for: to train a client and write its row of the updates.
+
+    `client` is its place among the clients, of which it has the first `records` records.
+    """
 
     steps: _torch.LocalSteps
     client: int
@@ -152,7 +158,7 @@ class _Pool:
         self._starting.start()
 
     def wait(self) -> None:
-        """Until they are ready, or cannot be."""
+        """Wait until the processes are ready, or starting them has failed (`ready` says which)."""
         self._starting.join()
 
     def _start(self, module: torch.nn.Module, loss: str | _torch.Loss, isolated: bool) -> None:
@@ -175,13 +181,13 @@ class _Pool:
     def updates(
         self, steps: _torch.LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
     ) -> torch.Tensor | None:
-        """The updates; nothing if a process ended, or could not train."""
+        """The updates (clients, dim); None if a process ended or could not train: no process is used from then on."""
         try:
             inputs = [tensor.numpy() for tensor in (start, x, y)]
             arrays = self._memory.lay_out(inputs, (len(counts), len(start)))
             clients = [_Client(steps, i, int(count), arrays) for i, count in enumerate(counts)]
             list(self._threads.map(self._train, clients))
-            return torch.from_numpy(arrays[-1].of(self._memory.view).copy())
+            return torch.from_numpy(arrays[-1].view_in(self._memory.view).copy())
         except Exception as error:
             _log.warning(
                 "clients train on threads from now on, as a process ended: %s: %s", type(error).__name__, error
@@ -210,7 +216,7 @@ class _Pool:
 
 
 class _Memory:
-    """A file in memory that grows as needed."""
+    """A file in memory, by its descriptor, that grows as needed and is mapped by several processes."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -225,7 +231,10 @@ class _Memory:
         return self._view
 
     def lay_out(self, inputs: Sequence[np.ndarray], updates: tuple[int, int]) -> tuple[_Array, ...]:
-        """Write these arrays into the file, and leave room for the updates behind them; returns where each lies."""
+        """Write these arrays into the file, and leave room for updates of this shape (float32) behind them.
+
+        Returns: where each array lies, the updates last.
+        """
         arrays = []
         end = 0
         for shape, dtype in [*((array.shape, array.dtype) for array in inputs), (updates, np.dtype(np.float32))]:
@@ -234,11 +243,11 @@ class _Memory:
         if end > os.fstat(self.file).st_size:
             os.ftruncate(self.file, end)
         for array, values in zip(arrays, inputs, strict=False):
-            array.of(self.view)[...] = values
+            array.view_in(self.view)[...] = values
         return tuple(arrays)
 
     def close(self) -> None:
-        """Let go of it; what is mapped stays until nobody uses it."""
+        """Close the file; its memory is freed when no process maps it any more."""
         os.close(self.file)
 
 
@@ -279,7 +288,11 @@ def _shut_down(started: list[tuple[subprocess.Popen[bytes], Connection]], memory
 
 
 def _serve(link: Connection, memory: _Memory) -> None:
-    """Train the clients that are asked for until nobody asks."""
+    """The main loop of a process: train the clients that the other end of the link asks for, until it is closed.
+
+    First come the Python path and the pickled module, loss and `isolated`; every request is answered by None or by what
+    went wrong.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
     torch.set_num_threads(1)
     sys.path[:] = link.recv()
@@ -299,7 +312,7 @@ def _serve(link: Connection, memory: _Memory) -> None:
 
 def _train_into(train: Callable[..., torch.Tensor], request: _Client, memory: mmap.mmap) -> str | None:
     """Write the update that is asked for where it belongs; returns what went wrong, or None."""
-    start, x, y, updates = (torch.from_numpy(array.of(memory)) for array in request.arrays)
+    start, x, y, updates = (torch.from_numpy(array.view_in(memory)) for array in request.arrays)
     client = request.client
     rows = slice(request.records)
     try:

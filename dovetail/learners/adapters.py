@@ -36,7 +36,7 @@ def adapt(
 
     Arguments:
         weights: the public parameters of the model.
-        rank: that of an adapter.
+        rank: the rank of an adapter's matrix down @ up.
         on: patterns of names as `learners.trees` gives them (``"encoder/*/kernel"``): which arrays get an adapter. An
             array of more than two axes is adapted as the matrix with its last axis as columns.
         whole: which arrays are trained whole, from their public values. Everything else stays as it is.
@@ -80,9 +80,9 @@ def merge(weights: Any, params: Adapters, *, scale: float = 1.0) -> Any:
     """The public weights with adapters and whole arrays put in: parameters that the model takes without adapters.
 
     Arguments:
-        weights: the public parameters.
-        params: what was trained.
-        scale: as in `adapt`.
+        weights: the public parameters of the model.
+        params: what was trained: by name an adapter, or an array that takes the place of the public one.
+        scale: the one that `adapt` was called with.
     """
     arrays: dict[str, Any] = dict(trees.arrays_by_name(weights))
     for name, own in params.items():
@@ -91,15 +91,17 @@ def merge(weights: Any, params: Adapters, *, scale: float = 1.0) -> Any:
 
 
 def _apply_adapter(array: np.ndarray, adapter: dict[str, jax.Array], scale: float) -> jax.Array:
+    """The public array plus scale x down @ up, in the array's own shape."""
     return jnp.asarray(array) + scale * (adapter["down"] @ adapter["up"]).reshape(array.shape)
 
 
 def _matrix_shape(array: np.ndarray) -> tuple[int, int]:
+    """Rows and columns of an array as the matrix that is adapted: its last axis are the columns."""
     return math.prod(array.shape[:-1]), array.shape[-1]
 
 
 def _select_names(patterns: Sequence[str], public: dict[str, np.ndarray], key: str) -> list[str]:
-    """The names that a pattern fits."""
+    """The names of public arrays that some pattern fits, sorted; `key` names the argument in a refusal."""
     for pattern in patterns:
         if not fnmatch.filter(public, pattern):
             raise ValueError(f"{key} has {pattern!r}, which fits none of {', '.join(sorted(public))}")

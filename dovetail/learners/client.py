@@ -84,7 +84,7 @@ class ClientUpdate:
 
     @property
     def local(self) -> bool:
-        """Whether the client takes steps of its own."""
+        """Whether the client takes steps of its own (fedavg, fedprox), and does not send one gradient or statistics."""
         return self.update in ("fedavg", "fedprox")
 
     def batch_size(self, records: int) -> int:
@@ -102,6 +102,8 @@ def visiting_order(count: jax.Array, records: int, *, key: jax.Array) -> jax.Arr
     Each position is the low end of a random word, so that one sort of plain words gives the order; it is uniform up to
     ties in the other bits. A position has as many bits as the client's own count needs: with as many as the largest
     client needs, that client would decide how everybody's ties are broken.
+
+    Returns: (records,), int32, a permutation of the positions.
 
     Guarantees:
         The first `count` depend on `count` and the key alone.
@@ -131,6 +133,7 @@ def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entr
         return jnp.sum(losses * weight) / jnp.maximum(jnp.sum(weight), 1.0)
 
     uphill = jax.grad(mean_loss)
+    # minus the gradient, without a pass over it that only changes the sign
     downhill = jax.grad(lambda *args: -mean_loss(*args))
 
     def fedsgd(params: Any, inputs: jax.Array, labels: jax.Array, count: jax.Array) -> Any:
@@ -169,7 +172,7 @@ def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entr
 
 
 def _batches(size: int, inputs: jax.Array, labels: jax.Array, weight: jax.Array) -> tuple[jax.Array, ...]:
-    """Records cut into parts of this size, the last filled up with the last record, which weighs nothing there.
+    """Records cut into parts, (parts, size, ...), the last filled up with the last record, which weighs nothing there.
 
     With zeros, a model or a loss that is no number at zero would be none for a client whose batch others' counts fill
     up, as 0 * NaN is NaN.

@@ -81,7 +81,7 @@ class FunctionLearner:
 
     @property
     def code(self) -> tuple[Any, ...]:
-        """What a resumed run must have in common with its start."""
+        """The user's functions: a resumed run must have the same source."""
         return (self.update, self.predict)
 
     def updates(
@@ -93,7 +93,11 @@ class FunctionLearner:
         labels: np.ndarray,
         counts: np.ndarray,
     ) -> np.ndarray:
-        """Where the function leads every client from these parameters; a client without records stays."""
+        """Updates (clients, dim): where the function leads every client from the flat vector `parameters`.
+
+        A client without records has the update zero. `settings` and `loss` are not used: the function trains as it
+        likes. Arguments otherwise as of `HostLearner.updates`.
+        """
         moves = np.zeros((len(counts), len(parameters)), np.float32)
         for i, count in enumerate(counts):
             if count:
@@ -106,7 +110,7 @@ class FunctionLearner:
         return np.asarray(self.predict(jax.tree.map(np.asarray, parameters), inputs), np.float32)
 
     def losses(self, loss: str | Loss, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The loss of each record."""
+        """The loss of each record, (records,), from the model's outputs for it."""
         return np.asarray(losses.function(loss)(jnp.asarray(outputs), jnp.asarray(labels)))
 
     def _unflatten(self, flat: np.ndarray) -> Any:

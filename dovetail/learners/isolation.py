@@ -65,16 +65,18 @@ def inspect_model(
 
 
 def _is_torch(learner: HostLearner) -> bool:
+    """Whether this is our own learner for PyTorch, which is imported only where somebody uses it."""
     module = sys.modules.get("dovetail.learners.torch")
     return module is not None and type(learner) is module.TorchLearner
 
 
 def _with_learner(model: Model, learner: Any) -> Model:
+    """The same model, trained by another learner."""
     return Model(name=model.name, init=model.init, apply=learner.outputs, loss=model.loss, learner=learner)
 
 
 def _map_over_records(model: Model, loss: str | Loss, *, own_model: bool) -> Model:
-    """The model and its loss, each of them mapped over batches of one record, if it is somebody else's."""
+    """The model with itself, if it is somebody else's (`own_model`), and its own loss applied record by record."""
     own = model.loss if isinstance(loss, str) else _map_loss(loss)
     return dataclasses.replace(model, apply=_map_records(model.apply) if own_model else model.apply, loss=own)
 
@@ -102,7 +104,11 @@ def _map_loss(loss: Loss) -> Loss:
 
 
 def _declarations_of_jax(model: Model, loss: str | Loss, spec: RecordSpec) -> tuple[str, ...]:
-    """That of a model or loss whose program for one record, which is all that runs, leads out of itself."""
+    """What the author of a JAX model or loss has to vouch for; nothing if its program for one record is closed.
+
+    Only the program for one record is ever run. It is not closed if it, or its gradient, calls Python or foreign code,
+    or has rules of its own for batches (`own_code.escapes`).
+    """
     own = losses.function(loss)
     parameters = jax.eval_shape(model.init, jax.random.key(0))
     inputs = jax.ShapeDtypeStruct((1, *spec.input_shape), jnp.float32)
@@ -111,13 +117,13 @@ def _declarations_of_jax(model: Model, loss: str | Loss, spec: RecordSpec) -> tu
     def total(parameters: Any, inputs: Any, labels: Any) -> jax.Array:
         return jnp.sum(own(model.apply(parameters, inputs), labels))
 
-    ways = set(escapes(jax.make_jaxpr(total)(parameters, inputs, labels)))
-    ways |= set(escapes(jax.make_jaxpr(jax.grad(total))(parameters, inputs, labels)))
-    if not ways:
+    ways_out = set(escapes(jax.make_jaxpr(total)(parameters, inputs, labels)))
+    ways_out |= set(escapes(jax.make_jaxpr(jax.grad(total))(parameters, inputs, labels)))
+    if not ways_out:
         return ()
     return (
-        f"the model {model.name} or its loss, which leaves compiled code ({', '.join(sorted(ways))}), computes each "
-        "user's update from that user's records alone",
+        f"the model {model.name} or its loss, which leaves compiled code ({', '.join(sorted(ways_out))}), "
+        "computes each user's update from that user's records alone",
     )
 
 

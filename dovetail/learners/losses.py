@@ -34,14 +34,14 @@ _DEFAULTS = {"classes": "cross_entropy", "number": "squared_error", "labels": "s
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The softmax cross-entropy of each record, of labels that are classes."""
+    """The softmax cross-entropy of each record, from logits (records, classes) and classes, integers (records,)."""
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(f"expected classes as labels for cross_entropy, got {labels.dtype}")
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
 
 
 def binary_cross_entropy(outputs: jax.Array, labels: jax.Array) -> jax.Array:
-    """The sigmoid cross-entropy of each record: one output, the logit of class 1."""
+    """The sigmoid cross-entropy of each record, from one output each, the logit of class 1; labels are 0 or 1."""
     return _sigmoid_cross_entropy(outputs.reshape(labels.shape), labels)
 
 
@@ -51,17 +51,18 @@ def squared_error(outputs: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def huber(outputs: jax.Array, labels: jax.Array) -> jax.Array:
-    """Half the squared difference up to 1, beyond it the difference less 1/2 (Huber 1964)."""
+    """Of each record half the squared difference up to 1, beyond it the difference less 1/2 (Huber 1964)."""
     distance = jnp.abs(outputs.reshape(labels.shape) - labels)
     return jnp.where(distance <= 1, distance**2 / 2, distance - 0.5)
 
 
 def sigmoid_cross_entropy(outputs: jax.Array, labels: jax.Array) -> jax.Array:
-    """The sum over a record's labels of their sigmoid cross-entropies."""
+    """Of each record the sum of its labels' sigmoid cross-entropies; outputs and labels are (records, labels)."""
     return jnp.sum(_sigmoid_cross_entropy(outputs, labels), axis=1)
 
 
 def _sigmoid_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """-log of the probability that a logit gives to its label, number by number."""
     return jax.nn.softplus(logits) - logits * labels
 
 
@@ -103,7 +104,7 @@ def loss_for(model: Model, dataset: Dataset) -> str | Loss:
 
 
 def _outputs(model: Model, dataset: Dataset) -> jax.ShapeDtypeStruct:
-    """The shape of a model's outputs for two records."""
+    """The shape and type of a model's outputs for two records; JAX models are only traced."""
     shape = (2, *dataset.test_inputs.shape[1:])
     if model.learner is None:
         parameters = jax.eval_shape(model.init, jax.random.key(0))
@@ -113,7 +114,7 @@ def _outputs(model: Model, dataset: Dataset) -> jax.ShapeDtypeStruct:
 
 
 def _check_own(loss: Callable[..., Any], outputs: jax.ShapeDtypeStruct, dataset: Dataset) -> None:
-    """Refuse a loss that does not return one number per record."""
+    """Refuse a user's own loss that does not return one number per record, for `outputs` of two records."""
     labels = jax.ShapeDtypeStruct((2, *dataset.labels.shape[1:]), dataset.labels.dtype)
     shape = getattr(jax.eval_shape(loss, outputs, labels), "shape", None)
     if shape != (2,):

@@ -5,10 +5,9 @@ by `lax.conv` becomes a grouped convolution, which is slow everywhere, so the CN
 matrices instead (im2col). In a batch the record is the last axis between convolutions: what is copied into patches
 then lies together in memory, and so does what the backward pass adds up. For one record it is the channel.
 
-A small transformer for images: patches are tokens that attend to each other (Dosovitskiy et al. 2021).
-
-Normalisation comes before attention and before the dense layers, over the numbers of a token, so that records of a
-batch never meet. There is no dropout, and the mean over tokens is what is classified.
+The transformer is a small one for images: patches are tokens that attend to each other (Dosovitskiy et al. 2021). It
+normalises before attention and before the dense layers, over the numbers of a token, so that records of a batch never
+meet. There is no dropout, and the mean over tokens is what is classified.
 """
 
 from __future__ import annotations
@@ -71,7 +70,11 @@ def model_for(name: str, dataset: Dataset, *, features: Features = _NONE) -> Mod
 
 
 def linear(name: str, dataset: Dataset, *, constant: float) -> Model:
-    """Multinomial logistic regression from zero; the parameters are one array (features + 1, classes)."""
+    """Multinomial logistic regression from zero; the parameters are one array (features + 1, classes), the bias last.
+
+    Arguments:
+        constant: the value of the feature that the bias is multiplied by.
+    """
     shape = (_num_features(dataset) + 1, dataset.num_classes)
 
     def init(key: jax.Array) -> jax.Array:
@@ -85,7 +88,7 @@ def linear(name: str, dataset: Dataset, *, constant: float) -> Model:
 
 
 def mlp(dataset: Dataset, *, hidden: tuple[int, ...] = (200, 200)) -> Model:
-    """Dense layers with ReLU between them, He initialisation."""
+    """Dense layers with ReLU between them, `hidden` units each; He initialisation."""
     sizes = (_num_features(dataset), *hidden, dataset.num_classes)
 
     def apply(params: Layers, inputs: jax.Array) -> jax.Array:
@@ -107,7 +110,7 @@ def cnn(dataset: Dataset) -> Model:
         )
     height, width, channels = (*shape, 1)[:3]
     kernel, pools, hidden = (5, (2, 2), 192) if min(height, width) >= 16 else (3, (1, 2), 64)
-    fans = [(kernel**2 * channels, 16), (kernel**2 * 16, 32)]
+    fans = [(kernel**2 * channels, 16), (kernel**2 * 16, 32)]  # inputs and outputs of each layer's matrix
     rows, columns = height, width
     for pool in pools:
         rows, columns = (rows - kernel + 1) // pool, (columns - kernel + 1) // pool
@@ -127,11 +130,15 @@ def cnn(dataset: Dataset) -> Model:
 
 
 def _num_features(dataset: Dataset) -> int:
+    """How many numbers a record has."""
     return math.prod(dataset.inputs.shape[1:])
 
 
 def _he_init(fans: list[tuple[int, int]]) -> Callable[[jax.Array], Layers]:
-    """Normal kernels of variance 2 / fan-in, zero biases (He et al. 2015)."""
+    """The function from a key to first layers of these shapes, (inputs, outputs) each.
+
+    Kernels are normal with variance 2 / inputs, biases zero (He et al. 2015).
+    """
 
     def init(key: jax.Array) -> Layers:
         keys = jax.random.split(key, len(fans))
@@ -151,7 +158,10 @@ def _apply_dense(layers: Layers, x: jax.Array) -> jax.Array:
 
 
 def _convolve_one(layer: dict[str, jax.Array], x: jax.Array, size: int, pool: int) -> jax.Array:
-    """`_convolve` of axes (record, row, column, channel), as `patches @ kernel + bias` (see `engine.examples`)."""
+    """`_convolve` of axes (record, row, column, channel), as `patches @ kernel + bias`.
+
+    That is the form in which `engine.examples` adds up clipped gradients without forming each.
+    """
     batch, height, width, _ = x.shape
     rows, columns = height - size + 1, width - size + 1
     shifts = [x[:, i : i + rows, j : j + columns] for i in range(size) for j in range(size)]
@@ -165,7 +175,8 @@ def _convolve_one(layer: dict[str, jax.Array], x: jax.Array, size: int, pool: in
 def _convolve(layer: dict[str, jax.Array], x: jax.Array, size: int, pool: int) -> jax.Array:
     """A valid convolution and the maximum over pool x pool blocks of it; what does not fill a block is dropped.
 
-    Axes are (channel, row, column, record). A kernel's rows run over (row, column, channel) of the patch.
+    Axes are (channel, row, column, record). The kernel is square, `size` pixels a side; its rows run over (row, column,
+    channel) of the patch, its columns over output channels.
     """
     _, height, width, batch = x.shape
     rows, columns = (height - size + 1) // pool, (width - size + 1) // pool
@@ -176,7 +187,10 @@ def _convolve(layer: dict[str, jax.Array], x: jax.Array, size: int, pool: int) -
 
 
 def _patches(x: jax.Array, size: int, pool: int, rows: int, columns: int) -> jax.Array:
-    """Patches, (row, column, channel) of the patch by (row in a block, block, column in a block, block, record).
+    """All patches as a matrix, with (row, column, channel) of the patch down its rows.
+
+    Its columns run over (row in a block, row of blocks, column in a block, column of blocks, record), with `rows` x
+    `columns` blocks of `pool` x `pool` patches.
 
     Columns are shifted before rows, in two copies rather than one of size^2 shifts, which compiles to slower code.
     """
@@ -245,7 +259,10 @@ def _patch_side(height: int, breadth: int) -> int:
 
 
 def _attention(queries_keys_values: jax.Array, heads: int) -> jax.Array:
-    """What tokens of (records, tokens, 3 width) attend to, (records, tokens, width)."""
+    """Attention of tokens to each other, (records, tokens, width), from (records, tokens, 3 width).
+
+    The last axis holds queries, keys and values, each cut into `heads` parts.
+    """
     records, tokens, thrice = queries_keys_values.shape
     parts = queries_keys_values.reshape(records, tokens, 3, heads, thrice // 3 // heads)
     query, key, value = (parts[:, :, i] for i in range(3))
@@ -267,6 +284,7 @@ def _init_block(key: jax.Array, width: int) -> dict[str, Any]:
 
 
 def _init_linear(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:
+    """A dense layer's first parameters: normal kernel of variance 1 / inputs, zero bias."""
     return {"kernel": jax.random.normal(key, (inputs, outputs)) / math.sqrt(inputs), "bias": jnp.zeros(outputs)}
 
 
@@ -279,5 +297,6 @@ def _apply_linear(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
 
 
 def _normalize(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Layer normalisation over the last axis, then the layer's own scale and shift."""
     centred = x - x.mean(axis=-1, keepdims=True)
     return centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5) * layer["scale"] + layer["shift"]

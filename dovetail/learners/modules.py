@@ -76,7 +76,7 @@ def _nnx_model(module: Any) -> Model:
 
 
 def _replace_leaves(state: Any, values: Any) -> Any:
-    """A state of the same structure with these values."""
+    """The `state` of nnx with the arrays of `values` in place of its own, in the same order."""
     return jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(values))
 
 

@@ -33,8 +33,14 @@ _EXACT = jax.lax.Precision.HIGHEST  # what is measured is what is added up
 class Moments:
     """How the statistics of records become a vector, and a noised mean of such vectors a linear model.
 
-    Records have so many `features`; with `project` they are first multiplied by a random matrix, fixed and public, that
-    leaves so many. `weight` multiplies z y^T in the vector: a public balance of the two parts.
+    Called with the records of one user, it returns the user's vector.
+
+    Arguments:
+        features: how many numbers a record has.
+        classes: how many classes there are.
+        constant: the value of the constant feature at the end of z.
+        project: to how many numbers records are first reduced, by a random matrix, fixed and public; None: not at all.
+        weight: what z y^T is multiplied by in the vector, a public balance of the two parts.
 
     Guarantees:
         `unpack` gives back the matrices that `pack` took, and the norm of the vector is theirs.
@@ -72,12 +78,12 @@ class Moments:
         return self.scaled_sum(z, y, record_weights)
 
     def rows(self, inputs: jax.Array) -> jax.Array:
-        """z of each record, from its flat features."""
+        """z of each record, (records, size), from its flat features (records, features): the last entry is constant."""
         kept = inputs if self.project is None else jnp.matmul(inputs, self._projection, precision=_EXACT)
         return jnp.pad(kept, ((0, 0), (0, 1)), constant_values=self.constant)
 
     def targets(self, labels: jax.Array) -> jax.Array:
-        """y of each record: one-hot less 1 / classes."""
+        """y of each record, (records, classes): its class as one-hot, less 1 / classes."""
         return jax.nn.one_hot(labels, self.classes, dtype=jnp.float32) - 1 / self.classes
 
     def norm(self, z_norm: jax.Array) -> jax.Array:
@@ -92,12 +98,15 @@ class Moments:
         )
 
     def pack(self, gram: jax.Array, cross: jax.Array) -> jax.Array:
-        """A symmetric matrix and one of (size, classes) as a vector: the triangle by rows, then the other by rows."""
+        """A vector (dim,) of a symmetric matrix (size, size) and one of (size, classes), with the same norm as the two.
+
+        First come the rows of the upper triangle, off-diagonal entries times sqrt(2), then the rows of the other.
+        """
         row, column = np.triu_indices(self.size)
         return jnp.concatenate([gram[row, column] * _triangle_factor(row, column), cross.ravel()])
 
     def unpack(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The two matrices of a vector, in float64."""
+        """The two matrices that `pack` made the vector of, in float64: (size, size) and (size, classes)."""
         row, column = np.triu_indices(self.size)
         vector = np.asarray(vector, np.float64)
         gram = np.zeros((self.size, self.size))
@@ -128,6 +137,7 @@ class Moments:
 
     @property
     def _projection(self) -> np.ndarray:
+        """The random matrix (features, project) that reduces records."""
         return _projection(self.features, self.size - 1)
 
 
@@ -154,7 +164,10 @@ def _triangle_factor(row: np.ndarray, column: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _projection(features: int, kept: int) -> np.ndarray:
-    """Independent normal entries of variance 1 / kept, the same in every training: lengths stay, on average."""
+    """A matrix (features, kept) of independent normal entries of variance 1 / kept, the same in every training.
+
+    On average it keeps the length of a record. Cached: do not write to it.
+    """
     _validate.at_least(1, kept=kept)
     matrix = np.random.default_rng(0).standard_normal((features, kept), dtype=np.float32)
     return matrix / np.float32(math.sqrt(kept))

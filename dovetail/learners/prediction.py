@@ -47,11 +47,11 @@ class Predictor:
         return np.concatenate(parts) if parts else np.zeros((0, self.recipe.answer.size), np.float32)
 
     def check(self) -> None:
-        """Refuse parameters that are not the model's."""
+        """Refuse parameters whose names or shapes are not the model's."""
         _ = self._model_parameters
 
     def _apply(self, inputs: np.ndarray) -> np.ndarray:
-        """The model's outputs for a batch of inputs."""
+        """The model's outputs for a batch of inputs as the recipe makes them."""
         floats = fixed.as_floats(inputs)
         if self.features.kind != "none":
             floats = self._pipeline.apply(floats)
@@ -61,6 +61,7 @@ class Predictor:
 
     @functools.cached_property
     def _pipeline(self) -> fixed.Pipeline:
+        """The function from records to the features that the model reads."""
         return fixed.pipeline_of(self.features, self.recipe.shape)
 
     @functools.cached_property
@@ -69,6 +70,7 @@ class Predictor:
 
     @functools.cached_property
     def _model_parameters(self) -> Any:
+        """The parameters in the shape that the model takes; refuses names and shapes that are not its own."""
         return trees.fill_tree(jax.eval_shape(self.model.init, jax.random.key(0)), self.parameters)
 
 

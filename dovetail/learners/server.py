@@ -103,6 +103,7 @@ class Server(ServerSettings):
 
     @property
     def _transform(self) -> optax.GradientTransformation:
+        """The optax optimiser of these settings."""
         return getattr(optax, self.optimizer)(self.learning_rate, **self.options)
 
     def init(self, params: jax.Array) -> Any:
@@ -111,7 +112,10 @@ class Server(ServerSettings):
         return AveragingState(state, jnp.zeros_like(params), jnp.zeros((), jnp.int32)) if self.num_averaged else state
 
     def step(self, params: jax.Array, state: Any, estimate: jax.Array) -> tuple[jax.Array, Any]:
-        """Move the parameters along the estimated mean update."""
+        """The parameters after a step along the estimated mean update, and the state after it.
+
+        Optimisers descend, so they get the negative of the estimate in place of a gradient.
+        """
         if not self.num_averaged:
             updates, state = self._transform.update(-estimate, state, params)
             return optax.apply_updates(params, updates), state
@@ -131,15 +135,16 @@ class Server(ServerSettings):
         return steps - ((self.rounds or 0) - self.num_averaged)
 
 
-_RIDGE = {"ridge": 0.35, "share": 0.001}  # chosen on Fashion-MNIST; half or twice as much hardly matters
+# the options of `Ridge` and their defaults: chosen on Fashion-MNIST; half or twice as much hardly matters
+_RIDGE = {"ridge": 0.35, "share": 0.001}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ridge(Server):
     """Solves for a linear model once; what it holds in place of parameters are the estimated moments.
 
-    Options: `ridge`, times the spectral norm that the noise on the Gram matrix is known to have, and `share`, of the
-    matrix's mean eigenvalue, are added to its eigenvalues. Neither looks at anybody's data.
+    Two options raise the eigenvalues of the Gram matrix: by `ridge` times the spectral norm that its noise is known to
+    have, and by `share` times their own mean. Both are computed from public numbers and the noised matrix alone.
 
     Guarantees:
         The model is a function of the estimate and of public numbers alone.
@@ -161,7 +166,12 @@ class Ridge(Server):
             )
 
     def for_rounds(self, rounds: int, *, moments: Moments | None = None, noise_std: float | None = None) -> Ridge:
-        """The same server for moments of this layout."""
+        """The same server for moments of this layout; `rounds` must be 1.
+
+        Arguments:
+            moments: the layout of the statistics that are estimated.
+            noise_std: standard deviation of the noise on every number of the estimate.
+        """
         if moments is None:
             raise ValueError(
                 "server.optimizer = 'ridge' solves for a model from moments: set client.update = 'moments'"
@@ -179,15 +189,15 @@ class Ridge(Server):
         )
 
     def init(self, params: jax.Array) -> Any:
-        """An empty state: there is one round."""
+        """No state, (): there is one round."""
         return ()
 
     def step(self, params: jax.Array, state: Any, estimate: jax.Array) -> tuple[jax.Array, Any]:
-        """The moments, which begin at zero."""
+        """The moments so far plus the estimated ones, and the state as it is; `params` begin at zero."""
         return params + estimate, state
 
     def model_to_publish(self, params: jax.Array, state: Any) -> jax.Array:
-        """The flat linear model that the estimated moments give."""
+        """The flat linear model of ridge regression on the estimated moments `params`, with a ridge for their noise."""
         if self.moments is None or self.noise_std is None:
             raise ValueError(
                 "ridge regression needs the layout of the moments and their noise: call for_rounds(rounds, ...) first"
@@ -198,7 +208,7 @@ class Ridge(Server):
 
 
 def _optimizer_names() -> list[str]:
-    """The names in optax that take a learning rate and give an optimiser."""
+    """The optimisers of optax by name: its functions whose first parameter is the learning rate."""
     return [
         name
         for name, value in vars(optax).items()

@@ -136,17 +136,17 @@ class TorchLearner:
 
     @property
     def platform(self) -> str:
-        """Where clients train: "host" or "gpu"."""
+        """Where clients train: "host" for a CPU, else "gpu"."""
         return "host" if self.device == "cpu" else "gpu"
 
     @property
     def code(self) -> tuple[Any, ...]:
-        """What a resumed run must have in common with its start."""
+        """The module's class as the user wrote it: a resumed run must have the same source."""
         return (self.original or type(self.module),)
 
     @property
     def trained_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """The parameters that are trained, in the order of the flat vector."""
+        """The parameters that are trained, with their names, in the order of the flat vector."""
         return trained_parameters(self.module)
 
     def inspect(
@@ -170,6 +170,7 @@ class TorchLearner:
     def _inspect(
         self, loss: str | Loss, inputs: np.ndarray, labels: np.ndarray, *, records: bool
     ) -> tuple[TorchLearner, tuple[str, ...]]:
+        """`inspect`, while PyTorch computes on one thread."""
         x, y = _tensor(inputs).to(self.device), _tensor(labels).to(self.device)
         y = y.long() if loss == "cross_entropy" else y
         total = _torch.loss_sum(loss)
@@ -223,7 +224,16 @@ class TorchLearner:
         labels: np.ndarray | jax.Array,
         counts: np.ndarray | jax.Array,
     ) -> np.ndarray | jax.Array:
-        """Updates of some clients, shared among the cores; of JAX's arrays on a GPU, one that never leaves it."""
+        """Updates (clients, dim) of some clients, which are shared among the cores.
+
+        Arguments:
+            settings: how a client trains.
+            parameters: the flat vector that all clients start from.
+            inputs: (clients, records, ...), of which the first `counts` of each client are real.
+            labels: in the same way.
+
+        Returns: an array of the kind of `inputs`: of JAX's on a GPU, one that never leaves it.
+        """
         start, x, y = (_tensor(array).to(self.device) for array in (parameters, inputs, labels))
         y = y.long() if loss == "cross_entropy" else y
         side_by_side = len(start) < _SMALL_MODEL or self.device != "cpu" if self.vectorized is None else self.vectorized
@@ -249,7 +259,7 @@ class TorchLearner:
         y: torch.Tensor,
         counts: torch.Tensor,
     ) -> torch.Tensor:
-        """The updates of clients that train side by side."""
+        """The updates (clients, dim) of clients that train side by side; arguments as of `updates`."""
         records = x.shape[1]
         real = (torch.arange(records, device=x.device) < counts[:, None]).to(torch.float32)
         with self._copies.borrow() as own:
@@ -272,10 +282,12 @@ class TorchLearner:
 
     @functools.cached_property
     def _copies(self) -> Copies:
+        """A copy of the module for each thread, for training side by side and for outputs."""
         return Copies(self.module, _torch.num_threads(), isolated=self.isolated)
 
     @functools.cached_property
     def _teams(self) -> dict[str | Loss, Team]:
+        """By loss, who trains clients one by one; made by `_team`."""
         return {}
 
     def _team(self, loss: str | Loss) -> Team:
@@ -288,18 +300,22 @@ class TorchLearner:
         return self._teams[loss]
 
     def outputs(self, parameters: Any, inputs: np.ndarray) -> np.ndarray:
-        """The module's outputs for some records, at these parameters."""
+        """The module's outputs for some records, at these parameters by name; computed where the module is."""
         weights = {name: _tensor(np.asarray(value)).to(self.device) for name, value in parameters.items()}
         with torch.no_grad(), self._copies.borrow() as own:
             own.forget()
             return functional_call(own.module, weights, (_tensor(inputs).to(self.device),)).cpu().numpy()
 
     def losses(self, loss: str | Loss, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The loss of each record."""
+        """The loss of each record, (records,), from what `outputs` returned; on the CPU.
+
+        Labels need no cast here, as in `updates`: the losses of `_torch.LOSSES` cast classes themselves, and only the
+        short cut of `_torch.loss_sum` does not.
+        """
         return self._loss(loss)(_tensor(outputs), _tensor(labels)).numpy()
 
     def _loss(self, loss: str | Loss) -> _torch.Loss:
-        """The function of a loss; of one that was given, what is run in its place."""
+        """The function of a loss, by name or as it is; its form of PyTorch's code alone, where `inspect` found one."""
         if not isinstance(loss, str):
             return self.own_loss[1] if self.own_loss is not None and self.own_loss[0] is loss else loss
         _validate.known_name("loss", loss, _torch.LOSSES)
@@ -307,16 +323,17 @@ class TorchLearner:
 
 
 def _declaration(what: str, name: str) -> str:
+    """What the author of this module or loss has to vouch for."""
     return f"the {what} {name} computes each user's update from that user's records alone"
 
 
 def _is_same(left: np.ndarray, right: np.ndarray) -> bool:
-    """Bit by bit."""
+    """Whether two arrays are the same, bit by bit."""
     return left.tobytes() == right.tobytes()
 
 
 def _mean_loss(module: torch.nn.Module, loss: _torch.Loss) -> Callable[..., torch.Tensor]:
-    """The mean loss of a client's real records, as a function of the flat vector of parameters."""
+    """The mean loss of a client's real records: (flat parameters, inputs, labels, is real: 0 or 1) -> number."""
     shapes = [(name, value.shape, value.numel()) for name, value in trained_parameters(module)]
 
     def mean_loss(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
@@ -330,12 +347,15 @@ def _mean_loss(module: torch.nn.Module, loss: _torch.Loss) -> Callable[..., torc
 
 
 def _to_jax(updates: torch.Tensor) -> jax.Array:
-    """Updates as an array of JAX where they are."""
+    """Updates as an array of JAX on the same device; nothing is copied if they lie in one piece."""
     return jnp.from_dlpack(updates.detach().contiguous())
 
 
 def _tensor(array: np.ndarray | jax.Array) -> torch.Tensor:
-    """An array as a tensor, one of JAX where it is; NumPy's views of those are read-only, of which PyTorch warns."""
+    """An array as a tensor on the same device, which shares its memory.
+
+    A read-only array of NumPy is copied: PyTorch, which cannot protect it, would warn.
+    """
     if isinstance(array, jax.Array):
         return torch.from_dlpack(array)
     return torch.from_numpy(array if array.flags.writeable else array.copy())
