@@ -42,7 +42,7 @@ from dovetail.numbers import at_least
 from dovetail.protocols import Cohort, Protocol
 from dovetail.protocols.subjects import record_level
 from dovetail.randomness import Randomness
-from dovetail.sampling import Sampler, Schedule, sampler_of, usable
+from dovetail.sampling import Sampler, Schedule, sampler_of, usable_clients
 from dovetail.statements import Bound, Neighbors, NotApplicable, Unit
 
 __all__ = ["Guests", "Plan", "calibrate_noise", "guarantee_of", "prepare", "protocol_of", "rounds_due"]
@@ -203,7 +203,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
         task = dataclasses.replace(task, model=model)
     if guests is not None:
         dataset, clients = guests.join(dataset, clients)
-    held = usable(protocol, clients, dataset.subjects)
+    held = usable_clients(protocol, clients, dataset.subjects)
 
     spread = spread_of(config.task, clients, held, dataset, protocol, published=task.published)
     seeded = config.noise == "seeded"

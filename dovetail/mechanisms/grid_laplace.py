@@ -136,7 +136,9 @@ class GridLaplace:
             log_mass = np.where((cell == -reach) | (cell == reach - 1), -distance * rate - math.log(2), log_mass)
         return np.where((cell >= -reach) & (cell < reach), log_mass, -np.inf)
 
-    def at_least(self, size: Fraction, cells: np.ndarray, edges: np.ndarray, *, sampler: ExactSampler) -> np.ndarray:
+    def reaches_size(
+        self, size: Fraction, cells: np.ndarray, edges: np.ndarray, *, sampler: ExactSampler
+    ) -> np.ndarray:
         """Whether the continuous report behind each cell is at least `size` cell widths away from 0.
 
         Most cells tell. Within one that holds size or -size the density is exponential and falls away from the edge:

@@ -91,7 +91,7 @@ class ProvenLevelSums(LevelSums):
     @property
     def distance(self) -> float:
         """The distance of the messages' law, and the zero-knowledge error of the proof, added up."""
-        return super().distance + self.proof.knowledge_error
+        return super().distance + self.proof.zero_knowledge_error
 
     @property
     def assumptions(self) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ import numpy as np
 from dovetail.data import Clients
 from dovetail.protocols import Protocol
 from dovetail.protocols.subjects import record_level
-from dovetail.sampling.records import RecordSampler
-from dovetail.sampling.records import usable as usable_records
+from dovetail.sampling.records import RecordSampler, cap_records
 from dovetail.sampling.samplers import Items, RoundSample, Sampler, SecretSampler, UserSampler
 from dovetail.sampling.schedule import Schedule
 
@@ -23,11 +22,11 @@ __all__ = [
     "SecretSampler",
     "UserSampler",
     "sampler_of",
-    "usable",
+    "usable_clients",
 ]
 
 
-def usable(protocol: Protocol, clients: Clients, subjects: np.ndarray | None) -> Clients:
+def usable_clients(protocol: Protocol, clients: Clients, subjects: np.ndarray | None) -> Clients:
     """Who holds which of the records that the protocol will use; fewer than all where it caps a subject's records.
 
     Arguments:
@@ -37,7 +36,7 @@ def usable(protocol: Protocol, clients: Clients, subjects: np.ndarray | None) ->
     """
     if protocol.samples == "users":
         return clients
-    return usable_records(record_level(protocol), clients, subjects)
+    return cap_records(record_level(protocol), clients, subjects)
 
 
 def sampler_of(
@@ -53,7 +52,7 @@ def sampler_of(
     Arguments:
         protocol: settled.
         schedule: who takes part in which round.
-        clients: who holds what, after `usable`.
+        clients: who holds what, after `usable_clients`.
         subjects: whom each record is about, by record; None: its user.
         noise_of: a recipe's noise for each Z, where that sets it.
     """

@@ -83,7 +83,7 @@ class ItemDraws:
         """How many records a step of the whole federation is prepared for."""
         return _capacity(len(self._records), self.rate)
 
-    def groups(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
+    def largest_groups(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
         """For each of these users, the most records of one subject in its batch (SubDP's Z); 0 for an empty batch."""
         entries = self.draw(index, users, step=step)
         pairs, counts = np.unique(
@@ -99,7 +99,7 @@ class ItemDraws:
         It is data, and so for the paper's claim only.
         """
         looked_at = [(index, step) for index in range(rounds) for step in range(steps)]
-        return max(1, *(int(self.groups(index, users, step=step).max()) for index, step in looked_at))
+        return max(1, *(int(self.largest_groups(index, users, step=step).max()) for index, step in looked_at))
 
     def published_scales(
         self, index: int, users: np.ndarray, *, steps: int, noise_of: Callable[[int], float]
@@ -112,7 +112,7 @@ class ItemDraws:
             steps: of the round.
             noise_of: the recipe's noise for each Z from 1 on.
         """
-        groups = np.stack([self.groups(index, users, step=step) for step in range(steps)], axis=1)
+        groups = np.stack([self.largest_groups(index, users, step=step) for step in range(steps)], axis=1)
         table = np.array([noise_of(max(1, z)) / noise_of(1) for z in range(int(groups.max(initial=0)) + 1)])
         return table[groups].astype(np.float32)
 

@@ -20,7 +20,7 @@ from dovetail.randomness import Randomness
 from dovetail.sampling.items import ItemDraws
 from dovetail.sampling.samplers import Items, RoundSample, Sampler
 
-__all__ = ["RecordSampler", "usable"]
+__all__ = ["RecordSampler", "cap_records"]
 
 _STEPS_FOR_CLAIM = 50  # that a claim's Z is read off; where Z sets the noise, it is all of them
 
@@ -56,7 +56,7 @@ class RecordSampler(Sampler):
         """The clients that the engine runs on: users with steps of their own, or every record as a client by itself."""
         if self.protocol.private_steps:
             return self.clients
-        return Clients.from_rows(np.arange(_beyond(self.clients), dtype=np.int32)[:, None])
+        return Clients.from_rows(np.arange(_num_record_rows(self.clients), dtype=np.int32)[:, None])
 
     @property
     def size(self) -> int:
@@ -89,7 +89,7 @@ class RecordSampler(Sampler):
         rows = rows[rows >= 0]
         return rows[:, None], np.ones(len(rows), np.int32)
 
-    def times(self, index: int, *, records: int) -> float:
+    def expected_times(self, index: int, *, records: int) -> float:
         """The expected number of times that these records join a step of the round, together."""
         prob = self.schedule.size_of(index) / self.schedule.population
         return prob * self.protocol.rate * records * self._steps
@@ -134,7 +134,7 @@ class RecordSampler(Sampler):
         return float(self.protocol.require("batch"))
 
 
-def usable(protocol: ItemLevel, clients: Clients, about: np.ndarray | None) -> Clients:
+def cap_records(protocol: ItemLevel, clients: Clients, about: np.ndarray | None) -> Clients:
     """Who holds what after the cap that the protocol puts on a subject's records; refuses records at several users."""
     _, records = clients.entries()
     if len(np.unique(records)) < len(records):
@@ -152,9 +152,9 @@ def usable(protocol: ItemLevel, clients: Clients, about: np.ndarray | None) -> C
 
 def _subjects(clients: Clients, about: np.ndarray | None) -> np.ndarray:
     """Whom each record is about; where nobody knows, its user."""
-    return subjects.one_per_user(clients, _beyond(clients)) if about is None else about
+    return subjects.one_per_user(clients, _num_record_rows(clients)) if about is None else about
 
 
-def _beyond(clients: Clients) -> int:
+def _num_record_rows(clients: Clients) -> int:
     """The first number above all records of the clients, so that many rows hold one entry per record."""
     return int(clients.records.max(initial=0)) + 1

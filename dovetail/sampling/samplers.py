@@ -86,7 +86,7 @@ class Sampler(abc.ABC):
         """Whose clipped updates add up to the round's sum: rows of records, and how many of each row count."""
 
     @abc.abstractmethod
-    def times(self, index: int, *, records: int) -> float:
+    def expected_times(self, index: int, *, records: int) -> float:
         """How often somebody's records enter the round's sum, on average over all draws.
 
         Arguments:
@@ -142,7 +142,7 @@ class UserSampler(Sampler):
         """Each user's records in a row, padded to one width, and how many of them count."""
         return self.clients.rows(users, width=self.clients.max_records), self.clients.counts[users]
 
-    def times(self, index: int, *, records: int) -> float:
+    def expected_times(self, index: int, *, records: int) -> float:
         """The probability that a user is drawn, for it is then in the sum once, with all of its records."""
         return self.schedule.size_of(index) / self.schedule.population
 
@@ -179,13 +179,13 @@ class SecretSampler(UserSampler):
 
         The sum is divided by how many users enter on average.
         """
-        enters = self.schedule.entering(index)[users]
+        enters = self.schedule.enters_round(index)[users]
         rows = np.where(enters, users, users + self.schedule.population).astype(np.int32)
         return RoundSample(rows, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
 
     def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The records of each user whose data enter, in a row, and how many of them count."""
-        return super().rows_in_sum(index, users[self.schedule.entering(index)[users]])
+        return super().rows_in_sum(index, users[self.schedule.enters_round(index)[users]])
 
     def noise_std(self, index: int, *, dim: int) -> float:
         """The standard deviation of the noise on a coordinate of the sum: of all that upload, with data or without."""

@@ -134,7 +134,7 @@ class Schedule:
             users = users[drops.random(len(users)) >= self.dropout]
         return np.sort(users).astype(np.int32)
 
-    def entering(self, index: int) -> np.ndarray:
+    def enters_round(self, index: int) -> np.ndarray:
         """Whose data enter a round, among those who upload: one truth value for every user of the federation."""
         if self.kind != "secret":
             return np.ones(self.population, bool)

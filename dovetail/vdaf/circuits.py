@@ -12,7 +12,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.vdaf.field import Field
-from dovetail.vdaf.flp import Circuit, Gadget, rows_of
+from dovetail.vdaf.flp import Circuit, Gadget, cut_into_rows
 
 __all__ = ["Bits", "Count", "Histogram", "MultihotCountVec", "SumVec", "bits_of", "bits_weights"]
 
@@ -90,17 +90,17 @@ class Bits(Circuit, abc.ABC):
         """
         field = self.field
         chunk = self._chunk
-        bits = rows_of(vector, chunk)
+        bits = cut_into_rows(vector, chunk)
         powers = field.powers(joint, chunk + 1)[..., 1:]
         less = field.sub(bits, field.scalar(field.inverse(shares)))
         return np.stack([field.mul(powers, bits), less], axis=-1).reshape(*bits.shape[:-1], 2 * chunk)
 
     def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
         """The sum over the calls, zero if all are bits, followed by the circuit's `further` checks."""
-        checks = [self.field.sum(called), *self.further(vector, shares)]
+        checks = [self.field.sum(called), *self.further_checks(vector, shares)]
         return np.stack(checks, axis=-1)
 
-    def further(self, vector: np.ndarray, shares: int) -> list[np.ndarray]:
+    def further_checks(self, vector: np.ndarray, shares: int) -> list[np.ndarray]:
         """Further values that must be zero, one array of shape (...) each; here none."""
         return []
 
@@ -121,7 +121,7 @@ class Histogram(Bits):
     def __init__(self, field: Field, *, size: int, chunk: int) -> None:
         super().__init__(field, size=size, length=size, chunk=chunk)
 
-    def further(self, vector: np.ndarray, shares: int) -> list[np.ndarray]:
+    def further_checks(self, vector: np.ndarray, shares: int) -> list[np.ndarray]:
         """The sum of the bits less one."""
         return [self.field.sub(self.field.sum(vector), self.field.scalar(self.field.inverse(shares)))]
 
@@ -140,7 +140,7 @@ class MultihotCountVec(Bits):
         self._weight = weight
         super().__init__(field, size=size, length=size + weight.bit_length(), chunk=chunk)
 
-    def further(self, vector: np.ndarray, shares: int) -> list[np.ndarray]:
+    def further_checks(self, vector: np.ndarray, shares: int) -> list[np.ndarray]:
         """The number of bits that are set, less the number that the vector claims in its last entries."""
         field = self.field
         claimed = field.dot(vector[..., self.size :], bits_weights(field, self._weight))

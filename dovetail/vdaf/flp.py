@@ -29,12 +29,12 @@ __all__ = [
     "Circuit",
     "FullyLinearProof",
     "Gadget",
-    "between",
-    "coefficients",
-    "lagrange",
+    "coefficients_from_values",
+    "cut_into_rows",
+    "lagrange_weights",
     "next_power_of_two",
-    "rows_of",
-    "values",
+    "values_at_roots",
+    "values_between_roots",
 ]
 
 
@@ -81,7 +81,7 @@ class Circuit(abc.ABC):
         """The outputs, (..., outputs), from the vector and `called`: what the gadget's calls gave, (..., calls)."""
 
 
-def rows_of(inputs: np.ndarray, arity: int) -> np.ndarray:
+def cut_into_rows(inputs: np.ndarray, arity: int) -> np.ndarray:
     """Inputs along the last axis cut into rows of `arity`, the last one filled up with zeros: (..., rows, arity)."""
     return pad_zeros(inputs, -inputs.shape[-1] % arity).reshape(*inputs.shape[:-1], -1, arity)
 
@@ -131,10 +131,10 @@ class FullyLinearProof:
         gadget = self.circuit.gadget
         order = self.order
         table = self._table(seeds, self.circuit.rows(vector, joint, 1))
-        halves = [gadget(field, table), gadget(field, between(field, table))]
+        halves = [gadget(field, table), gadget(field, values_between_roots(field, table))]
         polynomial = np.stack(halves, axis=-1).reshape(*table.shape[:-2], 2 * order)
         if self.basis == "coefficients":
-            polynomial = coefficients(field, polynomial[..., None])[..., 0]
+            polynomial = coefficients_from_values(field, polynomial[..., None])[..., 0]
         return np.concatenate([seeds, polynomial[..., : 2 * order - 1]], axis=-1)
 
     def query(
@@ -166,7 +166,7 @@ class FullyLinearProof:
         called = at_roots[..., 2 : 2 * (circuit.calls + 1) : 2]
         outputs = circuit.output(vector, joint, shares, called)
         reduced = outputs[..., 0] if circuit.outputs == 1 else field.dot(query[..., :-1], outputs)
-        columns = field.dot(lagrange(field, point, order)[..., None], table, axis=-2)
+        columns = field.dot(lagrange_weights(field, point, order)[..., None], table, axis=-2)
         verifier = np.concatenate([reduced[..., None], columns, at_point[..., None]], axis=-1)
         refusal = np.zeros_like(verifier)
         refusal[..., 0] = 1
@@ -189,12 +189,12 @@ class FullyLinearProof:
         order = 2 * self.order
         if self.basis == "coefficients":
             at_point = field.dot(field.powers(point, order - 1), polynomial)
-            return values(field, polynomial[..., None], order)[..., 0], at_point
+            return values_at_roots(field, polynomial[..., None], order)[..., 0], at_point
         root = field.root_of(order)
         weighted = field.dot(field.powers(field.scalar(root), order - 1), polynomial)
         last = field.mul(weighted, field.scalar(-root))  # for which the highest coefficient is zero
         at_roots = np.concatenate([polynomial, last[..., None]], axis=-1)
-        return at_roots, field.dot(lagrange(field, point, order), at_roots)
+        return at_roots, field.dot(lagrange_weights(field, point, order), at_roots)
 
 
 def next_power_of_two(n: int) -> int:
@@ -202,7 +202,7 @@ def next_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def values(field: Field, columns: np.ndarray, order: int) -> np.ndarray:
+def values_at_roots(field: Field, columns: np.ndarray, order: int) -> np.ndarray:
     """The values of polynomials at the roots of unity of this order, from their coefficients, lowest first.
 
     Arguments:
@@ -214,7 +214,7 @@ def values(field: Field, columns: np.ndarray, order: int) -> np.ndarray:
     return _transform(field, pad_zeros(columns, order - columns.shape[-2], axis=-2), inverse=False)
 
 
-def coefficients(field: Field, columns: np.ndarray) -> np.ndarray:
+def coefficients_from_values(field: Field, columns: np.ndarray) -> np.ndarray:
     """The coefficients, lowest first, of the polynomials with these values at the roots of unity.
 
     a power of two of them.
@@ -223,7 +223,7 @@ def coefficients(field: Field, columns: np.ndarray) -> np.ndarray:
     return field.mul(_transform(field, columns, inverse=True), field.scalar(field.inverse(order)))
 
 
-def between(field: Field, columns: np.ndarray) -> np.ndarray:
+def values_between_roots(field: Field, columns: np.ndarray) -> np.ndarray:
     """Values halfway between: at w, w^3, w^5, ... for polynomials with these values at 1, w^2, w^4, ...
 
     The number of values, the last axis but one, is a power of two; w is the root of unity of twice that order.
@@ -235,7 +235,7 @@ def between(field: Field, columns: np.ndarray) -> np.ndarray:
     return _transform(field, turned, inverse=False)
 
 
-def lagrange(field: Field, point: np.ndarray, order: int) -> np.ndarray:
+def lagrange_weights(field: Field, point: np.ndarray, order: int) -> np.ndarray:
     """Lagrange weights, along a new last axis.
 
     Weights times values at the roots of unity add up to the value at `point`.
@@ -244,7 +244,7 @@ def lagrange(field: Field, point: np.ndarray, order: int) -> np.ndarray:
     roots is the sum of x^j w^(-jk) / order over j, so that its values at a point, for all k, are an inverse transform
     of the point's powers.
     """
-    return coefficients(field, field.powers(point, order)[..., None])[..., 0]
+    return coefficients_from_values(field, field.powers(point, order)[..., None])[..., 0]
 
 
 def _transform(field: Field, columns: np.ndarray, *, inverse: bool) -> np.ndarray:

@@ -81,7 +81,7 @@ class LevelProofs:
         return FIELD64.size * self.prio3.proof.verifier_length * self.prio3.proofs + SEED
 
     @property
-    def knowledge_error(self) -> float:
+    def zero_knowledge_error(self) -> float:
         """Zero, the zero-knowledge error: what the proofs tell follows exactly from public randomness."""
         return 0.0
 

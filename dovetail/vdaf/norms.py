@@ -16,7 +16,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.vdaf.field import Field
-from dovetail.vdaf.flp import Circuit, Gadget, next_power_of_two, rows_of
+from dovetail.vdaf.flp import Circuit, Gadget, cut_into_rows, next_power_of_two
 
 __all__ = ["ALPHA", "NormBits", "NormEquality", "NormLayout", "random_products"]
 
@@ -51,7 +51,7 @@ class NormLayout:
         modulus = self.field.modulus
         if not 3 * self.squared + 2 < modulus:
             raise ValueError(f"expected a squared norm below a third of the field's size, got squared={self.squared}")
-        if modulus < max(2 * self.checks, 2600 * self.reach, -(-(self.reach**2) // 4000)):
+        if modulus < max(2 * self.checks, 2600 * self.product_bound, -(-(self.product_bound**2) // 4000)):
             raise ValueError(f"expected a norm for which wraparounds show in {self.field.name}, got {self.norm}")
 
     @property
@@ -60,21 +60,22 @@ class NormLayout:
         return math.isqrt(self.squared - 1) + 1
 
     @property
-    def reach(self) -> int:
-        """The bound on small products, which are those from -reach + 1 to reach.
+    def product_bound(self) -> int:
+        """The bound on small products, which are those from -product_bound + 1 to product_bound.
 
-        A power of two, at least alpha times the norm plus one: so a small product, plus reach - 1, has a fixed number
-        of bits.
+        A power of two, at least alpha times the norm plus one: so what is added to a small product, product_bound - 1,
+        gives a number of `product_bits` bits.
         """
         return next_power_of_two(math.ceil(self.alpha * self.norm) + 1)
 
     @property
     def wraps_show(self) -> bool:
-        """Whether a vector whose squares wrap around has an entry of 2 reach or more (`docs/proofs/verified.md`, 3).
+        """Whether a vector whose squares wrap around has an entry of 2 `product_bound` or more.
 
-        Then a random product of it is small with probability 1/2 at most, whatever the other entries are.
+        Then a random product of it is small with probability 1/2 at most, whatever the other entries are
+        (`docs/proofs/verified.md`, 3).
         """
-        return 4 * self.dim * self.reach**2 < self.field.modulus
+        return 4 * self.dim * self.product_bound**2 < self.field.modulus
 
     @property
     def prob_unlucky(self) -> float:
@@ -84,7 +85,7 @@ class NormLayout:
 
         A product exceeds t with probability at most 2 exp(-t^2 / squared norm), by Hoeffding.
         """
-        large = 2 * math.exp(-(self.reach**2) / self.squared)
+        large = 2 * math.exp(-(self.product_bound**2) / self.squared)
         failures = self.checks - self.successes + 1
         return min(1.0, max(2.0**-1000, math.comb(self.checks, failures) * large**failures * (1 + 1e-9)))
 
@@ -95,30 +96,30 @@ class NormLayout:
 
     @property
     def product_bits(self) -> int:
-        """How many bits hold a small product, plus reach - 1."""
-        return (2 * self.reach - 1).bit_length()
+        """How many bits hold a small product, plus product_bound - 1."""
+        return (2 * self.product_bound - 1).bit_length()
 
     @property
-    def first(self) -> int:
+    def norm_part_length(self) -> int:
         """How many elements come before those of the random products: the integers, and the norm's bits."""
         return self.dim + 2 * self.norm_bits
 
     @property
-    def bits(self) -> int:
+    def num_bits(self) -> int:
         """How many elements must be 0 or 1."""
         return 2 * self.norm_bits + (self.product_bits + 1) * self.checks
 
     @property
     def num_shared(self) -> int:
         """How many elements of the vector are shared: all but the products."""
-        return self.dim + self.bits
+        return self.dim + self.num_bits
 
     @property
     def length(self) -> int:
         """How many elements the whole vector has, with the products."""
         return self.num_shared + self.checks
 
-    def number(self, bits: np.ndarray) -> np.ndarray:
+    def number_from_bits(self, bits: np.ndarray) -> np.ndarray:
         """The number with these bits along the last axis, lowest first."""
         return self.field.dot(bits, self.field.elements([2**i for i in range(bits.shape[-1])]))
 
@@ -129,12 +130,17 @@ class NormLayout:
         """
         bits = self.norm_bits
         start = self.dim
-        return self.number(vector[..., start : start + bits]), self.number(vector[..., start + bits : start + 2 * bits])
+        return self.number_from_bits(vector[..., start : start + bits]), self.number_from_bits(
+            vector[..., start + bits : start + 2 * bits]
+        )
 
     def claims(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For every product, what is claimed of it (plus reach - 1), and whether it is claimed small; (..., checks)."""
-        rows = vector[..., self.first : self.num_shared].reshape(*vector.shape[:-1], self.checks, -1)
-        return self.number(rows[..., :-1]), rows[..., -1]
+        """For every product, what is claimed of it, and whether it is claimed small; (..., checks) each.
+
+        What is claimed is the product plus `product_bound` - 1, so that it is not negative.
+        """
+        rows = vector[..., self.norm_part_length : self.num_shared].reshape(*vector.shape[:-1], self.checks, -1)
+        return self.number_from_bits(rows[..., :-1]), rows[..., -1]
 
     def norm_part(self, integers: np.ndarray) -> np.ndarray:
         """The first part of the vector: the integers as elements, with the norm's bits.
@@ -156,8 +162,8 @@ class NormLayout:
 
         Exactly `successes` are counted, the first ones; the bits of products that are not small are zeros.
         """
-        shifted = self.field.add(products, self.field.scalar(self.reach - 1))
-        small = shifted < 2 * self.reach
+        shifted = self.field.add(products, self.field.scalar(self.product_bound - 1))
+        small = shifted < 2 * self.product_bound
         counted = small & (np.cumsum(small) <= self.successes)
         if int(np.sum(counted)) < self.successes:
             return None
@@ -197,7 +203,7 @@ class NormEquality(Circuit):
 
     def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
         """The integers, in chunks of as many as the gadget squares at once."""
-        return rows_of(vector[..., : self.layout.dim], self.gadget.arity)
+        return cut_into_rows(vector[..., : self.layout.dim], self.gadget.arity)
 
     def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
         """The claimed squared norm less the sum of squares."""
@@ -215,7 +221,7 @@ class NormBits(Circuit):
         self.field = layout.field
         self.length = layout.length
         self.gadget = Gadget("products", chunk)
-        self._bit_calls = -(-layout.bits // chunk)
+        self._bit_calls = -(-layout.num_bits // chunk)
         self.calls = self._bit_calls + -(-layout.checks // chunk)
 
     def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
@@ -227,16 +233,16 @@ class NormBits(Circuit):
         layout = self.layout
         one = field.scalar(field.inverse(shares))
         bits = vector[..., layout.dim : layout.num_shared]
-        weighted = field.mul(field.powers(joint[..., 0], layout.bits), bits)
+        weighted = field.mul(field.powers(joint[..., 0], layout.num_bits), bits)
         bit_pairs = np.stack([weighted, field.sub(bits, one)], axis=-1)
         claimed, small = layout.claims(vector)
-        claimed = field.sub(claimed, field.mul(field.scalar(layout.reach - 1), one))
+        claimed = field.sub(claimed, field.mul(field.scalar(layout.product_bound - 1), one))
         off = field.mul(
             field.powers(joint[..., 1], layout.checks), field.sub(vector[..., layout.num_shared :], claimed)
         )
         pairs = [bit_pairs, np.stack([off, small], axis=-1)]
         arity = self.gadget.arity
-        flat = [rows_of(one.reshape(*one.shape[:-2], -1), arity) for one in pairs]
+        flat = [cut_into_rows(one.reshape(*one.shape[:-2], -1), arity) for one in pairs]
         return np.concatenate(flat, axis=-2)
 
     def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:

@@ -187,7 +187,7 @@ def best_chunks(layout: NormLayout) -> tuple[int, int]:
         return min(chunks, key=lambda chunk: FullyLinearProof(circuit(chunk), _BASIS).proof_length)
 
     return (
-        best(layout.bits, lambda chunk: NormBits(layout, chunk=chunk)),
+        best(layout.num_bits, lambda chunk: NormBits(layout, chunk=chunk)),
         best(layout.dim, lambda chunk: NormEquality(layout, chunk=chunk)),
     )
 
@@ -219,7 +219,7 @@ class Pine(PineVariant):
         return self.layout.length
 
     @property
-    def knowledge_error(self) -> float:
+    def zero_knowledge_error(self) -> float:
         """How far an honest user's randomness is from uniform, at most, because it draws again where a check failed."""
         return self.layout.prob_unlucky
 
@@ -234,7 +234,7 @@ class Pine(PineVariant):
             return 1.0
         (norm, _), (bits, _) = self.flps
         modulus = self.field.modulus
-        joint = (self.layout.bits + self.layout.checks + 3) / modulus
+        joint = (self.layout.num_bits + self.layout.checks + 3) / modulus
         at_norm, at_bits = (2 * flp.order / (modulus - flp.order) for flp in (norm, bits))
         lucky = hashes * (0.5**self.layout.checks + joint**self.proofs)
         mixed = sum(
@@ -408,7 +408,9 @@ class Pine(PineVariant):
         public = [report.public[i : i + SEED] for i in range(0, len(report.public), SEED)]
         wrap_parts = public[: self.shares]
         parts = public[self.shares :]
-        wrap_parts[index] = self.part(_WRAP_PART, index, share[-2 * SEED : -SEED], vector[: layout.first], report.nonce)
+        wrap_parts[index] = self.part(
+            _WRAP_PART, index, share[-2 * SEED : -SEED], vector[: layout.norm_part_length], report.nonce
+        )
         parts[index] = self.part(_JOINT_PART, index, share[-SEED:], vector, report.nonce)
         wrap_seed = self.joint_seed(_WRAP_SEED, wrap_parts)
         seed = self.joint_seed(_JOINT_SEED, parts)

@@ -67,7 +67,7 @@ class ProofSystem(Protocol):
         ...
 
     @property
-    def knowledge_error(self) -> float:
+    def zero_knowledge_error(self) -> float:
         """The zero-knowledge error: how far what proofs show is, at most, from what follows from public randomness.
 
         In total variation, for one report.

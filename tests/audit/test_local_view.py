@@ -130,7 +130,7 @@ def test_one_clients_skellam_noise_is_bounded_from_the_right_side():
 def test_thresholds_on_one_clients_noisy_value_are_bounded_by_their_probabilities():
     asked = plan(dim=1, method="split", noise_multiplier=1.0, mix={"scale": 8.0})
     protocol, cohort = quotes.settle_protocol("real_sum", asked)
-    variance, shift = protocol.sharing.noise_part, 8
+    variance, shift = protocol.sharing.part_variance, 8
     exact_attacks = [
         exact_attack for exact_attack in attacks.on_own_reports(protocol, cohort, 1) if "above" in exact_attack.attack
     ]

@@ -59,12 +59,12 @@ def only(ready, index, users):
 def test_the_sum_has_the_data_of_those_whose_coin_says_so_and_of_no_one_else(way):
     quiet = ("protocol.noise_multiplier", 1e-3)
     secret = plan(quiet, *WAYS[way])
-    entering = np.flatnonzero(secret.sampler.schedule.entering(2)).astype(np.int32)
-    assert 30 < len(entering) < 90
+    enters_round = np.flatnonzero(secret.sampler.schedule.enters_round(2)).astype(np.int32)
+    assert 30 < len(enters_round) < 90
     found = moved(secret, 2, secret.sampler.schedule.draw(2))
     all_of_them = plan(quiet, *WAYS[way], ("cohort", {"kind": "everyone", "rounds": 4}))
-    assert np.abs(found - only(all_of_them, 2, entering)).max() < 0.05, "rounding errors and noise alone"
-    others = np.setdiff1d(np.arange(USERS, dtype=np.int32), entering)
+    assert np.abs(found - only(all_of_them, 2, enters_round)).max() < 0.05, "rounding errors and noise alone"
+    others = np.setdiff1d(np.arange(USERS, dtype=np.int32), enters_round)
     assert np.abs(found - only(all_of_them, 2, others)).max() > 1
 
 
@@ -83,7 +83,7 @@ def test_the_noise_is_that_of_everyone_whoever_enters(way):
 def test_entering_is_a_coin_of_every_user_and_everyone_uploads():
     ready = plan(("cohort.rounds", 2000))
     schedule = ready.sampler.schedule
-    coins = np.stack([schedule.entering(index) for index in range(2000)])
+    coins = np.stack([schedule.enters_round(index) for index in range(2000)])
     assert np.abs((coins.mean(axis=0) - 0.2) / np.sqrt(0.16 / 2000)).max() < 4.5
     assert 0.85 < coins.sum(axis=1).var() / (USERS * 0.16) < 1.15, "binomial: neither fixed nor twice as much"
     assert all(len(schedule.draw(index)) == USERS for index in range(10))

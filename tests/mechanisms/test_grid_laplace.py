@@ -145,7 +145,7 @@ def test_a_threshold_within_a_cell_is_that_of_the_continuous_report(size: Fracti
     exact = share[np.abs(y) >= float(size) / 16].sum() / share.sum()
     assert masses(drawn, edge) @ kept == pytest.approx(exact, abs=3e-6)
     drawn_cells = drawn(np.full(20_000, edge), sampler=seeded(3))
-    reached = drawn.at_least(size, drawn_cells, np.full(20_000, edge), sampler=seeded(4))
+    reached = drawn.reaches_size(size, drawn_cells, np.full(20_000, edge), sampler=seeded(4))
     assert stats.binomtest(int(reached.sum()), 20_000, min(1.0, exact)).pvalue > ALPHA or exact > 1 - 1e-9
     assert not reached[np.where(drawn_cells >= 0, drawn_cells, -1 - drawn_cells) + 1 <= size].any()
     assert reached[np.where(drawn_cells >= 0, drawn_cells, -1 - drawn_cells) >= size].all()

@@ -97,7 +97,7 @@ def test_what_is_sealed_opens_to_the_shares_of_the_update(tmp_path, deployment):
     protocol, _ = task.build()
     modulus, scale = protocol.modulus, protocol.scale
     centred = (total.astype(np.int64) + modulus // 2) % modulus - modulus // 2
-    std = np.sqrt(protocol.noise_part) / scale
+    std = np.sqrt(protocol.part_variance) / scale
     assert np.all(np.abs(centred / scale - [1, -1, 0, 2, 0]) < 6 * std + 2 / scale)
 
 

@@ -498,8 +498,8 @@ def test_only_the_noise_of_users_that_do_not_collude_is_certified(name, colluder
     cohort = dataclasses.replace(COHORT, colluders=colluders)
     protocol: Any = protocols.build(name, settings).settle(cohort, DIM)
     event = protocol.view(cohort, DIM, neighbors=protocol.relation).round.mechanism
-    assert event.noise_variance == pytest.approx(protocol.noise_part * (CLIENTS - colluders), rel=1e-12)
+    assert event.noise_variance == pytest.approx(protocol.part_variance * (CLIENTS - colluders), rel=1e-12)
     least = 1 if name == "secagg" else 2  # honest users
     fewer = dataclasses.replace(cohort, min_size=CLIENTS - 3, colluders=min(colluders, CLIENTS - 3 - least))
     certified = protocol.view(fewer, DIM, neighbors=protocol.relation).round.mechanism.noise_variance
-    assert certified == pytest.approx(protocol.noise_part * (fewer.min_size - fewer.colluders), rel=1e-12)
+    assert certified == pytest.approx(protocol.part_variance * (fewer.min_size - fewer.colluders), rel=1e-12)

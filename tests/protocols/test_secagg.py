@@ -50,7 +50,7 @@ def test_the_noise_of_the_honest_users_of_the_minimum_is_what_is_certified():
     event = event_of(protocol, cohort)
     assert (event.num_users, event.colluders) == (16, 2)
     assert event.noise_variance == pytest.approx((2.0 * protocol.scale) ** 2)
-    assert protocol.noise_part * 14 == event.noise_variance
+    assert protocol.part_variance * 14 == event.noise_variance
     assert protocol.noise_std(20, DIM) == pytest.approx(2.0 * math.sqrt(20 / 14) / 20), "all 20 add their part"
     fewer = dataclasses.replace(cohort, min_size=9)
     assert event_of(protocol, fewer).noise_variance == pytest.approx(event.noise_variance / 2)

@@ -99,7 +99,7 @@ def test_without_noise_messages_decode_to_the_sum_of_encoded_updates():
 def test_every_path_has_the_law_of_the_messages():
     """Mean (z-test) and variance (3 coordinates x 3000 rounds: a tenth off would show by 4.7 deviations)."""
     truth = clipped(UPDATES).sum(axis=0)
-    noise = USERS * PROTOCOL.noise_part / PROTOCOL.scale**2
+    noise = USERS * PROTOCOL.part_variance / PROTOCOL.scale**2
     rounding = USERS / 4 / PROTOCOL.scale**2
     for path in (by_messages, by_sums, by_total):
         found = drawn(path, PROTOCOL)

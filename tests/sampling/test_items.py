@@ -54,7 +54,7 @@ def test_batches_hold_each_users_own_records_step_by_step():
 
 
 def test_groups_count_one_subject_in_one_users_batch():
-    np.testing.assert_array_equal(draws(1.0).groups(0, EVERYONE), [2, 0, 2, 0])
+    np.testing.assert_array_equal(draws(1.0).largest_groups(0, EVERYONE), [2, 0, 2, 0])
     assert draws(1.0).largest_group(3, EVERYONE, steps=1) == 2
     table = {1: 1.0, 2: 3.0}
     scales = draws(1.0).published_scales(0, EVERYONE, steps=2, noise_of=table.__getitem__)

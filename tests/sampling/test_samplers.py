@@ -10,7 +10,7 @@ import dovetail
 from dovetail import protocols
 from dovetail.data import Clients
 from dovetail.randomness import Randomness
-from dovetail.sampling import RecordSampler, Schedule, UserSampler, sampler_of, usable
+from dovetail.sampling import RecordSampler, Schedule, UserSampler, sampler_of, usable_clients
 
 USERS, RECORDS, ROUNDS = 12, 60, 6
 SUBJECTS = (np.arange(RECORDS) // 4).astype(np.int32)
@@ -141,7 +141,7 @@ def test_how_often_someone_is_in_a_sum_is_the_mean_over_draws(name, kind):
     ready = sampler(name, kind)
     total = sum(len(ready.rows_in_sum(index, ready.schedule.draw(index))[1]) for index in range(400))
     units = USERS if name == "dp_fl" else RECORDS
-    expected = 400 * units * ready.times(0, records=1)
+    expected = 400 * units * ready.expected_times(0, records=1)
     error = 0 if name == "dp_fl" and kind != "poisson" else 10 * np.sqrt(expected)
     assert abs(total - expected) <= error + 1e-6
 
@@ -173,13 +173,13 @@ def test_a_round_has_the_protocols_noise_times_its_own_scale(name, kind):
 
 
 def test_users_keep_all_they_hold_and_a_subjects_records_are_capped():
-    assert usable(sampler("dp_fl").protocol, CLIENTS, SUBJECTS) is CLIENTS
-    capped = usable(sampler("central_sub", items_per_subject=2).protocol, CLIENTS, SUBJECTS)
+    assert usable_clients(sampler("dp_fl").protocol, CLIENTS, SUBJECTS) is CLIENTS
+    capped = usable_clients(sampler("central_sub", items_per_subject=2).protocol, CLIENTS, SUBJECTS)
     assert np.bincount(SUBJECTS[capped.entries()[1]]).max() == 2
-    assert usable(sampler("central_sub", unit="item").protocol, CLIENTS, SUBJECTS) is CLIENTS
+    assert usable_clients(sampler("central_sub", unit="item").protocol, CLIENTS, SUBJECTS) is CLIENTS
     twice = Clients.from_owners(np.zeros(2, int), np.arange(2), num_clients=2)
     with pytest.raises(ValueError, match="expected every record at one user where records are protected"):
-        usable(sampler("central_sub").protocol, twice, SUBJECTS)
+        usable_clients(sampler("central_sub").protocol, twice, SUBJECTS)
 
 
 @pytest.mark.parametrize("name", ["central_sub", "local_sub"])
@@ -205,7 +205,7 @@ def test_users_have_no_z():
 
 def test_subjects_that_nobody_knows_are_users():
     ready = sampler("central_sub", subjects=None, sampling_rate=1.0, batch=60.0)
-    np.testing.assert_array_equal(ready.draws.groups(0, np.arange(USERS)), CLIENTS.counts)
+    np.testing.assert_array_equal(ready.draws.largest_groups(0, np.arange(USERS)), CLIENTS.counts)
 
 
 @pytest.mark.parametrize("name", ["central_sub", "local_sub"])

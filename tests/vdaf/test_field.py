@@ -5,7 +5,13 @@ import pytest
 from field_samples import elements
 
 from dovetail.vdaf.field import FIELD32, FIELD64, FIELD128, Malencoded
-from dovetail.vdaf.flp import between, coefficients, lagrange, next_power_of_two, values
+from dovetail.vdaf.flp import (
+    coefficients_from_values,
+    lagrange_weights,
+    next_power_of_two,
+    values_at_roots,
+    values_between_roots,
+)
 from dovetail.vdaf.xof import Xof
 
 FIELDS = [FIELD32, FIELD64, FIELD128]
@@ -74,27 +80,29 @@ def test_bytes_go_in_and_out_and_only_canonical_ones(field, rng):
 def test_transforms_are_evaluation_and_interpolation(field, rng, order):
     columns = elements(rng, 2, order, 3, field=field)
     root, p = field.root_of(order), field.modulus
-    found = values(field, columns, order)
+    found = values_at_roots(field, columns, order)
     for lead in range(2):
         for column in range(3):
             own = integers(columns[lead, :, column])
             expected = [sum(c * pow(root, k * j, p) for j, c in enumerate(own)) % p for k in range(order)]
             assert integers(found[lead, :, column]) == expected
-    assert np.array_equal(coefficients(field, found), columns)
+    assert np.array_equal(coefficients_from_values(field, found), columns)
 
 
 def test_values_between_are_those_of_a_transform_of_twice_the_order(field, rng):
     own = elements(rng, 2, 8, 3, field=field)
-    denser = values(field, own, 16)
-    assert np.array_equal(between(field, denser[:, 0::2]), denser[:, 1::2])
+    denser = values_at_roots(field, own, 16)
+    assert np.array_equal(values_between_roots(field, denser[:, 0::2]), denser[:, 1::2])
 
 
 def test_lagrange_evaluates_at_any_point(field, rng):
     order, points = 16, elements(rng, 5, field=field)
     own = elements(rng, order, 1, field=field)
-    at_roots = values(field, own, order)[:, 0]
+    at_roots = values_at_roots(field, own, order)[:, 0]
     expected = [sum(int(c) * pow(int(t), j, field.modulus) for j, c in enumerate(own[:, 0])) for t in points]
-    assert integers(field.dot(lagrange(field, points, order), at_roots)) == [e % field.modulus for e in expected]
+    assert integers(field.dot(lagrange_weights(field, points, order), at_roots)) == [
+        e % field.modulus for e in expected
+    ]
 
 
 def test_next_power_of_two():

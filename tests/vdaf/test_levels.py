@@ -100,7 +100,7 @@ def test_what_has_another_form_is_refused(rng):
 
 def test_the_error_is_what_the_page_says():
     proofs = LevelProofs.of(size=7850, largest=1)
-    assert proofs.knowledge_error == 0.0
+    assert proofs.zero_knowledge_error == 0.0
     assert 2.0**-70 < proofs.soundness_error(2.0**45) < 2.0**-63
 
 

@@ -200,7 +200,7 @@ def test_an_honest_vector_fails_as_often_as_a_union_over_its_failures_allows():
     """Of n products, those that must fail are large independently of each other: the exponent is their number."""
     for checks, successes in ((10, 10), (10, 8), (30, 24)):
         layout = NormLayout(field=FIELD64, dim=6, squared=50, checks=checks, successes=successes, alpha=1.2)
-        large = 2 * math.exp(-(layout.reach**2) / layout.squared)
+        large = 2 * math.exp(-(layout.product_bound**2) / layout.squared)
         assert 1e-3 < large < 1, "or the choice of numbers shows nothing"
         failures = checks - successes + 1
         expected = math.exp(math.log(math.comb(checks, failures)) + failures * math.log(large))

@@ -56,7 +56,7 @@ def attack_secagg_client(protocol: SecAgg, cohort: Cohort, dim: int) -> list[Exa
 def attack_shares_client(protocol: NoisySum, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """A value with one client's part of the noise: its law where that fits, and Chernoff's bound on both tails."""
     shift = 2 * math.floor(protocol.require("scale") * protocol.clip_norm)
-    variance = protocol.noise_part
+    variance = protocol.part_variance
     attacks = []
     with contextlib.suppress(NotApplicable):
         attacks.append(attack_skellam(_VALUE, variance, shift, modulus=protocol.require("modulus")))

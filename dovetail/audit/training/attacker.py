@@ -88,7 +88,7 @@ class Attacker:
         hidden = self._hidden
         schedule = self._plan.sampler.schedule
         if hidden.unit is not Unit.USER or schedule.kind in ("fixed", "poisson", "secret"):
-            return np.full(hidden.count, self._plan.sampler.times(view.number, records=hidden.items))
+            return np.full(hidden.count, self._plan.sampler.expected_times(view.number, records=hidden.items))
         return np.isin(schedule.population - hidden.count + np.arange(hidden.count), view.users).astype(float)
 
     def others(self, view: AttackerView) -> np.ndarray:

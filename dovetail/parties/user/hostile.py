@@ -39,7 +39,7 @@ class LyingPine(Pine):
 
     def _product_part(self, products: np.ndarray) -> np.ndarray:
         layout = self.layout
-        shifted = self.field.add(products, self.field.scalar(layout.reach - 1))
+        shifted = self.field.add(products, self.field.scalar(layout.product_bound - 1))
         bits = (shifted[:, None] >> np.arange(layout.product_bits, dtype=np.uint64)) & np.uint64(1)
         return np.concatenate([bits, np.ones((layout.checks, 1), np.uint64)], axis=1).reshape(-1)
 

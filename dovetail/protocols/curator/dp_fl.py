@@ -224,7 +224,7 @@ class DpFl(Protocol, Fast, Claimed):
             "the curator clips, adds the noise and keeps the updates to itself",
             DROPOUT,
             *((_REMOVAL,) if neighbors is Neighbors.ADD_REMOVE else ()),
-            *_colluding(cohort),
+            *_colluding_assumption(cohort),
             *self._cost_of_count(),
         )
         return View(
@@ -292,7 +292,7 @@ class DpFl(Protocol, Fast, Claimed):
         return None if self.clip == "adaptive" else state.clip_norm
 
 
-def _colluding(cohort: Cohort) -> tuple[str, ...]:
+def _colluding_assumption(cohort: Cohort) -> tuple[str, ...]:
     """The assumption on colluders in a sample of fixed size, for `participation_of_honest` accounts for them.
 
     They see whether they were drawn, and so more of who else was.

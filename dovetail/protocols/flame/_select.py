@@ -28,18 +28,18 @@ from dovetail.mechanisms import _words
 __all__ = [
     "PLANES",
     "Selected",
-    "before",
-    "count",
+    "indices_below",
+    "list_members",
     "magnitudes",
-    "members",
     "num_lanes",
-    "pick",
+    "pick_entries",
     "planes",
     "reaching",
+    "row_sums",
+    "set_sizes",
     "signed_counts",
     "top_mask",
     "top_slots",
-    "total",
 ]
 
 _SHORT = 64
@@ -123,7 +123,7 @@ def signed_counts(
     index, is_largest = top_slots(xs, k)
     if present is not None:
         is_largest &= present[:, None]
-    x = pick(xs, index)
+    x = pick_entries(xs, index)
     share = jnp.where(jnp.isnan(x), 0.0, jnp.clip(x / clip_value, -1, 1))
     words = _words.bits(key if key.ndim else jax.random.split(key, clients), index.shape[1], stored=True)
     unlikely = _words.coin(gamma / 2 + (1 - gamma) * (0.5 - 0.5 * jnp.abs(share)), words)
@@ -157,17 +157,17 @@ def _choose(xs: jax.Array, k: int) -> tuple[jax.Array, jax.Array, _Boundary]:
     most = min(dim, k + math.ceil(6 * math.sqrt(k)))
     maxima, rank = _group_maxima(xs, (k + most) / 2 / dim)
     top = jnp.max(maxima, axis=1) + 1
-    guess = _bisect(lambda t: total(maxima >= t[:, None]), rank - rank // 16, rank // 8, jnp.zeros_like(top), top)
+    guess = _bisect(lambda t: row_sums(maxima >= t[:, None]), rank - rank // 16, rank // 8, jnp.zeros_like(top), top)
     rough, words = _candidates(xs, k, most, guess, top)
 
-    index = members(words, most)
-    valid = lax.broadcasted_iota(jnp.int32, index.shape, 1) < count(words)[:, None]
+    index = list_members(words, most)
+    valid = lax.broadcasted_iota(jnp.int32, index.shape, 1) < set_sizes(words)[:, None]
     index = jnp.where(valid, index, 0)
-    magnitude = jnp.where(valid, magnitudes(pick(xs, index)), -1)
-    exact = _bisect(lambda t: total(magnitude >= t[:, None]), k, 0, rough.magnitude, top)
+    magnitude = jnp.where(valid, magnitudes(pick_entries(xs, index)), -1)
+    exact = _bisect(lambda t: row_sums(magnitude >= t[:, None]), k, 0, rough.magnitude, top)
     equal = magnitude == exact[:, None]
-    need = k - total(magnitude > exact[:, None])
-    cut = _cut_ties(lambda c: total(equal & (index < c[:, None])), need, total(equal) > need, dim)
+    need = k - row_sums(magnitude > exact[:, None])
+    cut = _cut_ties(lambda c: row_sums(equal & (index < c[:, None])), need, row_sums(equal) > need, dim)
     return index, magnitude, _Boundary(exact, jnp.minimum(rough.cut, cut))
 
 
@@ -195,10 +195,10 @@ def _candidates(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Arr
     lanes = num_lanes(xs.shape[1])
     low, words, above = _search(xs, k, most, guess, top)
     equal = words & ~above
-    need = k - count(above)
-    tied = count(words) > most
-    cut = _cut_ties(lambda c: count(equal & before(c, lanes)), need, tied, dim)
-    return _Boundary(low, cut), above | (equal & before(cut, lanes))
+    need = k - set_sizes(above)
+    tied = set_sizes(words) > most
+    cut = _cut_ties(lambda c: set_sizes(equal & indices_below(c, lanes)), need, tied, dim)
+    return _Boundary(low, cut), above | (equal & indices_below(cut, lanes))
 
 
 class _Bracket(NamedTuple):
@@ -221,7 +221,7 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
     aim = math.log2((k + most) / 2)
 
     def is_unfinished(bracket: _Bracket) -> jax.Array:
-        return (count(bracket.at_low) > most) & (bracket.high - bracket.low > 1)
+        return (set_sizes(bracket.at_low) > most) & (bracket.high - bracket.low > 1)
 
     def probe(bracket: _Bracket) -> jax.Array:
         low = bracket.low
@@ -241,7 +241,7 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
         threshold = probe(bracket)
         # Without the barrier XLA takes the magnitudes out of the loop and stores them plane by plane.
         words = reaching(*lax.optimization_barrier((xs, threshold)))
-        enough = count(words) >= k
+        enough = set_sizes(words) >= k
         raised, lowered = is_unfinished(bracket) & enough, is_unfinished(bracket) & ~enough
         return _Bracket(
             low=jnp.where(raised, threshold, bracket.low),
@@ -253,7 +253,7 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
 
     zero = jnp.zeros_like(top)
     dim = xs.shape[1]
-    every = before(zero + dim, num_lanes(dim))
+    every = indices_below(zero + dim, num_lanes(dim))
     start = _Bracket(zero, top, every, jnp.zeros_like(every), jnp.int32(0))
     done = lax.while_loop(lambda bracket: jnp.any(is_unfinished(bracket)), narrow, start)
     return done.low, done.at_low, done.at_high
@@ -261,7 +261,7 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
 
 def _log_count(words: jax.Array) -> jax.Array:
     """The logarithm (base 2) of the size of each client's set; an empty one counts as half an element."""
-    return jnp.log2(jnp.maximum(count(words), 0.5))
+    return jnp.log2(jnp.maximum(set_sizes(words), 0.5))
 
 
 def _whole(step: jax.Array) -> jax.Array:
@@ -336,7 +336,7 @@ def reaching(xs: jax.Array, threshold: jax.Array) -> jax.Array:
     return functools.reduce(jnp.bitwise_or, bits)
 
 
-def before(cut: jax.Array, lanes: int) -> jax.Array:
+def indices_below(cut: jax.Array, lanes: int) -> jax.Array:
     """The set of coordinates whose index is below their client's cut, as words of shape (clients, lanes)."""
     plane = lax.div(cut, jnp.int32(lanes))[:, None].astype(jnp.uint32)
     bit = jnp.where(plane < PLANES, jnp.left_shift(jnp.uint32(1), plane), jnp.uint32(0))
@@ -344,19 +344,19 @@ def before(cut: jax.Array, lanes: int) -> jax.Array:
     return (bit - 1) | jnp.where(lane < lax.rem(cut, jnp.int32(lanes))[:, None], bit, jnp.uint32(0))
 
 
-def count(words: jax.Array) -> jax.Array:
+def set_sizes(words: jax.Array) -> jax.Array:
     """How many coordinates each client's set has, (clients,)."""
     return jnp.sum(_ones(words), axis=1)
 
 
-def total(rows: jax.Array) -> jax.Array:
+def row_sums(rows: jax.Array) -> jax.Array:
     """The sum of each row, as int32; of an eighth of it at a time, for the sake of XLA's vectors."""
     eighth = rows.shape[1] // 8
     parts = [rows[:, i * eighth : (i + 1) * eighth].astype(jnp.int32) for i in range(8)]
     return jnp.sum(functools.reduce(jnp.add, parts), axis=1) + jnp.sum(rows[:, 8 * eighth :], axis=1, dtype=jnp.int32)
 
 
-def members(words: jax.Array, slots: int) -> jax.Array:
+def list_members(words: jax.Array, slots: int) -> jax.Array:
     """The coordinates in each set, lane by lane, (clients, slots); entries after a set's last one mean nothing."""
     lanes = words.shape[1]
     ends = jnp.cumsum(_ones(words), axis=1)
@@ -369,15 +369,15 @@ def members(words: jax.Array, slots: int) -> jax.Array:
 
     def halve(step: jax.Array, lane: jax.Array) -> jax.Array:
         ahead = lane + jnp.left_shift(1, steps - 1 - step)
-        passed = (ahead <= lanes) & (pick(ends, jnp.minimum(ahead, lanes) - 1) <= rank)
+        passed = (ahead <= lanes) & (pick_entries(ends, jnp.minimum(ahead, lanes) - 1) <= rank)
         return jnp.where(passed, ahead, lane)
 
     lane = jnp.minimum(lax.fori_loop(0, steps, halve, lane), lanes - 1)
-    word = pick(words, lane)
-    return _set_bit(word, rank - pick(ends, lane) + _ones(word)) * lanes + lane
+    word = pick_entries(words, lane)
+    return _set_bit(word, rank - pick_entries(ends, lane) + _ones(word)) * lanes + lane
 
 
-def pick(rows: jax.Array, index: jax.Array) -> jax.Array:
+def pick_entries(rows: jax.Array, index: jax.Array) -> jax.Array:
     """Entry index[i, j] of row i, for indices that are known to be valid."""
     return jnp.take_along_axis(rows, index, axis=1, mode="promise_in_bounds")
 

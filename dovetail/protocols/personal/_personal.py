@@ -162,7 +162,7 @@ class Personal(Protocol):
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
         """The log density of each coordinate's report, at the client's own budget; None where it has no simple form."""
-        return self.randomizer_of(_own(budget)).log_density(value, x)
+        return self.randomizer_of(_require_budget(budget)).log_density(value, x)
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
         """The update with each coordinate clipped to [-C, C]."""
@@ -175,7 +175,7 @@ class Personal(Protocol):
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """Every coordinate, with the client's own budget."""
         _ = self.eps_locals  # not before they are settled
-        return Reports(slot=None, value=self.perturb(x, _own(budget), key=key), valid=jnp.ones((), bool))
+        return Reports(slot=None, value=self.perturb(x, _require_budget(budget), key=key), valid=jnp.ones((), bool))
 
     def tally(self, reports: ShuffledReports, dim: int) -> SlotSums:
         """Sum and number of the reports on every coordinate."""
@@ -187,9 +187,9 @@ class Personal(Protocol):
 
     def contribution(self, cohort: Cohort, dim: int) -> GridReports:
         """What users share between aggregators: reports on a grid, drawn exactly (docs/proofs/grid-reports.md)."""
-        return GridReports.of(**self._sums(cohort, dim))
+        return GridReports.of(**self._grid_arguments(cohort, dim))
 
-    def _sums(self, cohort: Cohort, dim: int) -> dict[str, Any]:
+    def _grid_arguments(self, cohort: Cohort, dim: int) -> dict[str, Any]:
         """The arguments of `GridReports.of` for this cohort."""
         budgets = float(self.eps_locals.min()), float(self.eps_locals.max())
         conditioned = self.kind == "clip_laplace"
@@ -252,7 +252,7 @@ def _scale_budgets(protocol: Settled, scale: float, size: int) -> Settled:
     return dataclasses.replace(protocol, budgets=protocol.budgets_spent(tuple(budgets.tolist())), budget_scale=None)
 
 
-def _own(budget: Budget | None) -> Budget:
+def _require_budget(budget: Budget | None) -> Budget:
     """The client's own budget; refuses None, for there is no budget that fits everybody."""
     if budget is None:
         raise ValueError("expected the client's own budget, got budget=None")

@@ -188,7 +188,7 @@ class _Thresholded(GridReports):
         edges = self.grid.edges(x, sampler=sampler)
         law = self.law(budget)
         cells = law(edges, sampler=sampler)
-        replaced = np.flatnonzero(~law.at_least(self.threshold, cells, edges, sampler=sampler))
+        replaced = np.flatnonzero(~law.reaches_size(self.threshold, cells, edges, sampler=sampler))
         cells[replaced] = self.law(self.budgets[0])(np.zeros(replaced.size, np.int64), sampler=sampler)
         return cells
 

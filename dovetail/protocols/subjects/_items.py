@@ -127,7 +127,7 @@ class ItemLevel(Protocol, Claimed):
             raise ValueError(f"expected no disjoint batches of users under {self.name!r}, got cohort.kind='disjoint'")
         if cohort.records is None:
             return self
-        records = self._records_in_reach(cohort)
+        records = self._expected_records(cohort)
         if self.batch is None:
             return dataclasses.replace(self, batch=self.rate * records)
         rate = self.batch / records
@@ -141,7 +141,7 @@ class ItemLevel(Protocol, Claimed):
         return dataclasses.replace(self, sampling_rate=rate)
 
     @abc.abstractmethod
-    def _records_in_reach(self, cohort: Cohort) -> float:
+    def _expected_records(self, cohort: Cohort) -> float:
         """How many records a step draws from, on average."""
 
     def check_relation(self, neighbors: Neighbors) -> None:

@@ -39,7 +39,7 @@ class CentralSub(ItemLevel, Fast):
     unshared: ClassVar[str] = "needs a curator to sample records and to add the noise"
     formula: ClassVar[Formula] = staticmethod(subdp.central_sub)
 
-    def _records_in_reach(self, cohort: Cohort) -> float:
+    def _expected_records(self, cohort: Cohort) -> float:
         """How many records a step draws from, on average: those of all users, or of the users that are drawn."""
         return (cohort.records or 0) * self._prob_user(cohort)
 

@@ -57,7 +57,7 @@ class LocalSub(ItemLevel):
         """Steps of DP-SGD at a user in a round; above 0, the engine runs them before `randomize`."""
         return self.steps
 
-    def _records_in_reach(self, cohort: Cohort) -> float:
+    def _expected_records(self, cohort: Cohort) -> float:
         """How many records a step draws from: those of one user, on average."""
         return (cohort.records or 0) / cohort.population
 

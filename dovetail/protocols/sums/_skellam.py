@@ -25,7 +25,7 @@ from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._fast import Fast
 from dovetail.statements import Neighbors
 
-__all__ = ["Collected", "NoisySum", "WholeNoise", "removal", "resolve_encoding", "rounding_assumption"]
+__all__ = ["Collected", "NoisySum", "WholeNoise", "removal_assumption", "resolve_encoding", "rounding_assumption"]
 
 _REMOVAL = "a user that is removed stays on the public roster and uploads all shares of zero"
 _LARGEST_PART = 2.0**26  # variance of one exact draw: a table of some hundred thousand entries
@@ -94,7 +94,7 @@ class NoisySum(Protocol, Fast):
         return skellam.Encoding(clip_norm=self.clip_norm, scale=self.require("scale"), dim=dim)
 
     @property
-    def noise_part(self) -> float:
+    def part_variance(self) -> float:
         """The variance of one client's noise on a coordinate, in squared integers.
 
         It is an equal part, one of `honest`, of what is certified.
@@ -217,7 +217,7 @@ def rounding_assumption(encoding: skellam.Encoding) -> str:
     )
 
 
-def removal(neighbors: Neighbors, *, noise: bool) -> tuple[str, ...]:
+def removal_assumption(neighbors: Neighbors, *, noise: bool) -> tuple[str, ...]:
     """The assumption of what a removed user still does, if neighbours differ by removal; nothing otherwise.
 
     Arguments:

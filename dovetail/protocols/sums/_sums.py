@@ -38,11 +38,11 @@ from dovetail.statements import Neighbors
 __all__ = [
     "ReportedSum",
     "Shares",
-    "of_numbers",
+    "check_one_number",
 ]
 
 
-def of_numbers(dim: int, name: str) -> None:
+def check_one_number(dim: int, name: str) -> None:
     """Refuse updates of more than one number, on behalf of the protocol of this name."""
     if dim != 1:
         raise ValueError(f"expected one number per user (dim = 1) with {name!r}, got dim={dim}")
@@ -74,7 +74,7 @@ class ReportedSum(Protocol):
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """The protocol as it is, for updates of one number."""
-        of_numbers(dim, self.name)
+        check_one_number(dim, self.name)
         return self
 
     @property
@@ -93,7 +93,7 @@ class ReportedSum(Protocol):
 
     def layout(self, dim: int) -> Layout:
         """One slot for each report of a user, and one shuffler that permutes every slot on its own."""
-        of_numbers(dim, self.name)
+        check_one_number(dim, self.name)
         return Layout(slots=self.slots, reports_per_client=self.slots, shufflers=1)
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
@@ -108,7 +108,7 @@ class ReportedSum(Protocol):
 
     def messages(self, dim: int) -> Messages:
         """Deployed messages: one level each, one for every slot."""
-        of_numbers(dim, self.name)
+        check_one_number(dim, self.name)
         local = self.local
         return _Slots(response=ExactRandomizedResponse(local.eps_local, local.levels), protocol=self)
 
@@ -144,7 +144,7 @@ class ReportedSum(Protocol):
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One shuffled report per slot."""
-        of_numbers(dim, self.name)
+        check_one_number(dim, self.name)
         scope = shuffle_scope(cohort, neighbors, "the shuffler permutes every slot uniformly, with fresh randomness")
         mechanism = self.own_reports(cohort, dim)
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)

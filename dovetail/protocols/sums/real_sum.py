@@ -32,7 +32,7 @@ from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._fast import Fast
 from dovetail.protocols._messages import Messages, Sent
 from dovetail.protocols.sums._skellam import Collected
-from dovetail.protocols.sums._sums import ReportedSum, Shares, of_numbers
+from dovetail.protocols.sums._sums import ReportedSum, Shares, check_one_number
 from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
 from dovetail.shufflers import Layout, Reports, ShuffledReports, SlotSums
 from dovetail.statements import Neighbors
@@ -112,7 +112,7 @@ class RealSum(ReportedSum, Fast):
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Levels that balance rounding against lies: the best for the budget, or sqrt(n) steps; or the shares."""
-        of_numbers(dim, self.name)
+        check_one_number(dim, self.name)
         if self.sharing is not None:
             settled = self.sharing.settle(cohort, dim)
             return dataclasses.replace(self, mix=dataclasses.replace(settled, noise_multiplier=None))
@@ -151,7 +151,7 @@ class RealSum(ReportedSum, Fast):
 
     def messages(self, dim: int) -> Messages:
         """Deployed messages: a level in each, or a share."""
-        of_numbers(dim, self.name)
+        check_one_number(dim, self.name)
         return super().messages(dim) if self.sharing is None else _SharesAroundZero(**vars(self.sharing.messages(dim)))
 
     def contribution(self, cohort: Cohort, dim: int) -> Contribution:
@@ -236,7 +236,7 @@ class RealSum(ReportedSum, Fast):
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One shuffled report per slot, or the noisy sum of mixed shares."""
-        of_numbers(dim, self.name)
+        check_one_number(dim, self.name)
         if self.sharing is None:
             return super().view(cohort, dim, neighbors=neighbors)
         return self.sharing.view(cohort, dim, neighbors=neighbors)

@@ -37,7 +37,7 @@ from dovetail.protocols.sums._skellam import (
     Collected,
     NoisySum,
     WholeNoise,
-    removal,
+    removal_assumption,
     resolve_encoding,
     rounding_assumption,
 )
@@ -153,7 +153,7 @@ class ProvenUpdate(EncodedUpdate):
     @property
     def distance(self) -> float:
         """The zero-knowledge error of the proof: clients that prove their norm bring no noise."""
-        return self.proof.knowledge_error
+        return self.proof.zero_knowledge_error
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -274,7 +274,7 @@ class SecAgg(NoisySum):
         key_round, key_noise, _ = self._keys(key)
         value = self.encoding(len(x))(x, key=key_round)
         if self.by_users:
-            value += skellam.skellam(self.noise_part, x.shape, key=key_noise)
+            value += skellam.skellam(self.part_variance, x.shape, key=key_noise)
         return Reports(slot=None, value=skellam.words(value), valid=jnp.ones((), bool))
 
     def tally(self, reports: ShuffledReports, dim: int) -> jax.Array | Collected:
@@ -286,7 +286,7 @@ class SecAgg(NoisySum):
     def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
         """All noise on the sum: every client's part, or every aggregator's noise."""
         if self.by_users:
-            return skellam.skellam(self.noise_part, shape, key=key, times=users)
+            return skellam.skellam(self.part_variance, shape, key=key, times=users)
         return skellam.skellam(self.whole_variance, shape, key=key, times=self.aggregators)
 
     def estimate(self, tally: jax.Array | Collected, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
@@ -304,7 +304,7 @@ class SecAgg(NoisySum):
     def contribution(self, cohort: Cohort, dim: int) -> Contribution:
         """What a client shares: its encoded update, with its part of the noise or with a proof of its norm."""
         self._check(cohort)
-        part = WholeNoise(self.noise_part) if self.by_users else None
+        part = WholeNoise(self.part_variance) if self.by_users else None
         whole = None if self.by_users else WholeNoise(self.whole_variance)
         common = {"encoding": self.encoding(dim), "part": part, "whole": whole, "modulus": self.require("modulus")}
         return ProvenUpdate(**common, aggregators=self.aggregators) if self.verified else EncodedUpdate(**common)
@@ -331,7 +331,7 @@ class SecAgg(NoisySum):
     def _certified_variance(self, cohort: Cohort) -> float:
         """The variance of the noise that is counted on, in squared integers."""
         if self.by_users:
-            return self.noise_part * max(1, cohort.crowd() - cohort.colluders)
+            return self.part_variance * max(1, cohort.crowd() - cohort.colluders)
         return self.whole_variance
 
     def _refuse_wrapping(self, cohort: Cohort, dim: int) -> None:
@@ -358,7 +358,7 @@ class SecAgg(NoisySum):
             neighbors,
             *(honest if self.by_users else (_DRAWN_ONCE,)),
             rounding_assumption(encoding),
-            *removal(neighbors, noise=self.by_users),
+            *removal_assumption(neighbors, noise=self.by_users),
             aggregators=self.aggregators,
             users_noise=self.by_users,
         )

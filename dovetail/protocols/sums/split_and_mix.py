@@ -18,7 +18,7 @@ from dovetail.events import DataIndependent, Mechanism, NonPrivate, Poisson, Rou
 from dovetail.mechanisms import ExactSkellam, skellam
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, enrolment
-from dovetail.protocols.sums._skellam import NoisySum, removal, rounding_assumption
+from dovetail.protocols.sums._skellam import NoisySum, removal_assumption, rounding_assumption
 from dovetail.protocols.sums._sums import Shares
 from dovetail.shufflers import Layout, Reports, ShuffledReports
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
@@ -115,7 +115,7 @@ class SplitAndMixProtocol(NoisySum):
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The shares of the encoded update with the client's part of the noise: all of them, or nothing."""
         key_round, key_noise, key_shares = self._keys(key)
-        noise = skellam.skellam(self.noise_part, x.shape, key=key_noise)
+        noise = skellam.skellam(self.part_variance, x.shape, key=key_noise)
         noisy = self.encoding(len(x))(x, key=key_round) + noise
         shares = skellam.split(noisy, self.require("shares"), self.require("modulus"), key=key_shares)
         return Reports(slot=None, value=shares.ravel(), valid=jnp.ones((), bool))
@@ -124,7 +124,7 @@ class SplitAndMixProtocol(NoisySum):
         """One share in every message."""
         return Shares(
             encoding=self.encoding(dim),
-            noise=ExactSkellam(self.noise_part),
+            noise=ExactSkellam(self.part_variance),
             shares=self.require("shares"),
             modulus=self.require("modulus"),
             shufflers=self.shufflers,
@@ -141,14 +141,14 @@ class SplitAndMixProtocol(NoisySum):
 
     def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
         """All noise on the sum, in integers: the parts of all clients together."""
-        return skellam.skellam(self.noise_part, shape, key=key, times=users)
+        return skellam.skellam(self.part_variance, shape, key=key, times=users)
 
     def noise_std(self, size: int, dim: int) -> float:
         """The standard deviation of the estimate at zero updates, from all clients' noise.
 
         Zeros are encoded without rounding.
         """
-        return math.sqrt(self.noise_part / size) / self.require("scale")
+        return math.sqrt(self.part_variance / size) / self.require("scale")
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The noisy sum that the analyzer sees, and how well the shares hide the rest."""
@@ -160,7 +160,7 @@ class SplitAndMixProtocol(NoisySum):
             coordinates=dim,
             clip_norm=encoding.clip_norm,
             scale=encoding.scale,
-            noise_variance=self.noise_part * max(1, crowd - cohort.colluders),
+            noise_variance=self.part_variance * max(1, crowd - cohort.colluders),
             modulus=self.require("modulus"),
             shares=shares,
             colluders=cohort.colluders,
@@ -201,6 +201,6 @@ class SplitAndMixProtocol(NoisySum):
                 f"{cohort.min_size} of them, and {DROPOUT}",
                 f"{enrolment(cohort)}; each honest user adds its part of the noise",
                 rounding_assumption(encoding),
-                *removal(neighbors, noise=True),
+                *removal_assumption(neighbors, noise=True),
             ),
         )
