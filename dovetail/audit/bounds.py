@@ -2,7 +2,7 @@
 
 An attack looks at one statistic of its view and says "first world" where the statistic has certain values. If that
 happens with probability p in the first world and q in a neighbouring one, no (eps, delta) with p > e^eps q + delta can
-hold: eps is at least log((p - delta) / q). A `ExactAttack` has the exact law of the statistic in both worlds and takes
+hold: eps is at least log((p - delta) / q). An `ExactAttack` has the exact law of the statistic in both worlds and takes
 the best threshold, on the statistic or on its likelihood ratio, in either order of the worlds. Everything is rounded
 down: an error may only make an attack look weaker.
 """
@@ -25,7 +25,10 @@ _RELATIVE = 1e-9  # more than the relative error of a probability from a closed 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LowerBound:
-    """No smaller eps holds at this delta: surely, or with `confidence` where `trials` runs were counted."""
+    """No smaller eps holds at this delta: surely, or with `confidence` where `trials` runs were counted.
+
+    `attack` describes what the adversary looks at; `trials` is 0 for an exact bound, whose `confidence` is 1.
+    """
 
     eps: float
     delta: float
@@ -47,9 +50,10 @@ class LowerBound:
 class ExactAttack:
     """A statistic, its values in order, and the log probability of each in two neighbouring worlds.
 
-    `slack` is more than the error of any sum of these probabilities; 0 where they are exact up to rounding, as closed
-    forms are. Then a value that has probability 0 in one world alone shows that no finite eps holds. `pure` is what is
-    known at delta = 0 beside that: a supremum of log ratios in closed form, infinite where they have no bound.
+    `log_first` and `log_second` are natural logarithms, value by value, -inf where a value is impossible. `slack` is
+    more than the error of any sum of these probabilities; 0 where they are exact up to rounding, as closed forms are.
+    Then a value that has probability 0 in one world alone shows that no finite eps holds. `pure` is a lower bound on
+    eps at delta = 0 that is known beside the laws: a supremum of log ratios in closed form, infinite where it has none.
 
     Guarantees:
         `eps` and `delta` are never above what the two laws allow, nor what any set of values within `slack` allows.
@@ -73,7 +77,11 @@ class ExactAttack:
             raise ValueError(f"pure must not be negative, got pure={self.pure!r}")
 
     def eps(self, *, delta: float) -> LowerBound:
-        """The largest eps that some threshold refutes at this delta."""
+        """The largest eps that some threshold refutes at this delta, rounded down; 0 if none refutes anything.
+
+        A threshold's power p is lowered by the slack and by `_RELATIVE`, its false alarms q are raised by both: then
+        log((p - delta) / q) is not above what the exact laws give.
+        """
         _validate.in_interval(0, 1, delta=delta)
         largest = self.pure if delta == 0 else 0.0
         for log_p, log_q in self._tails():
@@ -86,7 +94,10 @@ class ExactAttack:
         return LowerBound(eps=largest, delta=delta, attack=self.attack)
 
     def delta(self, *, eps: float) -> float:
-        """The largest delta that some set of values shows to be needed at this eps."""
+        """The largest delta that some set of values shows to be needed at this eps >= 0, rounded down.
+
+        Without slack it is sum max(0, p - e^eps q) over all values, for the worlds in either order.
+        """
         _validate.non_negative(eps=eps)
         with np.errstate(over="ignore"):
             worlds = np.exp(np.stack([self.log_first, self.log_second]))
@@ -100,9 +111,10 @@ class ExactAttack:
         return largest
 
     def _tails(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Log probabilities of all tails, of the statistic and of its likelihood ratio, in both orders of the worlds.
+        """Pairs of arrays: the log probabilities of all tails in one world, and of the same tails in the other.
 
-        Where the laws carry errors, these put values of no consequence first in the order of ratios: hence both.
+        Tails of the statistic and of its likelihood ratio, upper and lower ones, with either world first. Ratios alone
+        would do for exact laws; where the laws carry errors, values of no consequence may have the largest ratios.
         """
         possible = (self.log_first > -np.inf) | (self.log_second > -np.inf)
         first, second = self.log_first[possible], self.log_second[possible]
@@ -116,18 +128,21 @@ class ExactAttack:
 
 
 def disjoint(attack: str) -> ExactAttack:
-    """A statistic that has one value in the first world and another in the second, always."""
+    """The attack by a statistic that always has one value in the first world and another in the second: eps = inf."""
     certain = np.array([0.0, -np.inf])
     return ExactAttack(attack=attack, log_first=certain, log_second=certain[::-1])
 
 
 def best(bounds: Sequence[LowerBound]) -> LowerBound:
-    """The largest of these lower bounds; exact ones need no correction for having been many."""
+    """The largest of these lower bounds; at most one of them may be counted.
+
+    Exact bounds hold surely, so that choosing among them costs no confidence.
+    """
     return max(bounds, key=lambda bound: bound.eps)
 
 
 def _log_minus(log_p: np.ndarray, amount: float) -> np.ndarray:
-    """log(p - amount), -inf where nothing is left."""
+    """log(p - amount) from log p, for amount >= 0; -inf where p is not above it."""
     if amount == 0:
         return log_p
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):

@@ -25,7 +25,7 @@ _SMALL_DELTA = 0.01
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A protocol at parameters that are worth attacking, in one view; `trials` as in `audit`."""
+    """A protocol at parameters that are worth attacking, in one view; `view` and `trials` as in `findings.audit`."""
 
     protocol: str
     label: str
@@ -37,11 +37,11 @@ class Case:
     view: View = "analyzer"
     trials: int | None = None
     neighbors: Neighbors | None = None  # the protocol's own unless given
-    quick: bool = False  # one case a protocol, in seconds
+    quick: bool = False  # whether it belongs to the quick audit: at least one case of each protocol, seconds each
 
     @property
     def plan(self) -> quotes.Terms:
-        """What is quoted and attacked."""
+        """The terms that are attacked, with the protocol's example for settings that the case leaves open."""
         return plan_for(
             *(self.protocol, self.num_users, self.dim, self.delta),
             chosen=self.settings,
@@ -62,9 +62,15 @@ def plan_for(
     population: int | None = None,
     neighbors: Neighbors | None = None,
 ) -> quotes.Terms:
-    """A plan with the settings that were chosen, and the protocol's example for those that were not.
+    """The terms of an attack, with the protocol's example for settings that `chosen` leaves open.
 
-    With a `population` a round draws its users from so many, in secret; `neighbors` is the protocol's own unless given.
+    Arguments:
+        name: the protocol.
+        num_users: how many users a round has.
+        dim: how many coordinates an update has.
+        chosen: the protocol's settings that are not its example's.
+        population: of how many users a round secretly draws `num_users`; everyone takes part unless given.
+        neighbors: the protocol's own relation unless given.
     """
     return quotes.Terms(
         num_users=num_users,
@@ -79,6 +85,7 @@ def plan_for(
 
 
 def _flame(protocol: str, label: str, **chosen: Any) -> Case:
+    """A case at the size of FLAME's experiments, attacked exactly; `chosen` are settings."""
     return Case(
         protocol=protocol,
         label=label,
@@ -91,16 +98,19 @@ def _flame(protocol: str, label: str, **chosen: Any) -> Case:
 
 
 def _apes(protocol: str, label: str, dim: int = _FLAME_DIM, delta: float = 3.6e-5, **chosen: Any) -> Case:
+    """A case at the size of APES's experiments, attacked exactly; `chosen` are settings."""
     return Case(protocol=protocol, label=label, num_users=10_000, dim=dim, delta=delta, settings=chosen, trials=0)
 
 
 def _sum(protocol: str, label: str, **chosen: Any) -> Case:
+    """A case of a protocol that sums one number a user, attacked exactly; `chosen` are settings."""
     return Case(
         protocol=protocol, label=label, num_users=1000, dim=1, delta=_FLAME_DELTA, settings=chosen, trials=0, quick=True
     )
 
 
 def _small(protocol: str, *, num_users: int = 10, dim: int = 2, **more: Any) -> Case:
+    """A case that is small enough to run the code; `more` are the case's own fields, and settings by any other name."""
     chosen = {key: value for key, value in more.items() if key not in ("view", "colluders", "neighbors", "quick")}
     variant = [str(chosen[key]) for key in ("method", "clip", "randomizer", "noise") if key in chosen]
     crowd = [f"{more['colluders']} of {num_users} collude"] if "colluders" in more else []
@@ -119,8 +129,8 @@ def _small(protocol: str, *, num_users: int = 10, dim: int = 2, **more: Any) -> 
     )
 
 
-_K = _FLAME_DIM // 50
-_ODD_ONE_OUT = [8.0, *[0.05] * 9999]
+_K = _FLAME_DIM // 50  # FLAME's k, the coordinates that SS-Topk selects
+_ODD_ONE_OUT = [8.0, *[0.05] * 9999]  # personal budgets
 
 _PAPERS = (
     _flame("ss_simple", "FLAME's size"),

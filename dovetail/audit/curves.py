@@ -1,4 +1,8 @@
-"""Delta against eps: what is certified, what is claimed, and what the attacks show to be needed."""
+"""Curves of delta against eps (certified, claimed, and shown by attacks), and the audit of a run's costliest round.
+
+`trade_offs` computes the curves of a finding, `figure` draws them, and `write_audit` attacks one round of a finished
+run and writes `audit.json`, curves included, into its folder.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,8 @@ from dovetail.statements import NotApplicable
 
 __all__ = ["draw_curves", "figure", "save_figure", "terms_of_round", "trade_offs", "write_audit"]
 
-_POINTS = 9
-_FEW_POINTS = 5  # where it is one of several things to wait for
+_POINTS = 9  # deltas of a curve
+_FEW_POINTS = 5  # in a run's audit.json, for which somebody waits
 _ONLY_DECLARED = (
     "what a protocol from outside the package declares proves nothing, and its code is too slow to run thousands of "
     "times at this size; `dovetail audit` runs it at a smaller size"
@@ -48,7 +52,7 @@ def trade_offs(finding: Finding, *, points: int = _POINTS) -> dict[str, list[tup
 
 
 def draw_curves(curves: Mapping[str, Sequence[tuple[float, float]]], *, title: str) -> Figure:
-    """Curves of delta against eps, by name; a single point stands as a mark."""
+    """A figure of delta against eps from curves of (eps, delta) by name; a single point is drawn as a mark."""
     lines = [
         Line(
             name=name,
@@ -62,6 +66,7 @@ def draw_curves(curves: Mapping[str, Sequence[tuple[float, float]]], *, title: s
 
 
 def _eps_at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]:
+    """The eps at this delta of what is stated, claimed and shown by exact attacks, each with its curve's name."""
     quote = quotes.quote(finding.protocol, dataclasses.replace(finding.plan, delta=delta))
     colluding = finding.view == "colluding"
     certified = quote.local if colluding else quote.certified
@@ -73,7 +78,7 @@ def _eps_at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]:
 
 
 def figure(finding: Finding, *, points: int = _POINTS) -> Figure:
-    """The curves of a finding."""
+    """The figure of a finding's curves, with `points` deltas each."""
     title = f"{finding.protocol}, {finding.plan.num_users} users, {finding.plan.dim} coordinates, {finding.view}"
     return draw_curves(trade_offs(finding, points=points), title=title)
 
@@ -84,7 +89,7 @@ def save_figure(path: Path, finding: Finding) -> None:
 
 
 def terms_of_round(plan: Plan, index: int) -> quotes.Terms:
-    """One round of a training as the terms of an attack; `index` counts rounds from 0."""
+    """The terms under which round `index` (from 0) of a training is attacked: users, settings, noise, sampling."""
     fields = dataclasses.fields(plan.sampler.protocol)  # type: ignore[arg-type]
     cohort = plan.sampler.schedule.cohort(index)
     if cohort.uploads is not None:
@@ -102,7 +107,10 @@ def terms_of_round(plan: Plan, index: int) -> quotes.Terms:
 
 
 def _costliest(plan: Plan, released: Sequence[Round]) -> int:
-    """The first of the rounds that were released of which the most is lost."""
+    """The index in the plan, from 0, of a released round with the largest eps at the config's delta.
+
+    Raises NotApplicable if nothing was released, or a round was that is not in the plan.
+    """
     first = {item: index for index, item in reversed(list(enumerate(plan.guarantee.rounds()))) if item in set(released)}
     if not first or set(first) != set(released):
         raise NotApplicable("nothing was released" if not released else "the plan does not match the rounds that ran")

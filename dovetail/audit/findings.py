@@ -25,13 +25,17 @@ from dovetail.statements import NotApplicable, Statement
 
 __all__ = ["Finding", "attack", "audit"]
 
-_MOST_REPORTS = 20_000  # of a trial, if trials are not asked for
+_MOST_REPORTS = 20_000  # with more reports in a trial, runs are only counted if the caller asks for trials
 _NOTHING = "no attack was tried"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Finding:
-    """The best lower bound on a protocol's eps in one view, every other that was found, and the statements about it."""
+    """The best lower bound on a protocol's eps in one view, every other that was found, and the statements about it.
+
+    `certified` is what the bound is held against: in the view "colluding" the local statement, where nobody is trusted.
+    `exact_attacks` are kept to compute bounds at other deltas.
+    """
 
     protocol: str
     view: View
@@ -49,12 +53,12 @@ class Finding:
 
     @property
     def consistent(self) -> bool:
-        """Whether the attacks found no more than what is certified."""
+        """Whether the attacks found no larger eps than is certified; False shows an error in a proof or in the code."""
         return self.bound.eps <= self.certified.eps
 
     @property
     def claim_refuted(self) -> bool | None:
-        """Whether they found more than what is claimed; None where nothing is, or something else."""
+        """Whether the attacks found a larger eps than is claimed; None without a claim for the same neighbours."""
         if self.claimed is None or self.claimed.neighbors is not self.certified.neighbors:
             return None
         return self.bound.eps > self.claimed.eps
@@ -78,6 +82,7 @@ class Finding:
 
 
 def _bound_json(bound: LowerBound) -> dict[str, Any]:
+    """A lower bound as plain data; the eps of an unbounded one is null."""
     return {
         "eps_lower": None if bound.is_unbounded else bound.eps,
         "unbounded": bound.is_unbounded,
@@ -107,7 +112,8 @@ def audit(
         trials: how many runs are counted in each world; 0 for none, None for as many as are quickly done.
         confidence: with probability at most 1 - confidence, over the coins of counted runs, the bound is above the
             true eps.
-        observe: hears what is done next.
+        seed: of the counted runs' randomness.
+        observe: called with what is done next.
     """
     _validate.one_of(VIEWS, view=view)
     _validate.in_open_interval(0, 1, confidence=confidence)
@@ -148,7 +154,11 @@ def audit(
 
 
 def attack(rounds: Sequence[Round], *, delta: float) -> LowerBound | None:
-    """The best exact attack on a training by these rounds, as they are certified; None where none is known."""
+    """The best exact attack on a training by these rounds, as they are certified; None where none is known.
+
+    Arguments:
+        rounds: all rounds of the training, on the same inputs; of several kinds only where users are Poisson samples.
+    """
     try:
         return best([exact_attack.eps(delta=delta) for exact_attack in exact.exact_attacks_on_rounds(rounds)])
     except NotApplicable:
@@ -156,7 +166,11 @@ def attack(rounds: Sequence[Round], *, delta: float) -> LowerBound | None:
 
 
 def _exact_attacks(protocol: Protocol, cohort: Cohort, plan: quotes.Terms, view: View) -> tuple[ExactAttack, ...]:
-    """The exact attacks; an observer of estimates is left to counting, and so are own reports under other relations."""
+    """The exact attacks that are known in this view; none for an observer of estimates, which is left to counting.
+
+    Attacks that know the protocol (`attacks.stronger`, `attacks.on_own_reports`) are for one round and for the
+    protocol's own neighbouring relation; those on the event of a round are for any.
+    """
     if view == "observer":
         return ()
     fits = plan.rounds == 1 and plan.relation(protocol) is protocol.relation
@@ -178,12 +192,13 @@ def _exact_attacks(protocol: Protocol, cohort: Cohort, plan: quotes.Terms, view:
 
 
 def _games(protocol: Protocol, cohort: Cohort, plan: quotes.Terms) -> list[Game]:
-    """Every pair of worlds that the code can be run in; none where records are drawn by a rule of their own."""
+    """A game for every pair of worlds in which the protocol's code can be run."""
     worlds = neighboring_worlds(protocol, cohort, plan.dim, neighbors=plan.relation(protocol), rounds=plan.rounds)
     return [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds]
 
 
 def _num_trials(games: list[Game], requested: int | None) -> int:
+    """How many trials to count: as requested; else as many as are quickly done, and none where trials are large."""
     if requested is not None:
         return requested
     return runs.default_trials(games[0]) if games[0].reports <= _MOST_REPORTS else 0

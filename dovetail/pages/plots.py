@@ -1,4 +1,4 @@
-"""Figures of the accountants."""
+"""Figures that are computed by the accountants, for the command line: how bounds grow with users or local budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ __all__ = ["amplification"]
 
 
 def amplification(*, num_users: int, eps_local: float, delta: float, over: str = "n") -> Figure:
-    """Every applicable bound against the number of users (over="n") or the local budget (over="eps-local")."""
+    """Every applicable amplification bound against the number of users or the local budget.
+
+    Arguments:
+        num_users: how many users; with `over="n"` the middle of the x axis, which goes from 1/100 to 100 times it.
+        eps_local: the budget of a report; with `over="eps-local"` the middle, from 1/10 to 10 times it.
+        over: "n" or "eps-local", what the x axis is.
+    """
     _validate.one_of(("n", "eps-local"), over=over)
     if over == "n":
         points = np.unique(np.geomspace(max(2, num_users / 100), num_users * 100, 13).astype(int)).tolist()

@@ -51,7 +51,7 @@ _NOISE = (
     ("eps_local", "eps_local {value} (of one report)"),
     ("std", "standard deviation {value}"),
 )
-_RULES = (  # the first that fits
+_RULES = (  # who has to make sure of an assumption that contains one of the phrases; the first that fits
     ("enrolment operator", ("whoever enrols users", "public roster", "place in the list of budgets")),
     ("aggregator operators", ("aggregators is honest", "by the aggregators", "aggregators draw", "aggregator")),
     (
@@ -103,6 +103,9 @@ def parties(
     return [users, *between(statement, protocol, local, shuffler), public]
 
 
+# The parties between users and public, by model of trust. All five functions take what `parties` takes.
+
+
 def _curator(
     statement: Statement, protocol: Mapping[str, Any], local: Statement | None, shuffler: Statement | None
 ) -> list[Party]:
@@ -132,14 +135,14 @@ def _server(
 def _shuffler_and_analyzer(
     statement: Statement, protocol: Mapping[str, Any], local: Statement | None, shuffler: Statement | None
 ) -> list[Party]:
-    many = protocol.get("shufflers")
-    follows = "one that follows the protocol" if many else "if it follows the protocol"
+    count = protocol.get("shufflers")  # None where there is one
+    follows = "one that follows the protocol" if count else "if it follows the protocol"
     kept = "" if shuffler is None else f"{follows}: {words.numbers(shuffler)}"
-    broken = "all of them together" if many else "if it does not, or colludes with the analyzer"
+    broken = "all of them together" if count else "if it does not, or colludes with the analyzer"
     dishonest = "" if local is None else f"{broken}: {words.numbers(local)}"
     shufflers = Party(
-        name=f"{many} shufflers" if many else "Shuffler",
-        sees="who uploads and when; sealed messages" + (", of every value some of the shares" if many else ""),
+        name=f"{count} shufflers" if count else "Shuffler",
+        sees="who uploads and when; sealed messages" + (", of every value some of the shares" if count else ""),
         trusted="to permute, to enforce the minimum number of users, not to collude beyond what the checklist allows",
         holds="; ".join(filter(None, (kept, dishonest))) or "not stated",
     )
@@ -178,7 +181,11 @@ def _server_without_guarantee(
 
 
 def exposure(statement: Statement, setting: str | None) -> list[str]:
-    """What was at risk before any noise was added: where raw data were collected."""
+    """What was at risk before any noise was added, in two sentences: in this run, and where it is deployed.
+
+    Arguments:
+        setting: "simulation", "deployment" or None, as `privacy.json` has it under "origin".
+    """
     if setting == "simulation":
         first = (
             "This was a simulation: the raw data of all users were collected on one machine. Whoever could read that "
@@ -197,7 +204,11 @@ def exposure(statement: Statement, setting: str | None) -> list[str]:
 
 
 def facts(statement: Statement, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What ran and on what, as pairs of name and value; what a run did not record is said to be unknown."""
+    """What ran and on what, as pairs of name and text; what a run did not record is said to be unknown.
+
+    Arguments:
+        summary: the content of `privacy.json`.
+    """
     origin = summary.get("origin") or {}
     unit = statement.unit.value
     return [
@@ -215,6 +226,7 @@ def facts(statement: Statement, summary: Mapping[str, Any]) -> list[tuple[str, s
 
 
 def _early_end(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A fact about rounds that are charged and were not run; nothing where all were."""
     charged = summary.get("charged_rounds")
     if charged is None:
         return []
@@ -224,12 +236,12 @@ def _early_end(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def setting_in_words(setting: str | None) -> str:
-    """Whether all data were on one machine."""
+    """What a setting means: "simulation" (all data were on one machine), "deployment", or None if not recorded."""
     return _SETTINGS.get(setting or "", "Not recorded by the version of Dovetail that ran it.")
 
 
 def delta_in_words(statement: Statement) -> str:
-    """Delta beside one over the number of units."""
+    """Delta, rounded up, and how it compares with 1/n, where n is the number of units."""
     if statement.is_unbounded:
         return "none: there is no guarantee"
     delta, count = statement.delta, statement.population
@@ -238,18 +250,18 @@ def delta_in_words(statement: Statement) -> str:
         return "0: the guarantee has no exceptions"
     if count is None:
         return f"{text}; the number of {statement.unit.value}s is not known, so it cannot be compared with 1/n"
-    share = delta * count
-    if share >= 1:
+    ratio = delta * count  # of delta to 1/n
+    if ratio >= 1:
         verdict = "not below 1/n: publishing the data of one of them, chosen at random, would satisfy it"
-    elif share > 0.1:
-        verdict = f"{words.number(1 / share, 2)} times smaller than 1/n, which is little"
+    elif ratio > 0.1:
+        verdict = f"{words.number(1 / ratio, 2)} times smaller than 1/n, which is little"
     else:
-        verdict = f"{words.number(1 / share, 2)} times smaller than 1/n"
+        verdict = f"{words.number(1 / ratio, 2)} times smaller than 1/n"
     return f"{text}, where 1/n is {words.number(1 / count, 3)} for n = {count:,} {statement.unit.value}s: {verdict}"
 
 
 def noise_in_words(summary: Mapping[str, Any]) -> str:
-    """How much noise, and where it came from."""
+    """How much noise there is, by the protocol's settings in `privacy.json`, and which randomness it was drawn from."""
     protocol = summary["protocol"]
     parts = [text.format(value=words.number(protocol[name])) for name, text in _NOISE if _is_number(protocol.get(name))]
     budgets = [budget for budget in protocol.get("budgets") or () if _is_number(budget)]
@@ -268,6 +280,7 @@ def _count(value: int | None) -> str:
 
 
 def _code(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Facts about the code that ran: version, commit, and hashes of the package and of code from outside it."""
     library = origin.get("library")
     if not library:
         return [("Code", "not recorded")]
@@ -282,6 +295,7 @@ def _code(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _data(data: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The fact about the data's fingerprint, or why there is none (see `experiment.fingerprint.origin_of`)."""
     if "hmac_sha256" not in data:
         return [("Data", f"no fingerprint: {data.get('missing', 'not recorded')}")]
     return [
@@ -307,7 +321,11 @@ def owner_of(assumption: str) -> str:
 
 
 def checklist(statement: Statement, origin: Mapping[str, Any]) -> list[Item]:
-    """Every assumption of the statement, and what releasing this page takes for granted besides."""
+    """Every assumption of the statement, and what else must hold for the page to be released.
+
+    Arguments:
+        origin: where the run comes from, as `privacy.json` has it; empty for runs that did not record it.
+    """
     boxes = [Item(text, owner_of(text)) for text in statement.assumptions]
     if origin:
         hidden = ["records"] if statement.unit is not Unit.ITEM or statement.neighbors is Neighbors.ADD_REMOVE else []
@@ -327,7 +345,7 @@ def checklist(statement: Statement, origin: Mapping[str, Any]) -> list[Item]:
 
 
 def tuning(statement: Statement, summary: Mapping[str, Any]) -> str:
-    """What it cost to choose the settings, in a sentence or two."""
+    """How the settings were chosen, and whether eps covers that, in a sentence or two."""
     search = summary.get("tuning")
     if search is None:
         if TUNING_ASSUMPTION in statement.assumptions:

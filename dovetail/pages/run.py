@@ -21,7 +21,7 @@ from dovetail.templating import draw_inline, write_page
 
 __all__ = ["write"]
 
-_BINS = 24
+_BINS = 24  # of the histogram of users' own eps
 _OTHERS = {
     "claimed": "What the protocol's paper claims",
     "shuffler": "What the shuffler learns",
@@ -63,7 +63,12 @@ def write(folder: Path) -> Path:
 
 
 def _review(statement: Statement, others: Mapping[str, Statement], summary: dict[str, Any]) -> dict[str, Any]:
-    """What a reviewer goes through before signing: who sees what, how, under which assumptions, at which cost."""
+    """What a reviewer goes through before signing, as values of the template `run.html.jinja` by name.
+
+    Arguments:
+        others: the statements `claimed`, `shuffler` and `local` of `privacy.json`, those that it has.
+        summary: the content of `privacy.json`.
+    """
     origin = summary.get("origin") or {}
     protocol = summary["protocol"]
     settings = {key: value for key, value in protocol.items() if isinstance(value, str | int | float)}
@@ -80,7 +85,7 @@ def _review(statement: Statement, others: Mapping[str, Statement], summary: dict
 
 
 def _promise(statement: Statement) -> dict[str, Any]:
-    """What is guaranteed, in words."""
+    """What is guaranteed, in words, as values of the template by name."""
     sound = statement.verdict is Verdict.CERTIFIED and not statement.warnings
     sentences = words.sentences(statement)
     return {
@@ -93,7 +98,7 @@ def _promise(statement: Statement) -> dict[str, Any]:
 
 
 def _facts(statement: Statement, summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The run in a few figures."""
+    """The boxes at the top of the page: titles and values, as text."""
     planned = summary["planned_rounds"]
     return [
         ("eps", "none" if statement.is_unbounded else at_most(statement.eps)),
@@ -106,7 +111,7 @@ def _facts(statement: Statement, summary: dict[str, Any]) -> list[tuple[str, str
 
 
 def _score(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The first score on the test records, with that of the best constant guess."""
+    """Boxes for the first score of accuracy, R2 and loss, and for that of the best constant guess if there is one."""
     if summary.get("accuracy") is not None:
         name = "accuracy"
         beside = summary.get("baseline", {})
@@ -123,9 +128,15 @@ def _score(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def _scope(
     statement: Statement, others: Mapping[str, Statement], summary: dict[str, Any], *, diagnostics: bool
 ) -> dict[str, Any]:
-    """For whom, what not, and what else can be said: by the paper, of the shuffler, without trust."""
+    """Statements for other units, what is not covered, and other statements, as values of the template by name.
+
+    Arguments:
+        others: as in `_review`.
+        diagnostics: whether a page of diagnostics lies beside the report.
+    """
     units = {name: Statement.from_json(data) for name, data in summary["units"].items()}
-    local, shuffler = others.get("local"), others.get("shuffler")
+    local = others.get("local")
+    shuffler = others.get("shuffler")
     return {
         "promises": {name: view_of(promise) for name, promise in units.items()},
         "not_covered": words.not_covered(statement, units, local=local, shuffler=shuffler, diagnostics=diagnostics),
@@ -134,7 +145,12 @@ def _scope(
 
 
 def _figures(metrics: list[dict[str, Any]], statement: Statement, config: str) -> list[Figure]:
-    """Accuracy and what was spent, round by round."""
+    """Figures of the score and of the spent eps over the rounds; none where fewer than two rounds were evaluated.
+
+    Arguments:
+        metrics: the lines of `metrics.jsonl`.
+        config: the content of `config.toml`.
+    """
     if len(metrics) < 2:
         return []
     rounds = [line["round"] for line in metrics]
@@ -151,7 +167,7 @@ def _figures(metrics: list[dict[str, Any]], statement: Statement, config: str) -
 
 
 def _quality_figures(rounds: list[int], metrics: list[dict[str, Any]]) -> list[Figure]:
-    """Accuracy round by round, or the loss where there is none."""
+    """A figure of the accuracy over the rounds; of the loss where some round has no accuracy."""
     if all(line["accuracy"] is not None for line in metrics):
         accuracy = Line(name="", x=rounds, y=[line["accuracy"] for line in metrics])
         return [Figure(title="Accuracy", x_label="round", y_label="test accuracy", lines=[accuracy], percent_y=True)]
@@ -161,7 +177,7 @@ def _quality_figures(rounds: list[int], metrics: list[dict[str, Any]]) -> list[F
 
 
 def _eps_histogram(per_user: Sequence[float] | None) -> list[Figure]:
-    """How many users have which eps."""
+    """A histogram of users' own eps; no figure where all have the same statement."""
     if not per_user:
         return []
     low, high = min(per_user), max(per_user)
@@ -176,7 +192,7 @@ def _eps_histogram(per_user: Sequence[float] | None) -> list[Figure]:
 
 
 def _audit(folder: Path) -> dict[str, Any] | None:
-    """What attacks finding, if any were made."""
+    """What attacks on the run found, from `audit.json`, as the template shows it; None if none were made."""
     if not (folder / "audit.json").exists():
         return None
     finding = json.loads((folder / "audit.json").read_text())
@@ -198,7 +214,7 @@ def _audit(folder: Path) -> dict[str, Any] | None:
 
 
 def _write_diagnostics(run: RunFolder) -> bool:
-    """The page of what raw updates were like, if that was asked for; not to be handed out."""
+    """Write `diagnostics.html` from the run's diagnostics, if it has any; returns whether it was written."""
     figures = _diagnostic_figures(run.read_diagnostics())
     if figures:
         view = {"version": __version__, "banner": BANNER, "charts": draw_inline(figures)}
@@ -207,7 +223,7 @@ def _write_diagnostics(run: RunFolder) -> bool:
 
 
 def _diagnostic_figures(lines: list[dict[str, Any]]) -> list[Figure]:
-    """How large and how different the raw updates were."""
+    """A figure of how large and how different the raw updates were; none with fewer than two rounds of them."""
     titles = {"variance": "between-clients variance V_c", "scale": "update scale U_s"}
     lines = [line for line in lines if all(line.get(key) is not None for key in titles)]
     if len(lines) < 2:
@@ -219,7 +235,7 @@ def _diagnostic_figures(lines: list[dict[str, Any]]) -> list[Figure]:
 
 
 def _references(statements: Iterable[Statement | None], protocol: str) -> dict[str, Any]:
-    """What ran, as a list to read and as BibTeX to copy."""
+    """The references of statements and protocol, as values of the template: a list to read, and BibTeX to copy."""
     protocol_class = PROTOCOLS.get(protocol)
     entries = references.of(statements, protocol_class.references if protocol_class else ())
     cited = [{"text": str(entry).replace("{", "").replace("}", ""), "arxiv": entry.arxiv} for entry in entries]

@@ -22,8 +22,8 @@ from dovetail.templating import draw_inline, write_page
 
 __all__ = ["comparison", "index", "reproduction"]
 
-_MANY = 14  # rows beyond which a table is folded away,
-_MANY_BESIDE_A_FIGURE = 6  # and where a figure shows them too
+_MANY = 14  # a table with more rows is folded away;
+_MANY_BESIDE_A_FIGURE = 6  # so is one with more than this where a figure shows the same
 _COLUMNS = {
     "paper": "paper",
     "claimed": "claimed (recomputed)",
@@ -55,6 +55,7 @@ def comparison(folder: Path) -> Path:
 
 
 def _comparison_facts(compared: Comparison) -> list[tuple[str, str]]:
+    """The boxes at the top of a comparison's page: titles and values, as text."""
     facts = [("task", compared.task), ("model", compared.model), ("seeds", str(compared.seeds))]
     if compared.baseline is not None:
         facts.append(("best constant guess", f"{compared.baseline:.1%}"))
@@ -69,6 +70,7 @@ def _comparison_facts(compared: Comparison) -> list[tuple[str, str]]:
 
 
 def _comparison_row(name: str, run: Run) -> dict[str, Any]:
+    """A protocol's line in the ranking, as the template shows it."""
     return {
         "protocol": name,
         "settings": run.settings,
@@ -119,7 +121,7 @@ def index(folder: Path) -> Path:
 
 
 def _read_paper(folder: Path) -> dict[str, Any] | None:
-    """What was reproduced, or None if it is not there or was stopped."""
+    """The content of `paper.json`; None if there is none, or no part of the paper was finished."""
     if not (folder / "paper.json").exists():
         return None
     paper: dict[str, Any] = json.loads((folder / "paper.json").read_text())
@@ -127,12 +129,14 @@ def _read_paper(folder: Path) -> dict[str, Any] | None:
 
 
 def _read_exhibits(folder: Path, paper: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The content of each part's JSON file (see `papers.exhibits.write`), in the paper's order."""
     for key in paper["exhibits"]:
         if (folder / f"{key}.json").exists():
             yield json.loads((folder / f"{key}.json").read_text())
 
 
 def _facts(exhibits: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Boxes for a paper: its best accuracy, if anything was trained, and how many parts it has."""
     facts = []
     best = _most_accurate(exhibits)
     if best is not None:
@@ -142,22 +146,25 @@ def _facts(exhibits: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _rows(exhibits: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of all parts, as `papers.exhibits.Row.to_json` gives them."""
     for exhibit in exhibits:
         yield from exhibit["rows"]
 
 
 def _verdicts(exhibits: list[dict[str, Any]]) -> dict[str, int]:
-    """How many claims hold, are unproven, are refuted; in this order."""
+    """How many of the paper's claims hold, are unproven and are refuted, in this order; without those that none are."""
     counts = Counter(row["claimed"]["verdict"] for row in _rows(exhibits) if row.get("claimed"))
     return {verdict: counts[verdict] for verdict in _CLAIMS if counts[verdict]}
 
 
 def _most_accurate(exhibits: list[dict[str, Any]]) -> float | None:
+    """The largest mean accuracy that we measured in any row; None where nothing was trained."""
     ours = (row["ours"] for row in _rows(exhibits) if row.get("ours"))
     return max((result["mean"] for result in ours if result["metric"] == "accuracy"), default=None)
 
 
 def _card(name: str, paper: dict[str, Any], exhibits: list[dict[str, Any]]) -> dict[str, Any]:
+    """A paper's card on the index page, as the template shows it."""
     return {
         "name": name,
         "title": paper["title"],
@@ -168,6 +175,7 @@ def _card(name: str, paper: dict[str, Any], exhibits: list[dict[str, Any]]) -> d
 
 
 def _exhibit_view(exhibit: dict[str, Any]) -> dict[str, Any]:
+    """A table or figure of a paper, as the template shows it; columns that no row fills are left out."""
     rows = [_row_view(row) for row in exhibit["rows"]]
     return {
         "title": exhibit["title"],
@@ -183,7 +191,7 @@ def _exhibit_view(exhibit: dict[str, Any]) -> dict[str, Any]:
 
 
 def _origin(run: dict[str, Any]) -> str:
-    """How a part was computed; parts of one page may come from several runs."""
+    """How a part was computed, as text: version, machine, seconds, seeds; parts of a page may come from several runs."""
     facts = [f"dovetail {run.get('version', '')}", run.get("machine", "")]
     if run.get("seconds"):
         facts.append(f"{number(run['seconds'], 3)} s")
@@ -213,6 +221,7 @@ def _row_view(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _audit_cell(finding: dict[str, Any]) -> dict[str, str]:
+    """What an attack shows at the least, at which delta, and whether by counting or exactly."""
     return {
         "lower": "no guarantee" if finding["unbounded"] else f"eps ≥ {at_least(finding['eps_lower'])}",
         "delta": number(finding["delta"]),
@@ -221,6 +230,7 @@ def _audit_cell(finding: dict[str, Any]) -> dict[str, str]:
 
 
 def _ours_cell(row: dict[str, Any]) -> dict[str, Any] | None:
+    """What we measured, or why it was not measured here; None where there was nothing to measure."""
     ours = row.get("ours")
     if row.get("not_here") or not ours:
         return {"not_here": row["not_here"]} if row.get("not_here") else None
@@ -233,7 +243,7 @@ def _ours_cell(row: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _value(name: str, value: Any) -> str:
-    """Accuracies as percentages, other numbers in few characters."""
+    """A value as text: accuracies as percentages, other numbers in few characters; `name` tells which it is."""
     if "accuracy" in name and isinstance(value, int | float) and abs(value) <= 1:
         return f"{value:.2%}"
     return _text(value)
@@ -244,7 +254,7 @@ def _text(value: Any) -> str:
 
 
 def _reference(paper: dict[str, Any]) -> references.Entry | None:
-    """What to cite, where that is known."""
+    """The bibliography's entry for the paper; None if it has none."""
     try:
         return references.entry(paper["reference"])
     except ValueError:

@@ -45,7 +45,7 @@ _COLLUSION = {
     Trust.SHUFFLE: "more shufflers than the assumptions allow",
     Trust.SHARES: "all aggregators",
 }
-_FALSE_ALARMS = 0.01
+_FALSE_ALARMS = 0.01  # the false-positive rate for which pages say how often a test can be right
 _COLOURS = {
     "certified": "good",
     "claimed, holds": "good",
@@ -79,7 +79,7 @@ def at_least(value: float) -> str:
 
 
 def numbers(statement: Statement) -> str:
-    """(eps, delta), or that there is none."""
+    """Text like "(0.9, 1e-05)-DP" with both numbers rounded up; "no guarantee" where eps is infinite."""
     if statement.is_unbounded:
         return "no guarantee"
     return f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
@@ -93,7 +93,7 @@ def title(statement: Statement) -> str:
 
 
 def whom(statement: Statement) -> str:
-    """Who is protected, and between which two cases one cannot tell."""
+    """Who is protected, and between which two cases one cannot tell: "one record; that record is replaced ..."."""
     return f"{_WHOSE[statement.unit]}; {_DATA[statement.unit]} {_CHANGED[statement.neighbors]}"
 
 
@@ -112,7 +112,10 @@ def trust(statement: Statement) -> str:
 
 
 def sentences(statement: Statement) -> list[str]:
-    """The statement in full: who is protected, against whom, trusting whom, how much, how long, by which theorem."""
+    """The statement in full, a sentence or two each: who is protected, how much, trusting whom, by which theorem.
+
+    The first two are the page's lead. There are two if nothing is guaranteed: that, and the reason.
+    """
     span = f" over {statement.span}" if statement.span else ""
     if statement.is_unbounded:
         return [
@@ -147,7 +150,7 @@ def sentences(statement: Statement) -> list[str]:
 
 
 def meaning(statement: Statement) -> list[str]:
-    """What these numbers mean for an adversary."""
+    """What eps and delta mean for an adversary, a paragraph each: odds, and the power of a test; none if unbounded."""
     if statement.is_unbounded:
         return []
     factor = math.exp(min(statement.eps, 700.0))
@@ -167,19 +170,19 @@ def meaning(statement: Statement) -> list[str]:
 
 
 def largest_power(statement: Statement, false_alarms: float = _FALSE_ALARMS) -> float:
-    """How often, at most, a test recognises one of two neighbours.
+    """The largest true-positive rate that a test which tells two neighbours apart can have under this statement.
 
     Arguments:
-        false_alarms: how often, at most, the test takes the other neighbour for it.
+        false_alarms: the test's false-positive rate.
     """
     by_alarm = math.exp(min(statement.eps, 700.0)) * false_alarms + statement.delta
     by_miss = 1 - math.exp(-statement.eps) * max(0.0, 1 - false_alarms - statement.delta)
     return min(1.0, by_alarm, by_miss)
 
 
-def _percent(share: float) -> str:
-    """A share as a percentage, rounded up."""
-    return f"{math.ceil(share * 1e4 - 1e-9) / 100:.4g}%"
+def _percent(rate: float) -> str:
+    """A rate as a percentage with two decimals, rounded up."""
+    return f"{math.ceil(rate * 1e4 - 1e-9) / 100:.4g}%"
 
 
 def not_covered(
@@ -237,7 +240,7 @@ def not_covered(
 
 
 class Badge(NamedTuple):
-    """A verdict: its word, and its colour, which is never green in doubt."""
+    """A verdict: its word, and its colour: "good" (green), "fair" or "bad"; never green in doubt."""
 
     word: str
     colour: str
@@ -245,9 +248,10 @@ class Badge(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StatementView:
-    """One statement for templates.
+    """One statement for templates, all of it as text.
 
-    `new` are the assumptions that the statement whose premise it is has not made already.
+    `nothing` says that there is no guarantee; `key` and `where` are the theorem's, `links` its names and addresses.
+    `new` are the assumptions that the page has not listed yet, and `premises` the statements that this one rests on.
     """
 
     nothing: bool
@@ -266,7 +270,7 @@ class StatementView:
 
     @property
     def scope(self) -> str:
-        """For whom, between which cases, how long."""
+        """For whom, between which cases, how long: "one user, replace-one, 60 rounds"."""
         return ", ".join(filter(None, (f"one {self.unit}", self.neighbors, self.span)))
 
 
@@ -274,6 +278,7 @@ def badge(verdict: str, *, doubtful: bool = False) -> Badge:
     """The badge of a verdict.
 
     Arguments:
+        verdict: the value of a `Verdict`, or "no guarantee".
         doubtful: whether there are warnings, so that it must not be green.
     """
     colour = _COLOURS.get(verdict, "fair")

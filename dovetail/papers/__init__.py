@@ -38,8 +38,8 @@ def reproduce(
         quick: whether parts leave out what takes long.
         seeds: how often each config is trained.
         only: the keys of the parts to compute, all if empty; other parts that lie in `out` already stay.
-        begin: hears the title of each part before it is computed.
-        observe: hears what is computed for it.
+        begin: called with the title of each part before it is computed.
+        observe: called with the name of each training or measurement before it is run.
 
     Returns: the rows of each computed part, by its key.
     """
@@ -82,7 +82,7 @@ def reproduce(
 
 
 def _parts_in(paper: Paper, out: Path, only: Sequence[str]) -> list[str]:
-    """Parts of this paper that lie in the folder already and are not asked for again."""
+    """The keys of this paper's parts that `out` holds already and that `only` does not name; none without `only`."""
     if not only or not (out / "paper.json").is_file():
         return []
     try:

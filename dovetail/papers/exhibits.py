@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Curve", "Measurement", "Paper", "Part", "Row", "accuracy_figure", "curves", "mean_of", "sweep", "write"]
 
-Curve = tuple[tuple[float, float], ...]
+Curve = tuple[tuple[float, float], ...]  # points (x, y) of a training: mostly rounds and test accuracy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What we measured, once for each seed."""
+    """What we measured: the metric's name, and a value for each seed."""
 
     metric: str
     values: tuple[float, ...]
@@ -54,7 +54,9 @@ class Row:
     """One line of a table, or one point of a figure.
 
     `paper` is what the paper prints, `claimed` its own formula recomputed, `certified` what we prove of the same run,
-    `audited` what an attack shows at the least, `ours` what we measured. `series` and `x` place it in a figure.
+    `audited` what an attack shows at the least, `ours` what we measured. `series` and `x` place it in a figure. `extra`
+    holds further columns, `config` the path of the config below the paper's folder, and `not_here` why something was
+    not measured on this machine.
     """
 
     label: str
@@ -73,8 +75,9 @@ class Row:
     not_here: str | None = None
 
     def __post_init__(self) -> None:
-        """A claim that an attack passes is refuted, whatever was thought of its proof."""
-        claimed, audited = self.claimed, self.audited
+        """Set the claim's verdict to refuted if the attack in this row shows a larger eps at no larger delta."""
+        claimed = self.claimed
+        audited = self.audited
         if claimed is None or audited is None or audited.delta < claimed.delta or audited.eps <= claimed.eps:
             return
         if claimed.verdict is not Verdict.CLAIMED_REFUTED:
@@ -135,12 +138,20 @@ class Row:
 
 
 def _finite(value: Any) -> Any:
+    """The value; None for a float that is not finite, which JSON cannot hold."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """A table or figure of a paper, and how it is made."""
+    """A table or figure of a paper, and how it is made.
+
+    Arguments:
+        key: the name of its files.
+        rows: computes the rows one by one, on a runner.
+        figures: draws the figures from all rows.
+        notes: sentences below the table, from all rows.
+    """
 
     key: str
     title: str
@@ -152,7 +163,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Paper:
-    """A paper's parts; `reference` is its key in `dovetail.references`, `minutes` what three seeds take."""
+    """A paper's parts; `reference` is its key in `dovetail.references`, `minutes` what three seeds take on each device."""
 
     name: str
     title: str
@@ -221,17 +232,17 @@ def sweep(
 
 
 def mean_of(row: Row) -> float | None:
-    """The mean of what we measured, if anything was."""
+    """The mean over seeds of what we measured; None if nothing was."""
     return None if row.ours is None else row.ours.mean
 
 
 def accuracy_figure(title: str, x_label: str, lines: Sequence[Line], **more: Any) -> Figure:
-    """Test accuracy in percent, over whatever `x_label` says."""
+    """A figure of test accuracy in percent; `more` are other fields of `Figure`."""
     return Figure(title=title, x_label=x_label, y_label="test accuracy", percent_y=True, lines=lines, **more)
 
 
 def curves(rows: Sequence[Row]) -> tuple[Line, ...]:
-    """One line per row: its training."""
+    """One line per row that has a curve, named by the row's label."""
     return tuple(
         Line(name=row.label, x=tuple(x for x, _ in row.curve), y=tuple(y for _, y in row.curve))
         for row in rows

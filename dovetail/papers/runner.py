@@ -29,10 +29,11 @@ Overrides = Sequence[tuple[str, Any]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeedRuns:
-    """A config's runs: one result a seed; curves are means over the seeds.
+    """The runs of one config: a result for each seed, and curves that are means over the seeds.
 
-    `rounds` are what the analyzer sees, as it is certified; none where it sees less, or the statement is about another
-    unit than the rounds are.
+    `diagnostics` are curves by the diagnostic's name, `config` is the path of the config's file below the paper's
+    folder, and `seconds` is what all seeds took. `rounds` are the rounds as they are certified, to be attacked; none
+    where the analyzer sees less than they say, or the statement is about another unit than they are.
     """
 
     results: tuple[experiment.Result, ...]
@@ -60,7 +61,7 @@ class Runner:
         out: the folder of the paper, where configs are kept.
         quick: whether parts leave out what takes long.
         seeds: how often each config is trained.
-        observe: hears what is computed next.
+        observe: called with what is computed next.
 
     Guarantees:
         The same config is trained once, however many parts ask for it.
@@ -133,6 +134,7 @@ class Runner:
         return audit.audit(protocol, plan, trials=0).bound
 
     def _train(self, text: str, label: str) -> SeedRuns:
+        """Train a config, given as TOML, once for every seed, and keep it as a file."""
         results = []
         accuracies = []
         diagnoses = []
@@ -162,7 +164,7 @@ class Runner:
         )
 
     def _keep(self, text: str, label: str) -> str:
-        """The config's file, by the name of what it is for."""
+        """Write the config to a file that is named after its label; returns the path below the paper's folder."""
         folder = self.out / "configs"
         folder.mkdir(parents=True, exist_ok=True)
         stem = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-")
@@ -177,7 +179,7 @@ class Runner:
 
 
 def _mean_curve(curves: Sequence[Sequence[tuple[float, float | None]]]) -> Curve:
-    """The mean over seeds of curves at the rounds that all of them have."""
+    """The mean of curves, each (round, value) by round, at the rounds at which all of them have a value."""
     by_round = [{x: y for x, y in curve if y is not None} for curve in curves]
     shared = sorted(set.intersection(*(set(curve) for curve in by_round)))
     return tuple((float(x), float(np.mean([curve[x] for curve in by_round]))) for x in shared)

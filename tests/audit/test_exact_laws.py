@@ -37,7 +37,7 @@ def test_cells_are_integrals_of_the_density(position, reach):
         family, local, ends = cells.partition("laplace"), LaplaceRandomizer(eps_local), (-30.0, 31.0)
     else:
         cuts = np.linspace(-reach, 1 + reach, 9)[1:-1]
-        family = cells.Cells(kind="clip_laplace", cuts=cuts, reach=reach)
+        family = cells.Cells(kind="clip_laplace", cuts=cuts, overhang=reach)
         local, ends = ClipLaplace(eps_local, -1.0, 1.0, 1 + 2 * reach), (-reach, 1 + reach)
     edges = np.concatenate([[ends[0]], family.cuts, [ends[1]]])
 

@@ -29,18 +29,24 @@ __all__ = ["SERVER", "as_declared", "by_event", "independent", "on_own_event", "
 _OWN = "the victim's own reports"
 SERVER = "the victim's update, which the server gets as it is"
 _FAR = 1e4  # an update that every protocol clips
-_SAMPLES, _MOST_VALUES = 2000, 64  # reports that are drawn to see which values occur, and values of a law
-_COMPLETE = 1e-9  # that probabilities may be off
+_SAMPLES = 2000  # reports that are drawn to see which values occur
+_MOST_VALUES = 64  # that a law may have to be used
+_COMPLETE = 1e-9  # by how much the probabilities of all values may miss 1
 
 
 def reports(report: Report, count: int) -> list[ExactAttack]:
-    """So many reports, all on the low end or all on the high end."""
+    """Attacks on `count` independent reports, all of them on the high end in one world, on the low end in the other."""
     high, low = cells.of_report(report).ends(report.eps_local)
     return independent(high, low, count)
 
 
 def independent(first: np.ndarray, second: np.ndarray, count: int, *, pure: float = 0.0) -> list[ExactAttack]:
-    """So many reports with these laws in the two worlds; `pure` is what is known at delta = 0."""
+    """Attacks on `count` independent reports that have one of two laws.
+
+    Arguments:
+        first: the probabilities of a report's cells in the first world; `second` likewise.
+        pure: a lower bound on eps at delta = 0 that is known beside the laws (see `ExactAttack`).
+    """
     if len(first) == 2:
         logs = [log_binomial(count, float(law[1])) for law in (first, second)]
         return [ExactAttack(attack=f"ones among {_OWN}", log_first=logs[0], log_second=logs[1])]
@@ -48,14 +54,16 @@ def independent(first: np.ndarray, second: np.ndarray, count: int, *, pure: floa
 
 
 def by_event(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """Those on the event, where what the server sees of a client is all that there is."""
+    """The exact attacks on the round's event, for protocols in which a client's report is all that the server sees."""
     return exact.exact_attacks(protocol.view(cohort, dim, neighbors=protocol.relation).round.mechanism)
 
 
 def as_declared(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """What a settled protocol declares of a client's reports: their density on finitely many values, else their event.
+    """Attacks on a client's reports by what a settled protocol declares of them.
 
-    The victim is the user with the largest budget, and holds updates far beyond clipping, in opposite directions.
+    That is their density, where reports have few values and every slot the same law; otherwise the event
+    `own_reports`. The victim is the user with the largest budget, and holds updates far beyond clipping, in opposite
+    directions.
     """
     laws = _finite_laws(protocol, dim)
     if laws is not None:
@@ -71,16 +79,23 @@ def on_own_event(event: Any) -> list[ExactAttack]:
 
 @on_own_event.register(Shuffled)
 def _without_a_crowd(event: Shuffled) -> list[ExactAttack]:
+    """Attacks on the reports of a shuffled event as if they were not shuffled: one for each coordinate."""
     if event.report.kind in ("generic", "cap"):
         raise NotApplicable(f"the randomizer is not known from an event of kind {event.report.kind!r}: no exact attack")
     return reports(event.report, event.coordinates)
 
 
 def _finite_laws(protocol: Protocol, dim: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The law of one report at either end; None unless every slot has the same one, on few values that all occur."""
+    """The probabilities of a report's values at the high and at the low end.
+
+    None unless every slot has the same law, on few values, all of which occur among `_SAMPLES` draws: then their
+    densities add up to 1.
+    """
     budget = None if protocol.budgets is None else float(max(protocol.budgets))
     traced = None if budget is None else jnp.float32(budget)
-    state, keys, ends = protocol.init(dim), jax.random.split(jax.random.key(0), _SAMPLES), (_FAR, -_FAR)
+    state = protocol.init(dim)
+    keys = jax.random.split(jax.random.key(0), _SAMPLES)
+    ends = (_FAR, -_FAR)
     seen = []
     for end in ends:
         x = jnp.full(dim, end, jnp.float32)
@@ -88,7 +103,8 @@ def _finite_laws(protocol: Protocol, dim: int) -> tuple[np.ndarray, np.ndarray] 
         if sent.slot is not None or not bool(jnp.all(sent.valid)):
             return None
         seen.append(np.asarray(sent.value, np.float64))
-    values, slots = np.unique(seen), protocol.layout(dim).slots
+    values = np.unique(seen)
+    slots = protocol.layout(dim).slots
     if len(values) > _MOST_VALUES:
         return None
     table = np.broadcast_to(values[:, None], (len(values), slots))
@@ -104,7 +120,7 @@ def _finite_laws(protocol: Protocol, dim: int) -> tuple[np.ndarray, np.ndarray] 
 
 
 def seen_by_the_server(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """Updates that the server gets as they are, if the victim is drawn."""
+    """The attack on updates that the server gets without noise: it sees the victim's data whenever that is drawn."""
     prob = cohort.participation.prob_drawn
     if prob == 1:
         return [disjoint(SERVER)]

@@ -1,4 +1,7 @@
-"""Curators and subjects: the server gets updates as they are, and a noise scale that follows the data shows itself.
+"""Attacks on protocols with a curator, and on those for subjects, where the noise scale follows the data.
+
+A noise scale that depends on the victim shows in the size of the noise. (Without a trusted curator the server gets
+updates as they are, and nothing has to be worked out.)
 
 All updates lie along one direction. The released sum has pure noise in the other dim - 1 coordinates, and its squared
 norm there is a scaled chi-square, in both worlds; in many dimensions no two scales look alike.
@@ -46,15 +49,18 @@ __all__ = [
     "scaled_noise",
 ]
 
-_CELLS = 4000
+_CELLS = 4000  # of the squared norm
 _TINY = 1e-300  # below, doubles cannot tell a tail from none
-CHANGE = 1.1  # by which the median grows
+CHANGE = 1.1  # the factor by which the victim's long update raises the median
 _EPS, _DELTA, _STEPS = 8.0, 1e-5, 100  # what the recipe is asked for, where nothing else is known
 
 
 @stronger.register(DpFl)
 def attack_dp_fl_round(protocol: DpFl, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """A tenth more or less in the median, by one user's update."""
+    """The attack on a clip norm that is the median: the victim's update raises it, and the noise, by a tenth.
+
+    None for other clip norms, and where users are drawn in secret.
+    """
     if protocol.clip != "median":
         return []
     if cohort.participation.secret:
@@ -70,9 +76,9 @@ def norms(num_users: int, *, long: bool) -> list[float]:
         long: whether the victim's update is long, as it is in the first world.
     """
     half, odd = divmod(num_users, 2)
-    reach = CHANGE if odd else CHANGE / (2 - CHANGE)
-    others = [1.0] * (half if odd else half - 1) + [reach] * half
-    return [*others, reach if long else 1.0]
+    long_norm = CHANGE if odd else CHANGE / (2 - CHANGE)
+    others = [1.0] * (half if odd else half - 1) + [long_norm] * half
+    return [*others, long_norm if long else 1.0]
 
 
 on_own_reports.register(DpFl, _own.seen_by_the_server)
@@ -84,9 +90,10 @@ on_own_reports.register(FedAvg, _own.seen_by_the_server)
 def attack_subjects_round(
     protocol: Protocol, cohort: Cohort, dim: int, *, noise_of: Callable[[int], float] | None = None
 ) -> list[ExactAttack]:
-    """One round of `adaptive_z`.
+    """The attack on one round of SubDP with `adaptive_z`, by the size of the noise; none without it.
 
-    Over the steps of a user's own round noise adds up; then the victim has two records, which meet or do not.
+    Over the steps of a user's own round noise adds up; then the victim has two records, which are in the same batch or
+    are not.
 
     Arguments:
         noise_of: the noise multiplier for each Z; by default that of the paper's recipe for 100 steps.
@@ -116,6 +123,8 @@ def attack_subjects_round(
 
 
 def _recipe(eps: float, rate: float) -> Callable[[int], float]:
+    """The noise multiplier for each Z that the paper's recipe takes for this eps and sampling rate, over 100 steps."""
+
     @functools.cache
     def noise_of(group: int) -> float:
         return float(subdp.noise_scale(eps=eps, delta=_DELTA, group=group, prob=rate, steps=_STEPS).value)
@@ -125,7 +134,7 @@ def _recipe(eps: float, rate: float) -> Callable[[int], float]:
 
 @on_own_reports.register(CentralSub)
 def attack_central_sub_client(protocol: CentralSub, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """A user's sum is not zero if the subject's records are in it; the subject is that user's only one."""
+    """The attack by whether a user's sum is 0: it is not if a record of the subject, the user's only one, is drawn."""
     caps = [cap for cap in (protocol.items_per_user, protocol.items_per_subject) if cap is not None]
     absent = (1 - protocol.rate) ** min(caps, default=1)
     absent = 1 - cohort.participation.prob_drawn * (1 - absent)
@@ -136,7 +145,7 @@ def attack_central_sub_client(protocol: CentralSub, cohort: Cohort, dim: int) ->
 
 @on_own_reports.register(LocalSub)
 def attack_local_sub_client(protocol: LocalSub, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """The noise is in what a user sends, so its event says it all, unless the noise itself tells."""
+    """Attacks on what a user sends, noise included: on its event, or, where the noise follows the data, on its size."""
     attacks = attack_subjects_round if protocol.adaptive_z else _own.by_event
     return attacks(protocol, cohort, dim)
 
@@ -144,9 +153,10 @@ def attack_local_sub_client(protocol: LocalSub, cohort: Cohort, dim: int) -> lis
 def scaled_noise(
     attack: str, dim: int, first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]
 ) -> ExactAttack:
-    """An attack on the squared norm of noise whose variance is random.
+    """The attack by the squared norm of Gaussian noise whose variance is random.
 
     Arguments:
+        attack: how the attack is described.
         dim: how many coordinates hold pure noise.
         first: pairs of a probability and the variance that the noise has with it, in the first world.
         second: the same in the second world.

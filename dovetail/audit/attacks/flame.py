@@ -1,4 +1,6 @@
-"""FLAME's protocols: messages that travel whole, and counts or indices that follow the data.
+"""Attacks on FLAME's protocols, SS-Simple, SS-Double and SS-Topk, in their printed and repaired forms.
+
+In the printed forms all reports of a client travel as one message, and counts or indices follow the data.
 
 *SS-Simple* as printed shuffles whole messages: one message with too many ones is the victim's.
 
@@ -54,13 +56,13 @@ __all__ = [
     "one_probs",
 ]
 
-_RAREST = 1e-9
-_MOST_THRESHOLDS = 48
+_RAREST = 1e-9  # numbers of ones that the victim's message exceeds less often are not tried as thresholds
+_MOST_THRESHOLDS = 48  # on the number of ones in a message
 
 
 @stronger.register(SsSimple)
 def attack_ss_simple_round(protocol: SsSimple, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """Where whole messages travel; nothing beyond the exact attacks on the event where they do not."""
+    """Attacks on SS-Simple as printed, where a client's reports travel as one message; none where they do not."""
     if protocol.linkage != "vector":
         return []
     users = cohort.crowd()
@@ -72,7 +74,7 @@ def attack_ss_simple_round(protocol: SsSimple, cohort: Cohort, dim: int) -> list
 
 @on_own_reports.register(SsSimple)
 def attack_ss_simple_client(protocol: SsSimple, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """A report on every coordinate."""
+    """Attacks on the victim's reports, one on every coordinate."""
     return _own.reports(protocol.report, dim)
 
 
@@ -81,7 +83,11 @@ shows_less.register(SsDouble, lambda protocol: protocol.inclusion == "fixed-k")
 
 @stronger.register(SsDouble)
 def attack_ss_double_round(protocol: SsDouble, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """The printed form, where k of `dim` coordinates are drawn; the repaired one is what its event says."""
+    """Attacks on SS-Double as printed, where exactly k coordinates are drawn; none on the repaired form.
+
+    What its event says is all there is to attack in the repaired form. The probability that some slot gets more than
+    `pad_to` reports goes into the slack.
+    """
     if protocol.inclusion != "fixed-k":
         return []
     users = cohort.crowd()
@@ -109,7 +115,7 @@ def _full_messages(dummies: int, width: int) -> int:
 
 @on_own_reports.register(SsDouble)
 def attack_ss_double_client(protocol: SsDouble, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """Which coordinates are reported is seen, and depends on nobody's data."""
+    """Attacks on the victim's reports on the coordinates that it drew; the draw depends on nobody's data."""
     if protocol.inclusion == "fixed-k":
         return _own.reports(protocol.report, protocol.num_selected(dim))
     ends = cells.of_report(protocol.report).ends(protocol.report.eps_local)
@@ -120,7 +126,10 @@ def attack_ss_double_client(protocol: SsDouble, cohort: Cohort, dim: int) -> lis
 
 @stronger.register(SsTopk)
 def attack_ss_topk_round(protocol: SsTopk, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """What is beyond the exact attacks on the event."""
+    """Attacks on SS-Topk as printed: whole messages, and a surplus of messages that is kept; none where neither is so.
+
+    Decoys are the coordinates that a client reports beside its k largest.
+    """
     users = cohort.crowd()
     pad_to = protocol.padding.pad_to
     decoys = protocol.per_client(dim) - protocol.k
@@ -144,7 +153,10 @@ def attack_ss_topk_round(protocol: SsTopk, cohort: Cohort, dim: int) -> list[Exa
 
 @on_own_reports.register(SsTopk)
 def attack_ss_topk_client(protocol: SsTopk, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """The signs of the k largest; or which they are, unless a client reports every coordinate."""
+    """Attacks on the victim's reports: by the signs of its k largest coordinates where it reports all of them.
+
+    Otherwise by which coordinates it reports: surely its k largest, and others only as decoys, by chance.
+    """
     rest = dim - protocol.k
     decoys = protocol.per_client(dim) - protocol.k
     if decoys == rest:
@@ -203,7 +215,11 @@ def attack_whole_messages(
 
 
 def _attack_whole_likelihoods(bits: OneProbs, width: int, others: int, dummies: int, slack: float) -> ExactAttack:
-    """Sum (f_high - f_low) / g over all messages, where the mean density g of the others is not too small."""
+    """The attack by the sum of (f_high - f_low) / g over all messages, as a function of a message's number of ones.
+
+    f_high and f_low are the victim's laws, g is the mean law of the others and the dummies; where g is next to 0 the
+    ratio is cut off. Arguments are those of `attack_whole_messages`.
+    """
     high, low, dummy = (_number_of_ones(width, prob) for prob in bits)
     messages = others + dummies
     average = (others * low + dummies * dummy) / messages
@@ -223,6 +239,7 @@ def _attack_whole_likelihoods(bits: OneProbs, width: int, others: int, dummies: 
 
 
 def _number_of_ones(width: int, prob: float) -> np.ndarray:
+    """The probabilities of 0, ..., width ones among so many bits, in extended precision; far tails are 0."""
     start, masses = binomial_window(width, prob)
     law = np.zeros(width + 1, np.longdouble)
     law[start : start + len(masses)] = masses

@@ -1,6 +1,7 @@
-"""Local randomizers of whole vectors: what the server sees is all there is, or messages meet in a crowd.
+"""Attacks on local randomizers of whole vectors: LDP-FL, whose event says it all, and PrivUnit, shuffled or not.
 
-*PrivUnit*: messages near one direction that the victim may hold, and messages near the other.
+A PrivUnit message lies with a large probability on the cap around its sender's direction. Two attacks on a shuffled
+round count messages on caps; without a shuffle, the cap that the victim's own message falls into is all there is.
 
 *Opposite*: the victim holds a unit vector u or -u. All others hold -u: of their messages the fewest fall into the cap
 around u. Where the two caps do not meet, the density of a message takes three values, one on each cap and one between,
@@ -42,7 +43,7 @@ on_own_reports.register(LdpFl, _own.by_event)
 
 @stronger.register(PrivUnit)
 def attack_privunit_round(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """The law of both counts; what may be wrong with the mass of a cap goes into the slack."""
+    """Both attacks on a shuffled round, by exact laws of two counts; the error of a cap's mass goes into the slack."""
     towards, away = cap_probs(protocol, dim)
     others = cohort.crowd() - cohort.colluders - 1
     attack = "messages on the caps around the victim's direction and its opposite, others opposite"
@@ -54,9 +55,18 @@ def attack_privunit_round(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[
 
 
 def _attack_three_caps(towards: float, away: float, others: int, dim: int, threshold: float) -> ExactAttack:
+    """The attack "apart" of the module's docstring.
+
+    Arguments:
+        towards: the probability that a message falls onto the cap around its sender's direction.
+        away: the probability that it falls onto the opposite cap.
+        others: how many honest users there are beside the victim.
+        threshold: the least inner product of a cap's points with its direction.
+    """
     mass = accounting.cap_mass(dim=dim, threshold=threshold) * (1 + _ROUNDED_DOWN)
     alone = alone_mass(dim=dim, threshold=threshold)
-    near, far = towards / mass * alone, (1 - towards) / (1 - mass) * alone
+    near = towards / mass * alone  # that a message lies alone on its sender's cap,
+    far = (1 - towards) / (1 - mass) * alone  # and alone on another one
     attack = (
         "messages on one of three caps at 120 degrees, of which the victim's is one of two and the others' the third"
     )
@@ -65,7 +75,7 @@ def _attack_three_caps(towards: float, away: float, others: int, dim: int, thres
 
 
 def alone_mass(*, dim: int, threshold: float) -> float:
-    """The share of the sphere on a cap and on neither of the caps at 120 degrees from it on either side.
+    """The fraction of the sphere on a cap and on neither of the caps at 120 degrees from it on either side.
 
     Guarantees:
         Right to 12 digits in 10 dimensions or more.
@@ -87,6 +97,7 @@ def alone_mass(*, dim: int, threshold: float) -> float:
 
 
 def _beyond(length: np.ndarray, dim: int) -> np.ndarray:
+    """The probability that a uniform point of the sphere is longer than this within a plane through the centre."""
     return np.exp((dim / 2 - 1) * np.log1p(-(np.minimum(length, 1 - 1e-16) ** 2)))
 
 
@@ -101,7 +112,7 @@ def cap_probs(protocol: PrivUnit, dim: int) -> tuple[float, float]:
 
 @on_own_reports.register(PrivUnit)
 def attack_privunit_client(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """On which cap, or between them, the victim's message lies."""
+    """The attack by whether the victim's message lies on the cap of its direction, on the opposite one, or neither."""
     towards, away = cap_probs(protocol, dim)
     logs = np.log([towards, 1 - towards - away, away])
     return [ExactAttack(attack="the cap that the victim's message falls into", log_first=logs, log_second=logs[::-1])]

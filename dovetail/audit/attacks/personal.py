@@ -32,7 +32,11 @@ __all__ = [
 def attack_personal_client(
     protocol: Personal, cohort: Cohort, dim: int, *, family: cells.Cells | None = None
 ) -> list[ExactAttack]:
-    """Every coordinate at the largest budget; the law of a report is that of the protocol's kind unless given."""
+    """Attacks on the reports of the user with the largest budget, all coordinates at one end or at the other.
+
+    Arguments:
+        family: the cells of a report; those of the protocol's kind of noise unless given.
+    """
     budget = float(protocol.settle(cohort, dim).eps_locals.max())
     high, low = (family or cells.partition(protocol.kind)).ends(budget)
     pure = dim * budget * (1 - 1e-9)  # the ratio at the end of the box
@@ -41,7 +45,7 @@ def attack_personal_client(
 
 @on_own_reports.register(Apes)
 def attack_apes_client(protocol: Apes, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """Clip-Laplace reports may leave the box of the inputs."""
+    """Attacks on the reports of the user with the largest budget; Clip-Laplace reports may leave the inputs' box."""
     if protocol.kind != "clip_laplace":
         return attack_personal_client(protocol, cohort, dim)
     family = cells.clipped_cells((protocol.output_bound / protocol.clip_value - 1) / 2)
@@ -53,7 +57,10 @@ shows_less.register(SApes, lambda protocol: True)
 
 @stronger.register(SApes)
 def attack_s_apes_round(protocol: SApes, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """The user with the largest budget, others at the low end; none where a client's reports depend on each other."""
+    """The attack on one round: the victim has the largest budget, all others hold the low end.
+
+    None where a client's reports depend on each other, which is so unless a threshold selects them or all are kept.
+    """
     if protocol.sparsify != "threshold" and protocol.num_kept(dim) < dim:
         return []
     budgets = protocol.settle(cohort, dim).eps_locals
@@ -67,7 +74,7 @@ def attack_s_apes_round(protocol: SApes, cohort: Cohort, dim: int) -> list[Exact
 
 @on_own_reports.register(SApes)
 def attack_s_apes_client(protocol: SApes, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """The reports of the user with the largest budget, as they leave it; APES's where all are kept."""
+    """Attacks on the reports of the user with the largest budget after the selection; APES's where all are kept."""
     if protocol.num_kept(dim) == dim and protocol.sparsify != "threshold":
         return attack_apes_client(protocol, cohort, dim)
     settled = protocol.settle(cohort, dim)
@@ -77,8 +84,12 @@ def attack_s_apes_client(protocol: SApes, cohort: Cohort, dim: int) -> list[Exac
 
 
 def sparsified_laws(protocol: SApes, dim: int) -> personal.Laws:
-    """The law of one message in cells, for settled budgets."""
-    clip, bound = protocol.clip_value, protocol.output_bound
+    """The law of one message in cells, as a function of budgets and of the input's position; budgets must be settled.
+
+    Raises NotApplicable where the messages of one client depend on each other.
+    """
+    clip = protocol.clip_value
+    bound = protocol.output_bound
     if protocol.sparsify != "threshold" and protocol.num_kept(dim) < dim:
         raise NotApplicable(f"reports of one client depend on each other with sparsify={protocol.sparsify!r}")
     cut = protocol.threshold / (2 * clip) if protocol.sparsify == "threshold" else 0.0

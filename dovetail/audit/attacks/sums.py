@@ -31,14 +31,14 @@ _VALUE = "the victim's own noisy value"
 
 @on_own_reports.register(ReportedSum)
 def attack_sum_client(protocol: ReportedSum, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """One report in every slot."""
+    """Attacks on a user's randomized responses, one report in every slot."""
     local = protocol.local
     return _own.reports(Report(kind="rr", eps_local=local.eps_local, levels=local.levels), protocol.slots)
 
 
 @on_own_reports.register(RealSum)
 def attack_real_sum_client(protocol: RealSum, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """The same, unless numbers are split into shares."""
+    """Attacks on a user's reports or shares, whichever the protocol's method sends."""
     if protocol.sharing is None:
         return attack_sum_client(protocol, cohort, dim)
     return attack_shares_client(protocol.sharing, cohort, dim)
@@ -46,7 +46,7 @@ def attack_real_sum_client(protocol: RealSum, cohort: Cohort, dim: int) -> list[
 
 @on_own_reports.register(SecAgg)
 def attack_secagg_client(protocol: SecAgg, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """The value that the shares add up to."""
+    """Attacks on the value that a user's shares add up to; it has no noise where aggregators add that."""
     if protocol.by_users:
         return attack_shares_client(protocol, cohort, dim)
     return [disjoint("the victim's own value, to which aggregators have not added their noise")]
@@ -54,14 +54,18 @@ def attack_secagg_client(protocol: SecAgg, cohort: Cohort, dim: int) -> list[Exa
 
 @on_own_reports.register(SplitAndMixProtocol)
 def attack_shares_client(protocol: NoisySum, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    """A value with one client's part of the noise: its law where that fits, and Chernoff's bound on both tails."""
+    """Attacks on a value with one client's part of the Skellam noise, which the victim holds at either end.
+
+    By its exact law, where the noise spreads over few enough values; and by thresholds, with Chernoff's bound on both
+    tails (the power rounded down, the alarms up). At delta = 0 the ratio has no bound, so `pure` is infinite.
+    """
     shift = 2 * math.floor(protocol.require("scale") * protocol.clip_norm)
     variance = protocol.part_variance
     attacks = []
     with contextlib.suppress(NotApplicable):
         attacks.append(attack_skellam(_VALUE, variance, shift, modulus=protocol.require("modulus")))
-    for share in (0.5, 0.8, 0.9, 0.95, 0.98):
-        above = math.ceil(shift * share)
+    for fraction in (0.5, 0.8, 0.9, 0.95, 0.98):
+        above = math.ceil(shift * fraction)
         missed, alarm = (_log_tail(variance, distance) for distance in (shift - above, above))
         if math.exp(missed) + math.exp(alarm) > 0.99:  # upper bounds that say nothing
             continue
@@ -74,6 +78,6 @@ def attack_shares_client(protocol: NoisySum, cohort: Cohort, dim: int) -> list[E
 
 
 def _log_tail(variance: float, distance: int) -> float:
-    """An upper bound on log P(noise >= distance)."""
+    """An upper bound on log P(noise >= distance) for Skellam noise of this variance, by Chernoff; distance >= 0."""
     slope = math.asinh(distance / variance)
     return variance * (math.hypot(1.0, distance / variance) - 1) - distance * slope

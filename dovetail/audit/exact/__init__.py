@@ -57,23 +57,26 @@ def _refuse_non_private(event: NonPrivate, rounds: int) -> list[ExactAttack]:
 
 @registry.on_rounds.register(Everyone)
 def _attack_everyone(participation: Everyone, rounds: Sequence[Round]) -> list[ExactAttack]:
+    """The attacks on a user who is in every round."""
     return _attack_equal_rounds(rounds, len(rounds))
 
 
 @registry.on_rounds.register(Disjoint)
 def _attack_disjoint(participation: Disjoint, rounds: Sequence[Round]) -> list[ExactAttack]:
+    """The attacks on a user who is in one batch of each epoch."""
     return _attack_equal_rounds(rounds, len({item.participation for item in rounds}))
 
 
 @registry.on_rounds.register(Poisson)
 def _attack_poisson(participation: Poisson, rounds: Sequence[Round]) -> list[ExactAttack]:
+    """The attack on a user who is drawn for each round by a coin, by the likelihood ratio of all releases."""
     times = Counter((item.mechanism, item.participation) for item in rounds)
     observations = [registry.in_sample(event, sample.prob_drawn, count) for (event, sample), count in times.items()]
     return [attack_likelihoods("log-likelihood ratios of all releases, drawn or not", observations, pure=math.inf)]
 
 
 def _attack_equal_rounds(rounds: Sequence[Round], times: int) -> list[ExactAttack]:
-    """One user is in so many of these rounds, which are all the same."""
+    """The attacks on a user who is in `times` of these rounds, which must all be the same."""
     if len({item.mechanism for item in rounds}) > 1:
         raise NotApplicable("no exact attack is known for rounds that differ from each other")
     return exact_attacks(rounds[0].mechanism, rounds=times)

@@ -1,15 +1,14 @@
-"""Exact laws of counts: numbers of ones among independent bits, and numbers of messages in two cells.
+"""Exact laws of two kinds: of counts, and of a local randomizer's reports in finitely many cells.
 
-Convolutions of binomials are sums of positive numbers, which keep their relative precision down to far tails. What lies
-beyond a window of twelve standard deviations is cut off, and goes into the exact_attack's `slack`.
+*Counts*: numbers of ones among independent bits, and numbers of messages in two cells. Convolutions of binomials are
+sums of positive numbers, which keep their relative precision down to far tails. What lies beyond a window of twelve
+standard deviations is cut off, and goes into the attack's `slack`.
 
-Reports of a local randomizer in finitely many cells, with the exact probability of every cell.
-
-Randomized response has its levels. Real-valued reports are cut into intervals, which the adversary may do to what it
-sees. Inputs and reports are positions: 0 is the low end of the interval of inputs, 1 the high end; what lies beyond is
-beyond. `score_cells` turns cells into integers to be added up over messages: where all others hold the same input, the
-likelihood ratio of a shuffled slot is mean f_0/g over mean f_1/g, with g the density of the others' reports, and for
-many messages its logarithm is linear in the sum of (f_1 - f_0)/g.
+*Cells*: randomized response has its levels. Real-valued reports are cut into intervals, which the adversary may do to
+what it sees. Inputs and reports are positions: 0 is the low end of the interval of inputs, 1 the high end; reports may
+lie outside of it. `score_cells` turns cells into integers to be added up over messages: where all others hold the same
+input, the likelihood ratio of a shuffled slot is mean f_0/g over mean f_1/g, with g the density of the others' reports,
+and for many messages its logarithm is linear in the sum of (f_1 - f_0)/g.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ __all__ = [
     "whole_steps",
 ]
 
-ULP = float(np.finfo(np.longdouble).eps)
+ULP = float(np.finfo(np.longdouble).eps)  # the relative rounding error of extended precision
 _WIDE = 12.0  # standard deviations to either side
-_UNDERFLOW = 1e-290
+_UNDERFLOW = 1e-290  # below, the logarithm of a probability is computed by gamma functions
 _NEAR_ONE = 1e-4
 _MOST_PRODUCTS = 2e9  # of a convolution
-_MOST_PAIRS = 2**22
+_MOST_PAIRS = 2**22  # of two counts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Binomial:
-    """The number of ones among so many independent bits."""
+    """The number of ones among `trials` independent bits, each of which is one with probability `prob`."""
 
     trials: int
     prob: float
@@ -65,7 +64,12 @@ class Binomial:
 def attack_counts(
     attack: str, first: Sequence[Binomial], second: Sequence[Binomial], *, slack: float = 0.0
 ) -> ExactAttack:
-    """The attack by the number of ones in either world; exact up to rounding, but for far tails, which are slack."""
+    """The attack by the number of ones; exact up to rounding, but for far tails, which go into the slack.
+
+    Arguments:
+        first: in the first world, the parts whose ones are counted together; `second` likewise.
+        slack: more than the error of any probability that the caller knows of.
+    """
     laws = [_count(parts) for parts in (first, second)]
     low = min(start for start, _, _ in laws)
     high = max(start + len(masses) for start, masses, _ in laws)
@@ -80,7 +84,10 @@ def attack_counts(
 
 
 def _count(parts: Sequence[Binomial]) -> tuple[int, np.ndarray, float]:
-    """The first value, the probabilities from there on, and what was cut off."""
+    """The law of the sum of independent binomials.
+
+    Returns: the first value; the probabilities from there on; and more than what was cut off or lost in rounding.
+    """
     start = 0
     masses = np.ones(1)
     lost = 0.0
@@ -101,19 +108,22 @@ def _count(parts: Sequence[Binomial]) -> tuple[int, np.ndarray, float]:
 
 
 def _window(trials: int, prob: float) -> tuple[int, int]:
-    """Values outside of which next to nothing is left; all of them, where they are few."""
+    """The smallest and the largest value of a binomial that matter: mean and twelve standard deviations, and 64 more.
+
+    All values, where they are few.
+    """
     if trials <= 256:
         return 0, trials
     mean, std = trials * prob, math.sqrt(trials * prob * (1 - prob))
-    reach = _WIDE * std + 64
-    return max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
+    half_width = _WIDE * std + 64
+    return max(0, math.floor(mean - half_width)), min(trials, math.ceil(mean + half_width))
 
 
 def binomial_window(trials: int, prob: float | np.longdouble) -> tuple[int, np.ndarray]:
-    """The first of the values that matter, and the probabilities from there on in extended precision.
+    """A binomial law in extended precision: the first of the values that matter, and the probabilities from there on.
 
-    From the largest on they follow from each other by ratios, and they add up to 1: tails below 1e-30 are cut off. The
-    error of all together is some roundings for each standard deviation.
+    From the largest on they follow from each other by ratios, and they are scaled to add up to 1: tails below 1e-30 are
+    cut off. The error of all together is some roundings for each standard deviation.
     """
     low, high = _window(trials, float(prob))
     odds = np.longdouble(prob) / (1 - np.longdouble(prob)) if prob < 1 else np.longdouble(np.inf)
@@ -177,6 +187,8 @@ def log_binomial(trials: int, prob: float) -> np.ndarray:
     return np.where(near > math.log(_UNDERFLOW), near, far)
 
 
+# Reports in cells
+
 _CUTS = 64  # between the two ends; the law of a finer partition hardly differs
 _TAILS = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.4, 2.0, 2.8, 4.0, 6.0])  # beyond an end, in scales
 
@@ -188,7 +200,8 @@ _LARGEST_BUDGET: dict[Kind, float] = {"rr": 15.0, "laplace": 25.0, "clip_laplace
 class Cells:
     """A family of randomizers on the same cells: levels of randomized response, or intervals between `cuts`.
 
-    `reach` is how far beyond both ends Clip-Laplace reports lie at most.
+    `cuts` are increasing positions (None for levels), and make one cell more than there are of them. `overhang` is how
+    far beyond both ends Clip-Laplace reports lie at most, where the distance between the ends is 1.
 
     Guarantees:
         Masses are those of the randomizer's own density, to about the precision of the dtype; they add up to 1.
@@ -197,10 +210,15 @@ class Cells:
     kind: Kind
     levels: int = 2
     cuts: np.ndarray | None = None
-    reach: float = 0.0
+    overhang: float = 0.0
 
     def masses(self, eps_local: float | np.ndarray, position: float) -> np.ndarray:
-        """The probability of every cell, along a last axis, for an input at this position."""
+        """The probability of every cell in extended precision, along a new last axis.
+
+        Arguments:
+            eps_local: one budget, or an array of budgets.
+            position: where the input lies, from 0 (the low end) to 1.
+        """
         _validate.in_interval(0, 1, position=position)
         budget = np.asarray(eps_local, np.longdouble)[..., None]
         most = _LARGEST_BUDGET[self.kind]
@@ -216,8 +234,8 @@ class Cells:
         bottom = np.full_like(budget, -0.5)
         top = -bottom
         if self.kind == "clip_laplace":
-            bottom = _signed_mass((-np.longdouble(self.reach) - position) * budget)
-            top = _signed_mass((1 + np.longdouble(self.reach) - position) * budget)
+            bottom = _signed_mass((-np.longdouble(self.overhang) - position) * budget)
+            top = _signed_mass((1 + np.longdouble(self.overhang) - position) * budget)
         whole = top - bottom
         below = np.clip(below, bottom, top)
         return np.diff(np.concatenate([bottom, below, top], axis=-1), axis=-1) / whole
@@ -227,6 +245,7 @@ class Cells:
         return self.masses(eps_local, 1.0), self.masses(eps_local, 0.0)
 
     def _levels(self, budget: np.ndarray, position: float) -> np.ndarray:
+        """The probabilities of the levels of randomized response; an input between two levels is rounded at random."""
         lie = np.exp(-budget)
         spread = np.longdouble(position) * (self.levels - 1)
         chance = np.maximum(0, 1 - np.abs(np.arange(self.levels) - spread))
@@ -240,6 +259,7 @@ def _signed_mass(t: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _partition(kind: Kind, levels: int, narrowest: float, widest: float) -> Cells:
+    """As `partition`. The result is cached and shared: its arrays must not be written to."""
     if kind == "rr":
         return Cells(kind=kind, levels=levels)
     if kind == "clip_laplace":
@@ -252,23 +272,23 @@ def _partition(kind: Kind, levels: int, narrowest: float, widest: float) -> Cell
 
 
 def partition(kind: Kind, *, levels: int = 2, narrowest: float = 1.0, widest: float = 1.0) -> Cells:
-    """The cells of a randomizer's reports.
+    """The cells of a randomizer's reports, shared with other callers: do not write to its arrays.
 
     Arguments:
         levels: of randomized response.
-        narrowest: the largest budget whose reports are cut into cells.
-        widest: the smallest.
+        narrowest: the largest budget whose reports are cut into cells, which has the narrowest noise.
+        widest: the smallest budget. Between different budgets, Laplace noise is cut beyond the ends, too.
     """
     return _partition(kind, levels, narrowest, widest)
 
 
-def clipped_cells(reach: float) -> Cells:
-    """Cells for Clip-Laplace reports that lie at most so far beyond both ends."""
-    return Cells(kind="clip_laplace", cuts=np.linspace(-reach, 1 + reach, _CUTS + 1)[1:-1], reach=reach)
+def clipped_cells(overhang: float) -> Cells:
+    """Cells for Clip-Laplace reports that lie at most `overhang` beyond both ends, whose distance is 1."""
+    return Cells(kind="clip_laplace", cuts=np.linspace(-overhang, 1 + overhang, _CUTS + 1)[1:-1], overhang=overhang)
 
 
 def of_report(report: Report) -> Cells:
-    """The cells of a report whose randomizer is known."""
+    """The cells of a report whose randomizer is known: randomized response, Laplace or Clip-Laplace."""
     if report.kind == "generic" or report.kind == "cap":
         raise ValueError(f"reports of kind={report.kind!r} have no cells: the randomizer's density is not known")
     return partition(report.kind, levels=report.levels)
@@ -282,16 +302,20 @@ def error_of(masses: np.ndarray) -> float:
 def score_cells(
     first: np.ndarray, second: np.ndarray, others: np.ndarray, *, messages: float, finest: float = 256.0
 ) -> np.ndarray:
-    """An integer for every cell, from 0 on: (first - second) / others in steps that resolve a sum of so many.
+    """An integer for every cell, from 0 on: (first - second) / others in steps that resolve a sum of such scores.
 
-    There are at most `finest` steps to a standard deviation, and fewer for more messages.
+    Arguments:
+        first: the probabilities of the cells for the victim in the first world; `second` likewise.
+        others: their mean probabilities for everybody else; above 0.
+        messages: how many scores are added up.
+        finest: how many steps there are at most to a standard deviation; there are fewer for more messages.
     """
     ratio = np.asarray((first - second) / others, np.float64)
     return whole_steps(ratio, others, messages=messages, finest=finest)
 
 
 def whole_steps(ratio: np.ndarray, others: np.ndarray, *, messages: float, finest: float = 256.0) -> np.ndarray:
-    """Scores as integers from 0 on, in steps that resolve the sum of so many messages of this law."""
+    """Scores of cells as integers from 0 on, in equal steps; arguments as in `score_cells`, `ratio` are the scores."""
     law = np.asarray(others, np.float64)
     std = math.sqrt(float(law @ ratio**2) - float(law @ ratio) ** 2)
     steps = min(finest, max(4.0, 2**11 / math.sqrt(messages)))
@@ -302,7 +326,12 @@ def whole_steps(ratio: np.ndarray, others: np.ndarray, *, messages: float, fines
 
 
 def score_law(masses: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """The law of the score of one message: the probabilities of 0, 1, 2, ..."""
+    """The law of the score of one message: the probabilities of 0, 1, 2, ..., in extended precision.
+
+    Arguments:
+        masses: the probabilities of its cells.
+        points: the score of each cell, an integer from 0 on.
+    """
     law = np.zeros(int(points.max()) + 1, np.longdouble)
     np.add.at(law, points, masses)
     return law

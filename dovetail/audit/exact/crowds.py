@@ -25,11 +25,11 @@ from dovetail.statements import NotApplicable
 
 __all__ = ["attack_padded_bernoulli", "attack_padded_topk", "attack_shuffled"]
 
-_NEGLIGIBLE = 1e-12
+_NEGLIGIBLE = 1e-12  # a probability of overflow that costs an attack nothing
 
 
 class _Messages(NamedTuple):
-    """So many independent messages: the probabilities of their cells, and the score of each cell."""
+    """`times` independent messages: the probabilities of their cells, and the score of each cell, an integer."""
 
     masses: np.ndarray
     scores: np.ndarray
@@ -37,7 +37,10 @@ class _Messages(NamedTuple):
 
 
 class _Crowd:
-    """The laws of one report, and what messages are worth."""
+    """The laws of one report at either end, and attacks by the scores of messages that have such laws.
+
+    `high` and `low` are the probabilities of a report's cells at the ends, `blanket` those of a dummy.
+    """
 
     def __init__(self, report: Report) -> None:
         if report.kind == "generic":
@@ -50,23 +53,33 @@ class _Crowd:
         self.binary = len(self.low) == 2
 
     def level(self, index: int) -> np.ndarray:
-        """The law of a report on one of the levels of randomized response."""
+        """The probabilities of a report's cells for an input on level `index` (from 0) of randomized response."""
         return cells.of_report(self.report).masses(self.report.eps_local, index / (self.report.levels - 1))
 
     def scores(self, others: np.ndarray, *, messages: int) -> np.ndarray:
-        """The score of each cell, that tells high from low among others of this law."""
+        """The score of each cell: integers whose sum over all messages tells high from low.
+
+        Arguments:
+            others: the mean law of the other messages.
+            messages: how many there are, which decides how fine scores need to be.
+        """
         if self.binary:
             return np.arange(2)
         return cells.score_cells(self.high, self.low, others, messages=messages)
 
     def part(self, masses: np.ndarray, scores: np.ndarray, times: int) -> SumPart:
-        """So many messages as integers to add up."""
+        """The scores of `times` messages of this law, as a part of a sum."""
         return SumPart(masses=cells.score_law(masses, scores), times=times, error=cells.error_of(masses))
 
     def attack_scores(
         self, attack: str, first: Sequence[_Messages], second: Sequence[_Messages], *, slack: float = 0.0
     ) -> ExactAttack:
-        """The attack by the sum of the scores of all messages in either world."""
+        """The attack by the sum of the scores of all messages.
+
+        Arguments:
+            first: all messages in the first world; `second` likewise. What is the same object in both is computed once.
+            slack: the probability that the crowd is not as assumed.
+        """
         if self.binary:
             try:
                 bits = [[Binomial(trials=m.times, prob=float(m.masses[1])) for m in world] for world in (first, second)]
@@ -80,7 +93,14 @@ class _Crowd:
     def attack_slot_counts(
         self, attack: str, first: Sequence[_Messages], second: Sequence[_Messages], slots: int, *, slack: float = 0.0
     ) -> list[ExactAttack]:
-        """Of bits in several slots, the likelihood ratio of every slot's count: no statistic tells more."""
+        """The attack by the likelihood ratios of all slots' counts of ones: no statistic tells more.
+
+        None where reports are not bits; nor for one slot, where the count itself does.
+
+        Arguments:
+            first: the messages of one slot in the first world; `second` likewise.
+            slots: how many independent slots there are.
+        """
         if not self.binary or slots == 1:
             return []
         error = 64 * ULP * (1 + sum(m.times for m in first))
@@ -100,7 +120,7 @@ def _count_law(messages: Sequence[_Messages]) -> np.ndarray:
 
 @on_event.register(Shuffled)
 def attack_shuffled(event: Shuffled, rounds: int) -> list[ExactAttack]:
-    """Every honest user sends a report on every coordinate."""
+    """Attacks on a shuffle in which every honest user sends a report on every coordinate."""
     if event.report.kind == "cap":
         return _attack_caps(event, rounds)
     crowd = _Crowd(event.report)
@@ -121,7 +141,10 @@ def attack_shuffled(event: Shuffled, rounds: int) -> list[ExactAttack]:
 
 
 def _attack_caps(event: Shuffled, rounds: int) -> list[ExactAttack]:
-    """The victim's cap is one or the opposite one; all others' is the opposite one."""
+    """The attack on one shuffled message per user that is drawn from a cap, as PrivUnit's are.
+
+    The victim's cap is around one direction or its opposite; all others' are around the opposite.
+    """
     if event.coordinates * rounds > 1:
         raise NotApplicable("no exact attack on several messages per user that are drawn from caps")
     away = event.report.mass * event.report.gamma
@@ -131,7 +154,10 @@ def _attack_caps(event: Shuffled, rounds: int) -> list[ExactAttack]:
 
 
 def _attack_from_other_levels(crowd: _Crowd, others: int, slots: int) -> list[ExactAttack]:
-    """Others on a level that is neither of the victim's; of one slot, both numbers of the victim's levels."""
+    """Attacks with all others on a level of randomized response that is neither of the victim's, or on one of them.
+
+    By the sum of scores; for one slot also by how many reports there are on each of the victim's two levels.
+    """
     law = crowd.level(1)
     attacks = []
     scores = np.zeros(len(law), np.int64)
@@ -155,9 +181,10 @@ def _attack_from_other_levels(crowd: _Crowd, others: int, slots: int) -> list[Ex
 
 @on_event.register(PaddedBernoulli)
 def attack_padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[ExactAttack]:
-    """Others that report a coordinate at all report the low end; where one does not, a dummy takes its place.
+    """The attack where users report each coordinate with a probability, and dummies fill every slot up to `pad_to`.
 
-    That the users and the victim do not fit into a slot is charged to the slack.
+    All others that report a coordinate report the low end. The probability that they and the victim do not fit into a
+    slot goes into the slack.
     """
     crowd = _Crowd(event.report)
     others = event.honest - 1
@@ -186,7 +213,10 @@ def attack_padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[ExactAt
 
 @on_event.register(PaddedTopk)
 def attack_padded_topk(event: PaddedTopk, rounds: int) -> list[ExactAttack]:
-    """The victim turns the sign of all its largest coordinates, or has others, in slots that are full."""
+    """Attacks where users report their largest coordinates, and dummies fill every slot up to `pad_to`.
+
+    The victim turns the sign of all its largest coordinates; or it has others, in slots that are full without it.
+    """
     crowd = _Crowd(event.report)
     slots = event.top * rounds
     attacks = _attack_turned_signs(event, crowd, slots)
@@ -197,7 +227,10 @@ def attack_padded_topk(event: PaddedTopk, rounds: int) -> list[ExactAttack]:
 
 
 def _attack_turned_signs(event: PaddedTopk, crowd: _Crowd, slots: int) -> list[ExactAttack]:
-    """Others report the same coordinates, as many as fit, all the low end; dummies and decoys fill up."""
+    """Attacks on the signs of the victim's largest coordinates, which as many others report, low, as fit.
+
+    Dummies and decoys fill up the slots.
+    """
     places = event.pad_to - event.colluders - 1
     others = event.honest - 1
     companions, overflow = _count_companions(event, places, others, slots)
@@ -215,7 +248,13 @@ def _attack_turned_signs(event: PaddedTopk, crowd: _Crowd, slots: int) -> list[E
 
 
 def _count_companions(event: PaddedTopk, places: int, others: int, slots: int) -> tuple[int, float]:
-    """How many others report the victim's coordinates, and the probability that decoys of the rest overflow a slot."""
+    """How many others report the victim's coordinates, and the probability that decoys of the rest overflow a slot.
+
+    Arguments:
+        places: in a slot beside the victim's.
+        others: honest users beside the victim.
+        slots: of the victim's coordinates, over all rounds.
+    """
     rest = event.coordinates - event.top
     if others <= places:
         return others, 0.0

@@ -33,18 +33,18 @@ __all__ = [
 ]
 
 _FAR = 38.0  # standard deviations: the smallest normal tail that a double holds
-_CELLS = 8000
+_CELLS = 8000  # between both tails, for a single Gaussian
 _BEYOND = 12.0  # standard deviations beyond all shifts that are cut into cells
-_PER_STD = 400  # cells
-_LARGEST_SHIFT = 500.0
-_NEVER = 1e-30
+_PER_STD = 400  # cells of a mixture to a standard deviation
+_LARGEST_SHIFT = 500.0  # standard deviations
+_NEVER = 1e-30  # numbers of items with a smaller probability are left out
 _PI = 4 * np.arctan(np.longdouble(1))
-_LARGEST = 2**22
+_LARGEST = 2**22  # values of a law
 
 
 @on_event.register(Gaussian)
 def attack_gaussian(event: Gaussian, rounds: int) -> list[ExactAttack]:
-    """The projection on the direction in which neighbours differ, added up over the rounds."""
+    """The attack by the projection on the direction in which neighbours differ, added up over the rounds."""
     if event.std == 0:
         return [disjoint("the released value, to which no noise is added")]
     return [_attack_shifted_normal("the released value along the difference", event.mu * math.sqrt(rounds))]
@@ -52,19 +52,25 @@ def attack_gaussian(event: Gaussian, rounds: int) -> list[ExactAttack]:
 
 @on_event.register(ReplacedUsers)
 def attack_replaced_users(event: ReplacedUsers, rounds: int) -> list[ExactAttack]:
-    """All of them turn from one direction to the other."""
+    """The attack on several users at once, all of whom turn from one direction to the opposite one."""
     shift = 2 * event.clip_norm * event.users / event.std
     return [_attack_shifted_normal("the released value along the difference", shift * math.sqrt(rounds))]
 
 
 def _attack_shifted_normal(attack: str, mu: float) -> ExactAttack:
+    """The attack between N(mu, 1) and N(0, 1), for mu >= 0; at delta = 0 no finite eps holds."""
     cuts = np.linspace(-_FAR, mu + _FAR, _CELLS + 1)
     laws = [log_cells(log_ndtr(cuts - shift), log_ndtr(shift - cuts)) for shift in (mu, 0.0)]
     return ExactAttack(attack=attack, log_first=laws[0], log_second=laws[1], slack=1e-300, pure=math.inf)
 
 
 def log_cells(log_cdf: np.ndarray, log_sf: np.ndarray) -> np.ndarray:
-    """The log masses between cuts and beyond the outer ones, from the logarithms of both tails at every cut."""
+    """The log masses of the cells that increasing cuts make, one more than there are cuts.
+
+    Arguments:
+        log_cdf: the logarithm of the probability below each cut.
+        log_sf: that of the probability above each cut; with both, differences keep their precision in either tail.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         below = log_cdf[1:] + np.log(-np.expm1(np.minimum(log_cdf[:-1] - log_cdf[1:], 0.0)))
         above = log_sf[:-1] + np.log(-np.expm1(np.minimum(log_sf[1:] - log_sf[:-1], 0.0)))
@@ -74,7 +80,10 @@ def log_cells(log_cdf: np.ndarray, log_sf: np.ndarray) -> np.ndarray:
 
 @on_event.register(Laplace)
 def attack_laplace(event: Laplace, rounds: int) -> list[ExactAttack]:
-    """Every query moves by its sensitivity; at delta = 0 all answers beyond both values show the full ratio."""
+    """Attacks by the likelihood ratios of all answers, where every query moves by its whole sensitivity.
+
+    At delta = 0 all answers beyond both values show the full ratio.
+    """
     family = cells.partition("laplace")
     copies = event.count * rounds
     high, low = family.ends(event.eps_each)
@@ -83,9 +92,10 @@ def attack_laplace(event: Laplace, rounds: int) -> list[ExactAttack]:
 
 @on_event.register(SkellamNoise)
 def attack_skellam_sum(event: SkellamNoise, rounds: int) -> list[ExactAttack]:
-    """The noisy sum of one coordinate, in which the victim holds all it may; only whole numbers, so nothing is rounded.
+    """The attack by the noisy sum of one coordinate, in which the victim holds all that its norm allows.
 
-    The shares of a coordinate, mixed or added up, give that sum, so it is seen, whatever else is.
+    The shares of a coordinate, mixed or added up, give that sum, so it is seen, whatever else is. Shifts are whole
+    numbers, so nothing is rounded.
     """
     shift = event.norms_apart * math.floor(event.scale * event.clip_norm) * rounds
     return [
@@ -94,7 +104,10 @@ def attack_skellam_sum(event: SkellamNoise, rounds: int) -> list[ExactAttack]:
 
 
 def attack_skellam(attack: str, variance: float, shift: int, *, modulus: int) -> ExactAttack:
-    """A whole number with Skellam noise, moved by `shift`, seen modulo a divisor of the modulus."""
+    """The attack between Skellam noise and the same noise plus `shift`, both modulo a number.
+
+    The number is a power of two that divides the modulus, or the modulus itself. At delta = 0 no finite eps holds.
+    """
     wanted = 1 << math.ceil(math.log2(24 * math.sqrt(variance) + shift + 256))
     size = wanted if modulus % wanted == 0 else modulus
     if size > _LARGEST:
@@ -110,7 +123,10 @@ def attack_skellam(attack: str, variance: float, shift: int, *, modulus: int) ->
 
 @in_sample.register(Gaussian)
 def observe_sampled_gaussian(event: Gaussian, prob: float, times: int) -> RepeatedCells:
-    """A user who is drawn by a coin of this probability for each release, against nobody in its place."""
+    """The laws, in cells, of `times` Gaussian releases into each of which a user is drawn with probability `prob`.
+
+    First with the user, second without; for adding or removing a user alone.
+    """
     if event.neighbors is not Neighbors.ADD_REMOVE or event.std == 0:
         raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
     included = np.array([1 - np.longdouble(prob), prob], np.longdouble)
@@ -119,9 +135,11 @@ def observe_sampled_gaussian(event: Gaussian, prob: float, times: int) -> Repeat
 
 @on_event.register(SampledSubject)
 def attack_sampled_subject(event: SampledSubject, rounds: int) -> list[ExactAttack]:
-    """All items pull in one direction: the number of them in a sum is random, or its Gaussian shift is certain.
+    """Attacks by the likelihood ratios of all releases, where all of a subject's items pull in one direction.
 
-    Where users are drawn first, others' records are taken to be zero, so that they do not show who was drawn.
+    A release is then a mixture of shifted Gaussians, by the number of items that were drawn. One attack for each way
+    to spread the items over users. Where users are drawn first, others' records are taken to be zero, so that they do
+    not show who was drawn.
     """
     attacks = []
     for name, split in _splits(event).items():
@@ -131,7 +149,10 @@ def attack_sampled_subject(event: SampledSubject, rounds: int) -> list[ExactAtta
 
 
 def _splits(event: SampledSubject) -> dict[str, tuple[int, ...]]:
-    """Ways to spread the subject's items over users that the caps allow."""
+    """Ways to spread the subject's items over users that the caps allow: by name, the numbers of items at each user.
+
+    As many at each as fit; and, where that can be worse, as evenly over as many users as possible.
+    """
     full, rest = divmod(event.most_items, event.most_at_user)
     together = (event.most_at_user,) * full + ((rest,) if rest else ())
     each, more = divmod(event.most_items, event.most_users)
@@ -143,6 +164,7 @@ def _splits(event: SampledSubject) -> dict[str, tuple[int, ...]]:
 
 
 def _attack_mixture(attack: str, event: SampledSubject, split: tuple[int, ...], releases: int) -> ExactAttack:
+    """The attack on `releases` releases by a subject whose items are spread like this over users."""
     if event.prob_user < 1 and (event.steps > 1 or event.noise == "user"):
         raise NotApplicable("users that are drawn first are the same in all steps of a round: no exact law is known")
     unit = event.clip_norm / event.std
@@ -161,12 +183,19 @@ def _attack_mixture(attack: str, event: SampledSubject, split: tuple[int, ...], 
 
 
 def _error(items: int) -> float:
-    """By how much the law of a mixture over so many items is off."""
+    """More than the error of the law of a mixture over so many items, all cells together."""
     return 256 * ULP * (2 + items) + 1e-24
 
 
 def _attack_one_mixture(attack: str, law: np.ndarray, unit: float) -> ExactAttack:
-    """A single release: the mixture's likelihood ratio rises with the value, and tails are closed forms."""
+    """The attack on a single release of a mixture of shifted Gaussians, against the unshifted one.
+
+    The likelihood ratio rises with the value, so thresholds on the value are best, and tails are closed forms.
+
+    Arguments:
+        law: the probabilities of 0, 1, ... items.
+        unit: the shift of one item, in standard deviations.
+    """
     likely = np.flatnonzero(law > _NEVER)
     shifts = unit * likely
     log_weights = np.log(law[likely]).astype(np.float64)
@@ -181,7 +210,7 @@ def _attack_one_mixture(attack: str, law: np.ndarray, unit: float) -> ExactAttac
 
 
 def _items_law(event: SampledSubject, split: Sequence[int]) -> np.ndarray:
-    """The probabilities of 0, 1, ... of these items in a sum."""
+    """The probabilities that 0, 1, ... of the subject's items are in a sum; `split` has the number at each user."""
     law = np.ones(1, np.longdouble)
     for items in split:
         start, masses = binomial_window(items, event.prob_item)
@@ -192,13 +221,22 @@ def _items_law(event: SampledSubject, split: Sequence[int]) -> np.ndarray:
 
 
 def _mixture_cells(law: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
-    """The mixture of shifted Gaussians and the plain one, in cells; what lies beyond all cells is below 1e-30."""
+    """The masses of a mixture of shifted Gaussians and of the unshifted one, in the same narrow cells.
+
+    What lies beyond all cells is below 1e-30.
+
+    Arguments:
+        law: the probabilities of 0, 1, ... items.
+        unit: the shift of one item, in standard deviations.
+    """
     likely = np.flatnonzero(law > _NEVER)
-    reach = unit * float(likely[-1])
-    if reach > _LARGEST_SHIFT:
-        raise NotApplicable(f"shifts of {reach:.3g} standard deviations: exact laws are kept to {_LARGEST_SHIFT:g}")
+    largest_shift = unit * float(likely[-1])
+    if largest_shift > _LARGEST_SHIFT:
+        raise NotApplicable(
+            f"shifts of {largest_shift:.3g} standard deviations: exact laws are kept to {_LARGEST_SHIFT:g}"
+        )
     width = np.longdouble(1) / _PER_STD
-    middles = (np.arange(int((reach + 2 * _BEYOND) * _PER_STD)) + np.longdouble(0.5)) * width - _BEYOND
+    middles = (np.arange(int((largest_shift + 2 * _BEYOND) * _PER_STD)) + np.longdouble(0.5)) * width - _BEYOND
     mixed = sum(law[items] * _narrow_masses(middles - items * np.longdouble(unit), width) for items in likely)
     return np.asarray(mixed), _narrow_masses(middles, width)
 

@@ -25,15 +25,19 @@ __all__ = ["Laws", "attack_crowd", "attack_personalized", "threshold_laws"]
 
 Laws = Callable[[np.ndarray, float], np.ndarray]  # budgets, position of the input -> cell masses, one row per user
 
-_GIVEN_UP = -90.0  # log of what counts as nothing
-_USERS, _FREQUENCIES = 250, 4096  # looked at together
-_DOUBLE = 2.0**-52
+_GIVEN_UP = -90.0  # log of the size at which a product counts as nothing
+_USERS, _FREQUENCIES = 250, 4096  # how many are looked at together, which bounds memory
+_DOUBLE = 2.0**-52  # the rounding of a float64
 _FINEST = 16.0  # steps of a score to its standard deviation
 
 
 @on_event.register(Personalized)
 def attack_personalized(event: Personalized, rounds: int) -> list[ExactAttack]:
-    """The users with the largest and with the median budget, others at the low end; who hides most colludes."""
+    """Attacks on the users with the largest and with the median budget, with all others at the low end.
+
+    The colluders are those with the smallest budgets, whose noise hides the victim best. A median equal to the largest
+    budget is not attacked again.
+    """
     budgets = np.asarray(event.eps_locals)
     family = cells.partition(
         event.kind, levels=event.levels, narrowest=float(budgets.max()), widest=float(budgets.min())
@@ -60,10 +64,10 @@ def threshold_laws(plain: cells.Cells, cut: float, *, least: float) -> Laws:
         cut: how far from the centre a report must be to be kept.
         least: the budget of the reports that are drawn anew.
     """
-    reach = plain.reach
+    overhang = plain.overhang
     cuts = np.unique(np.concatenate([plain.cuts, [0.5 - cut, 0.5 + cut]]))
     family = dataclasses.replace(plain, cuts=cuts)
-    middles = (np.concatenate([[-reach], cuts]) + np.concatenate([cuts, [1 + reach]])) / 2
+    middles = (np.concatenate([[-overhang], cuts]) + np.concatenate([cuts, [1 + overhang]])) / 2
     is_kept = np.abs(middles - 0.5) >= cut
 
     def law(budgets: np.ndarray, position: float) -> np.ndarray:
@@ -74,12 +78,14 @@ def threshold_laws(plain: cells.Cells, cut: float, *, least: float) -> Laws:
 
 
 def attack_crowd(attack: str, laws: Laws, victim: float, others: np.ndarray, *, slots: int) -> ExactAttack:
-    """The attack by the sum of the scores of all messages, in so many independent slots.
+    """The attack by the sum of the scores of all messages.
 
     Arguments:
+        attack: how the attack is described.
         laws: the probabilities of a report's cells, for budgets and the position of the input.
-        victim: the victim's budget.
+        victim: the victim's budget; it holds the high end or the low one.
         others: everybody else's budgets; they hold the low end.
+        slots: how many independent slots every user has a message in, all of the same laws.
     """
     budgets, users = np.unique(others, return_counts=True)
     crowd = laws(budgets, 0.0)
@@ -104,7 +110,17 @@ def attack_crowd(attack: str, laws: Laws, victim: float, others: np.ndarray, *, 
 def _multiply_spectra(
     masses: np.ndarray, users: np.ndarray, values: np.ndarray, size: int, slots: int
 ) -> sums.Spectrum:
-    """The characteristic function of all users' scores in all slots, and its error; 0 where it is negligible."""
+    """The characteristic function of all users' scores in all slots, and the error of each value.
+
+    It is computed where it matters; elsewhere the value is 0, and the error covers what was left out.
+
+    Arguments:
+        masses: the law of a score for each different budget, (budgets, values).
+        users: how many users have each budget.
+        values: the score of each column of `masses`.
+        size: of which roots of unity; values are at the first size // 2 + 1.
+        slots: to which power the product over users is taken.
+    """
     alive = _relevant_frequencies(masses.astype(np.float64), users * slots, values, size)
     if len(alive) * len(masses) > 5e7:
         raise NotApplicable(f"the law of the sum is too rough: {len(alive)} frequencies matter for {len(masses)} laws")
@@ -121,14 +137,21 @@ def _multiply_spectra(
         at_least = np.maximum(np.abs(factor).astype(np.float64), amount)
         log_size += count * np.log(at_least)
         relative += count * amount / at_least
-    value, error = np.zeros(size // 2 + 1, np.clongdouble), np.full(size // 2 + 1, 2 * np.exp(_GIVEN_UP))
+    value = np.zeros(size // 2 + 1, np.clongdouble)
+    error = np.full(size // 2 + 1, 2 * np.exp(_GIVEN_UP))
     value[alive] = sums.power(product, slots)
     error[alive] = 1.2 * slots * relative * np.exp(slots * log_size)
     return value, error
 
 
 def _relevant_frequencies(masses: np.ndarray, times: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
-    """Frequencies at which the product over all users, each so many times, may be more than negligible."""
+    """The frequencies, from 0 to size // 2, at which the product over users may be larger than e^`_GIVEN_UP`.
+
+    Arguments:
+        masses: the law of a score for each kind of user, (kinds, values).
+        times: how often each kind occurs in the product.
+        values: the score of each column of `masses`.
+    """
     relevant = []
     for start in range(0, size // 2 + 1, _FREQUENCIES):
         alive = np.arange(start, min(start + _FREQUENCIES, size // 2 + 1))

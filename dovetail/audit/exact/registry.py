@@ -22,17 +22,20 @@ __all__ = ["in_sample", "on_event", "on_rounds"]
 
 @functools.singledispatch
 def on_event(event: Any, rounds: int) -> list[ExactAttack]:
-    """The exact attacks on so many rounds of an event."""
+    """The exact attacks on `rounds` repetitions of an event on the same inputs; NotApplicable where none are known."""
     raise NotApplicable(f"no exact attack is known on an event of type {type(event).__name__}")
 
 
 @functools.singledispatch
 def in_sample(event: Any, prob: float, times: int) -> RepeatedCells:
-    """What so many releases of an event show of a user who is in each with this probability, against nobody."""
+    """The laws of what is seen in `times` releases of an event, with a user who is in each with probability `prob`.
+
+    The first law is the one with the user, the second the one without.
+    """
     raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
 
 
 @functools.singledispatch
 def on_rounds(participation: Any, rounds: Sequence[Round]) -> list[ExactAttack]:
-    """The exact attacks on rounds that all choose in this way who takes part."""
+    """The exact attacks on a training whose rounds all choose in this way who takes part."""
     raise NotApplicable("no exact attack is known for this kind of participation")

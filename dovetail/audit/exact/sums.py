@@ -44,12 +44,15 @@ __all__ = [
 ]
 
 _WIDE = 12.0  # standard deviations that the modulus covers to either side
-_LARGEST = 2**22
+_LARGEST = 2**22  # values of a law
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SumPart:
-    """`times` independent integers of one law: the probabilities of 0, 1, 2, ..., all of them within `error`."""
+    """`times` independent integers of one law.
+
+    `masses` are the probabilities of 0, 1, 2, ...; `error` is more than the sum of their errors.
+    """
 
     masses: np.ndarray
     times: int = 1
@@ -71,7 +74,11 @@ class SumPart:
         return mean, float((values - mean) ** 2 @ masses)
 
     def transform(self, size: int) -> tuple[np.ndarray, float]:
-        """The characteristic function of one integer at half of the roots of unity, and more than its error."""
+        """The characteristic function of one integer, and more than the error of any of its values.
+
+        Arguments:
+            size: of which roots of unity; the values are at the first size // 2 + 1, the others are their conjugates.
+        """
         padded = np.zeros(size, np.longdouble)
         padded[: len(self.masses)] = self.masses
         return scipy.fft.rfft(padded), self.error + _roundings(size) * ULP
@@ -100,17 +107,22 @@ class Mixture:
 
     def moments(self) -> tuple[float, float]:
         """Mean and variance of one sum."""
-        share = np.asarray(self.weights / self.weights.sum(), np.float64)
-        number = self.start + np.arange(len(share))
-        average = float(share @ number)
-        (mean, variance), (other_mean, other_variance) = self.some.moments(), self.rest.moments()
-        between = float(share @ (number - average) ** 2) * (mean - other_mean) ** 2
+        probs = np.asarray(self.weights / self.weights.sum(), np.float64)
+        number = self.start + np.arange(len(probs))
+        average = float(probs @ number)
+        mean, variance = self.some.moments()
+        other_mean, other_variance = self.rest.moments()
+        between = float(probs @ (number - average) ** 2) * (mean - other_mean) ** 2
         left = self.total - average
         return average * mean + left * other_mean, average * variance + left * other_variance + between
 
     def transform(self, size: int) -> tuple[np.ndarray, float]:
-        """The sum over C of weight some^C rest^(total - C), by Horner's rule in both."""
-        (some, error), (rest, other_error) = self.some.transform(size), self.rest.transform(size)
+        """The characteristic function of one sum, and more than the error of any of its values, as `SumPart.transform`.
+
+        It is the sum over C of weight some^C rest^(total - C), by Horner's rule in both.
+        """
+        some, error = self.some.transform(size)
+        rest, other_error = self.rest.transform(size)
         value = np.full_like(some, self.weights[-1])
         turned = np.ones_like(rest)
         for weight in self.weights[-2::-1]:
@@ -129,7 +141,14 @@ def attack_sums(
     slack: float = 0.0,
     pure: float = 0.0,
 ) -> ExactAttack:
-    """The attack between the sum of the parts in the first world and the sum of those in the second."""
+    """The attack by a sum of independent integers.
+
+    Arguments:
+        attack: how the attack is described.
+        first: the parts of the sum in the first world; `second` likewise. A part in both is transformed once.
+        slack: more than the error of any probability that the caller knows of.
+        pure: a lower bound on eps at delta = 0 that is known beside the laws.
+    """
     size, centre = modulus_for(first, second)
     cache: _Cache = {}
     laws = [law(spectrum_of(parts, size, cache), size) for parts in (first, second)]
@@ -137,28 +156,33 @@ def attack_sums(
 
 
 def modulus_for(first: Sequence[SumPart | Mixture], second: Sequence[SumPart | Mixture]) -> tuple[int, int]:
-    """A power of two that covers both sums widely, and the middle between them."""
+    """A power of two that covers both sums widely, and the middle between their means.
+
+    Raises NotApplicable if it would be larger than `_LARGEST`.
+    """
     moments = [
         np.sum([part.times * np.array(part.moments()) for part in parts if part.times], axis=0)
         for parts in (first, second)
     ]
     (mean, variance), (other_mean, other_variance) = moments
     longest = max(part.longest for part in (*first, *second))
-    reach = 2 * _WIDE * math.sqrt(max(variance, other_variance)) + abs(mean - other_mean) + 2 * longest
-    size = 1 << math.ceil(math.log2(reach + 1))
+    width = 2 * _WIDE * math.sqrt(max(variance, other_variance)) + abs(mean - other_mean) + 2 * longest
+    size = 1 << math.ceil(math.log2(width + 1))
     if size > _LARGEST:
-        raise NotApplicable(f"the sum spreads over {reach:.3g} values, and exact laws are kept to {_LARGEST}")
+        raise NotApplicable(f"the sum spreads over {width:.3g} values, and exact laws are kept to {_LARGEST}")
     return size, round((mean + other_mean) / 2)
 
 
-Spectrum = tuple[np.ndarray, np.ndarray]
-_Cache = dict[int, tuple[np.ndarray, np.ndarray, float]]
+Spectrum = tuple[np.ndarray, np.ndarray]  # a characteristic function at size // 2 + 1 roots of unity, and its errors
+_Cache = dict[int, tuple[np.ndarray, np.ndarray, float]]  # by id(part): its power, log |one factor|, and its error
 
 
 def spectrum_of(parts: Sequence[SumPart | Mixture], size: int, cache: _Cache | None = None) -> Spectrum:
-    """The characteristic function of the sum at half of the roots of unity, and the error of each value.
+    """The characteristic function of the sum of these parts, and more than the error of each value.
 
-    `cache` keeps what was computed for a part, for the other world has most of them, too.
+    Arguments:
+        size: of which roots of unity; the values are at the first size // 2 + 1.
+        cache: keeps what was computed for a part, for the other world has most of them, too; parts must stay alive.
     """
     cache = {} if cache is None else cache
     value = np.ones(size // 2 + 1, np.clongdouble)
@@ -198,7 +222,7 @@ def log_abs(value: np.ndarray) -> np.ndarray:
 
 
 def _roundings(size: int) -> float:
-    """Roundings on the way of one input to one output of a transform, with much to spare."""
+    """How often a value is rounded on its way through a transform of this size, with much to spare."""
     return 6 * math.log2(size)
 
 
@@ -213,7 +237,13 @@ def law(spectrum: Spectrum, size: int) -> tuple[np.ndarray, float]:
 def attack_on_laws(
     attack: str, laws: Sequence[tuple[np.ndarray, float]], *, centre: int, slack: float = 0.0, pure: float = 0.0
 ) -> ExactAttack:
-    """The attack of two laws modulo their length, cut open opposite the centre."""
+    """The attack between two laws modulo their length, whose values are put in order from opposite the centre on.
+
+    Arguments:
+        laws: for each world the probabilities of 0 .. size - 1, and more than the error of any sum of them.
+        centre: the value, modulo size, that comes to stand in the middle.
+        slack: further errors, which are added.
+    """
     size = len(laws[0][0])
     with np.errstate(divide="ignore"):
         logs = [np.log(np.roll(masses, size // 2 - centre)).astype(np.float64) for masses, _ in laws]
@@ -221,15 +251,20 @@ def attack_on_laws(
     return ExactAttack(attack=attack, log_first=logs[0], log_second=logs[1], slack=slack + errors, pure=pure)
 
 
-_LARGEST_RATIO = 40.0  # what has a larger one is as good as certain
-_MOST_STEPS = 2**16
+# Sums of log-likelihood ratios
+
+_LARGEST_RATIO = 40.0  # |log-likelihood ratios| are cut off here: what has a larger one is as good as certain
+_MOST_STEPS = 2**16  # between the smallest and the largest ratio of one observation
 _FAR = 4.0  # expected log-likelihood ratios from which on a transform's errors hide the alarms
-_POWERS = (0.99, 0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
+_POWERS = (0.99, 0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)  # of the tests that are tried
 _TINY = 1e-250  # smaller probabilities may be rounding errors
 
 
 class RepeatedCells(NamedTuple):
-    """So many independent observations: the probabilities of their cells in both worlds, each law within `error`."""
+    """`times` independent observations: the probabilities of their cells in the first and in the second world.
+
+    `error` is more than the sum of the errors of either law.
+    """
 
     first: np.ndarray
     second: np.ndarray
@@ -240,9 +275,10 @@ class RepeatedCells(NamedTuple):
 def attack_likelihoods(
     attack: str, observations: Sequence[RepeatedCells], *, slack: float = 0.0, pure: float = 0.0
 ) -> ExactAttack:
-    """The sum of the log-likelihood ratios of all observations.
+    """The attack by the sum of the log-likelihood ratios of all observations, rounded to whole steps.
 
     At delta = 0 the attack has the ratio of the event that every observation falls into its most telling cell.
+    Arguments are those of `attack_sums`.
     """
     ratios = [_log_ratio(part) for part in observations]
     variance = sum(part.times * _variance(part, ratio) for part, ratio in zip(observations, ratios, strict=True))
@@ -262,7 +298,12 @@ def attack_likelihoods(
 def attack_repeated(
     attack: str, first: np.ndarray, second: np.ndarray, times: int, *, pure: float = 0.0
 ) -> list[ExactAttack]:
-    """All attacks on so many reports or answers in cells of these probabilities, whether the worlds are near or far."""
+    """All attacks by the likelihood ratios of `times` independent reports, whether the worlds are near or far.
+
+    Arguments:
+        first: the probabilities of a report's cells in the first world; `second` likewise.
+        pure: a lower bound on eps at delta = 0 that is known beside the laws.
+    """
     observations = RepeatedCells(first, second, times, cells.error_of(first))
     return [attack_likelihoods(attack, [observations], pure=pure), *attack_far_apart(attack, observations)]
 
@@ -331,11 +372,15 @@ def _outside(part: SumPart, low: int, high: int) -> float:
 
 
 def _log_rest(log: float) -> float:
-    """log(1 - p), from log p."""
+    """log(1 - p) from log p, for 0 < p < 1."""
     return math.log(-math.expm1(log))
 
 
 def _most_telling(observations: Sequence[RepeatedCells]) -> float:
+    """The largest |log ratio| of what all observations can show together, rounded down.
+
+    Cells that are next to impossible in a world are left out: their probabilities may be rounding errors.
+    """
     extremes = np.zeros(2)
     for part in observations:
         possible = (part.first > _TINY) & (part.second > _TINY)
@@ -345,11 +390,13 @@ def _most_telling(observations: Sequence[RepeatedCells]) -> float:
 
 
 def _log_ratio(part: RepeatedCells) -> np.ndarray:
+    """log(first / second) of every cell, cut off at `_LARGEST_RATIO` to either side; 0 for impossible cells."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.asarray(np.log(part.first) - np.log(part.second), np.float64)
     return np.clip(np.nan_to_num(ratio, nan=0.0), -_LARGEST_RATIO, _LARGEST_RATIO)
 
 
 def _variance(part: RepeatedCells, ratio: np.ndarray) -> float:
+    """The variance of the ratio under the mean of both laws."""
     middle = np.asarray(part.first + part.second, np.float64) / 2
     return float(middle @ ratio**2) - float(middle @ ratio) ** 2
