@@ -191,7 +191,7 @@ def _exhibit_view(exhibit: dict[str, Any]) -> dict[str, Any]:
 
 
 def _origin(run: dict[str, Any]) -> str:
-    """How a part was computed, as text: version, machine, seconds, seeds; parts of a page may come from several runs."""
+    """How a part was computed, as text: version, machine, seconds, seeds. Parts of a page may differ in that."""
     facts = [f"dovetail {run.get('version', '')}", run.get("machine", "")]
     if run.get("seconds"):
         facts.append(f"{number(run['seconds'], 3)} s")

@@ -163,7 +163,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Paper:
-    """A paper's parts; `reference` is its key in `dovetail.references`, `minutes` what three seeds take on each device."""
+    """A paper's parts; `reference` is its key in `dovetail.references`, `minutes` what three seeds take by device."""
 
     name: str
     title: str
