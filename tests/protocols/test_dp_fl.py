@@ -104,6 +104,18 @@ def test_the_count_is_paid_for_beside_the_sum(neighbors, scale):
     assert event.mu**2 >= squared * (1 - 1e-15)
 
 
+@pytest.mark.parametrize("std_count", [0.5, 3.0, 40.0])
+def test_what_the_count_costs_is_said_as_it_is_charged(std_count):
+    """Its share of mu^2: what is left of it without the sum's."""
+    protocol = dp_fl(clip="adaptive", clip_norm=0.3, std_count=std_count)
+    view = protocol.view(COHORT, DIM, neighbors=Neighbors.ADD_REMOVE)
+    share = 1 - (1 / 1.5) ** 2 / view.round.mechanism.mu**2
+    (said,) = [line for line in view.scope.assumptions if "set from noised counts" in line]
+    assert f"their {share:.2%} of the first round's mu^2 is included" in said
+    plain = dp_fl(clip_norm=0.3).view(COHORT, DIM, neighbors=Neighbors.ADD_REMOVE).scope.assumptions
+    assert not any("noised counts" in line for line in plain)
+
+
 @pytest.mark.parametrize(("noise", "size", "std_count"), [(1.5, 200, 10.0), (0.3, 10, 1.0), (40.0, 200, 40.0)])
 def test_the_count_is_never_most_of_the_cost(noise, size, std_count):
     """In a small cohort a twentieth of it would hide nothing, and no noise on the sum would meet a target."""
