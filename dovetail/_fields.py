@@ -1,4 +1,4 @@
-"""What a setting means: the text beneath its field, read from the source of its class.
+"""What the settings of a class are, and what each means: the text beneath its field, read from the class's source.
 
 Settings are fields of dataclasses and msgspec structs: the sections of a config, and protocols. `help` of such a class,
 the page of config keys and errors about a key all take their words from here.
@@ -25,7 +25,7 @@ _Kind = TypeVar("_Kind", bound=type)
 
 
 class Setting(NamedTuple):
-    """A setting: its default is `REQUIRED` where it has none."""
+    """A field of a class of settings; `default` is `REQUIRED` where it has none, `meaning` "" without a text."""
 
     name: str
     type: Any
@@ -34,7 +34,7 @@ class Setting(NamedTuple):
 
 
 def is_settings(kind: object) -> bool:
-    """Whether this is a class of settings."""
+    """Whether this is a class of settings: a msgspec struct or a dataclass."""
     return isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind))
 
 
@@ -60,6 +60,7 @@ def fields(kind: type) -> list[Setting]:
 
 
 def _default(field: Any, missing: object) -> Any:
+    """The default of a field, made if it has a factory; `missing` is what its library has for none."""
     if field.default_factory is not missing:
         return field.default_factory()
     return REQUIRED if field.default is missing else field.default
@@ -67,7 +68,10 @@ def _default(field: Any, missing: object) -> Any:
 
 @functools.cache
 def meanings(kind: type) -> Mapping[str, str]:
-    """What each field means that has a text beneath it, in the class or in one that it derives from."""
+    """By name, what each field means that has a text beneath it, in the class or in one that it derives from.
+
+    Cached: do not write to it.
+    """
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         texts |= _own_meanings(base)
@@ -76,17 +80,17 @@ def meanings(kind: type) -> Mapping[str, str]:
 
 @functools.cache
 def _own_meanings(kind: type) -> Mapping[str, str]:
+    """The meanings of the fields in a class's own body; none where there is no source to read."""
     try:
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except (OSError, TypeError, SyntaxError, ValueError):  # written in a notebook, or in C
         return {}
-    body = getattr(tree, "body", [])
     texts = {}
-    for field, below in itertools.pairwise(body):
+    for field, text in itertools.pairwise(getattr(definition, "body", [])):
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
-            texts[field.target.id] = " ".join(below.value.value.split())
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
+            texts[field.target.id] = " ".join(text.value.value.split())
     return texts
 
 
@@ -103,12 +107,12 @@ class _Help:
 
 
 def summary(kind: type) -> str:
-    """The docstring of a class as it was written."""
+    """The docstring of a class as it was written, without the fields that `with_fields_in_help` adds."""
     help_text = vars(kind).get("__doc__")
     return help_text.summary if isinstance(help_text, _Help) else inspect.cleandoc(help_text or "")
 
 
 def with_fields_in_help(kind: _Kind) -> _Kind:
-    """The same class, whose `help` says what its fields mean."""
+    """A decorator: the same class, whose `help` lists its fields with what they mean."""
     kind.__doc__ = _Help(summary(kind))  # type: ignore[assignment]
     return kind

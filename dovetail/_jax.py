@@ -35,12 +35,12 @@ def is_array(value: object) -> TypeGuard[jax.Array]:
 
 
 def materialize(fill: Callable[[jax.Array], jax.Array], shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """What `fill` makes of an array of zeros of this shape and type, in memory before anything reads it."""
+    """Compute `fill(zeros)`, for zeros of this shape and type, into memory before anything reads it."""
     return materialize_into(jnp.zeros(shape, dtype), fill)
 
 
 def materialize_into(array: jax.Array, fill: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """What `fill` makes of this array, in memory before anything reads it.
+    """Compute `fill(array)`, of the same shape and type, into memory before anything reads it.
 
     A loop of one turn, whose length XLA cannot see, is the one thing that is not fused into what follows, where it
     would be computed again for every reader, or number by number.
@@ -52,18 +52,25 @@ def materialize_into(array: jax.Array, fill: Callable[[jax.Array], jax.Array]) -
 def map_blocks(
     function: Callable[..., tuple[jax.Array, jax.Array]], out: jax.Array, *arrays: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """`function(out, *arrays)` of long vectors: what it makes of each number, written over `out`, and a sum over all.
+    """`function(out, *arrays)` of long vectors, computed block by block.
 
-    On a CPU it sees a block at a time, which stays in the cache of a core. XLA shares a loop over a whole vector among
-    the cores, and if they do not divide its length, tests every number for the end instead of taking several at once.
+    Arguments:
+        function: from vectors of one length to a vector of that length, number by number, and a sum over them.
+        out: the first vector; the result is written over it.
+
+    Returns: the vector, and the sum. It is added up block by block, and so rounded otherwise than in one piece.
+
+    On a CPU the function sees a block at a time, which stays in the cache of a core. XLA shares a loop over a whole
+    vector among the cores, and if they do not divide its length, tests every number for the end instead of taking
+    several at once.
     """
     length = out.shape[0]
     if length <= _BLOCK or jax.default_backend() != "cpu":
         return function(out, *arrays)
 
     def block(at: jax.Array | int, size: int, out: jax.Array) -> tuple[jax.Array, jax.Array]:
-        found, part = function(*(lax.dynamic_slice(array, (at,), (size,)) for array in (out, *arrays)))
-        return lax.dynamic_update_slice(out, found, (at,)), part
+        values, part = function(*(lax.dynamic_slice(array, (at,), (size,)) for array in (out, *arrays)))
+        return lax.dynamic_update_slice(out, values, (at,)), part
 
     def add(i: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         out, part = block(i * _BLOCK, _BLOCK, state[0])

@@ -20,7 +20,7 @@ _ALONE = threading.Lock()
 
 
 def ready(kind: type[_Kind]) -> type[_Kind]:
-    """The same kind, about which msgspec knows everything."""
+    """The same type, once msgspec has learnt its fields: from then on several threads may decode it."""
     if kind not in _READY:
         with _ALONE:
             msgspec.json.Decoder(kind)

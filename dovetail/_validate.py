@@ -1,8 +1,8 @@
-"""Every bad-input sentence of the library, worded once.
+"""Checks of arguments, with every bad-input sentence of the library worded once.
 
-Each check takes its values as keyword arguments, so that the message can name them:
-``positive(eps_local=-1.0)`` raises ``ValueError("expected eps_local > 0, got eps_local=-1.0")``.
-What may be left open is checked if it is there: ``positive(**not_none(eps_local=None))`` passes.
+A check returns nothing, or raises `ValueError`. Each takes its values as keyword arguments, so that the message can
+name them: ``positive(eps_local=-1.0)`` raises ``ValueError("expected eps_local > 0, got eps_local=-1.0")``. What may be
+left open is checked if it is there: ``positive(**not_none(eps_local=None))`` passes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ __all__ = [
 ]
 
 SMALLEST_CLIP_NORM = 1e-9
-_LONGEST_QUOTE = 120
+_LONGEST_QUOTE = 120  # characters of a setting's meaning in an error
 
 
 def _fail(expected: str, name: str, value: object) -> None:
+    """Raise the error about a value: what was expected, and what it is."""
     raise ValueError(f"expected {expected}, got {name}={value!r}")
 
 
@@ -82,7 +83,7 @@ def non_negative(**values: float) -> None:
 
 
 def integer(**values: int) -> None:
-    """Each value is a whole number of an integer type."""
+    """Each value is of an integer type; True and 1.0 are not."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             _fail(f"{name} to be a whole number", name, value)
@@ -155,7 +156,7 @@ def in_brackets(meaning: str | None) -> str:
 
 
 def finite_array(**arrays: np.ndarray) -> None:
-    """No array holds a NaN or an infinity."""
+    """No array holds a NaN or an infinity; the error says how many it has. Arrays of integers pass."""
     for name, array in arrays.items():
         if not np.issubdtype(array.dtype, np.floating):
             continue

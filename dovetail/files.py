@@ -17,7 +17,7 @@ __all__ = ["hold", "make_folder", "replacing", "write_atomically", "write_json",
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder where there is none; refuses one that cannot be written to."""
+    """Make a folder, and those above it, where there is none; refuses one that cannot be written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -27,7 +27,10 @@ def make_folder(path: Path) -> None:
 
 
 def hold(folder: Path) -> IO[bytes]:
-    """Make a folder that its owner alone can read, and keep other processes out of it until the file is closed."""
+    """Lock a folder for this process, until the file that is returned is closed; refuses one that another has locked.
+
+    The folder is made if need be, and its owner alone can read it.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     lock = (folder / "lock").open("wb")
@@ -74,12 +77,15 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Plain data, indented; refuses what JSON has no number for."""
+    """Write plain data as indented JSON, complete or not at all; refuses NaN and infinity, which JSON has not."""
     write_atomically(path, (json.dumps(data, indent=1, allow_nan=False) + "\n").encode())
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows as CSV: columns in the order in which they first come, those that are empty everywhere left out."""
+    """Write rows, each from column to value, as CSV with a header, complete or not at all.
+
+    Columns are in the order in which they first come; those that are empty in every row are left out.
+    """
     names = dict.fromkeys(name for row in rows for name, value in row.items() if value not in (None, ""))
     text = io.StringIO()
     writer = csv.DictWriter(text, list(names), extrasaction="ignore", lineterminator="\n")

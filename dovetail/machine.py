@@ -1,4 +1,4 @@
-"""Where figures were measured, in words: figures without their machine mean little."""
+"""The machine that this runs on, in words, to be put beside whatever was measured on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def has_accelerator() -> bool:
 
 
 def describe() -> str:
-    """Cores, processor or accelerator, and the versions that matter."""
+    """This machine in a line: accelerators, cores, processor, and the versions of Python and JAX."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     devices = jax.devices()
     on = f"{len(devices)} x {devices[0].device_kind}, " if has_accelerator() else ""

@@ -28,12 +28,12 @@ _TEMPLATES = Environment(
 
 
 def render(template: str, **view: Any) -> str:
-    """The template, filled with these values."""
+    """The text of a template of `dovetail/templates`, by its file's name, filled with these values."""
     return _TEMPLATES.get_template(template).render(view)
 
 
 def draw_inline(figures: Iterable[Figure]) -> list[Markup]:
-    """Figures as parts of a page that `write_page` writes: SVG without a style of its own."""
+    """Figures as SVG to be put into a page of `write_page`, which has the style for them."""
     return [Markup(svg(figure, style=False)) for figure in figures]  # `svg` escapes whatever text they hold
 
 

@@ -1,8 +1,9 @@
 """What a task is: data, a model for it, and how the two are judged.
 
 A `Dataset` holds records as NumPy arrays and, where that is known, whom each is about; a `Clients` table says which
-records belong to which client, a `Model` maps parameters and inputs to logits. Records are stored once, whatever the
-number of clients: a client is a list of indices.
+records belong to which client, a `Model` maps parameters and inputs to outputs, a `Task` is how a dataset is loaded,
+with its model and metrics if it brings its own. Records are stored once, whatever the number of clients: a client is a
+list of indices.
 """
 
 from __future__ import annotations
@@ -84,15 +85,16 @@ class Dataset(Sources):
         if self.target == "number" and self.num_classes != 1:
             raise ValueError(f'expected num_classes=1 with target="number", got num_classes={self.num_classes}')
         columns = (self.num_classes,) if self.target == "labels" else ()
-        for part, of, views in (("inputs", "labels", self.views), ("test_inputs", "test_labels", 1)):
-            inputs, labels = np.asanyarray(getattr(self, part)), np.asanyarray(getattr(self, of))
+        for part, labels_of_part, views in (("inputs", "labels", self.views), ("test_inputs", "test_labels", 1)):
+            inputs = np.asanyarray(getattr(self, part))
+            labels = np.asanyarray(getattr(self, labels_of_part))
             if inputs.ndim == 0 or labels.ndim == 0 or labels.shape[1:] != columns:
                 each = f"a row of {self.num_classes} labels" if columns else "one label"
                 raise ValueError(f"expected {each} for each record of {part}, got labels of shape {labels.shape}")
             if len(inputs) != len(labels) * views or len(inputs) == 0:
                 rows = "record" if views == 1 else f"{views} rows"
                 raise ValueError(f"expected one label for each {rows} of {part}, got {len(inputs)} and {len(labels)}")
-            object.__setattr__(self, of, self._convert_labels(f"labels of {part}", labels))
+            object.__setattr__(self, labels_of_part, self._convert_labels(f"labels of {part}", labels))
             object.__setattr__(self, part, as_inputs(part, inputs))
         for name in ("subjects", "users"):
             if (ids := getattr(self, name)) is not None:
@@ -111,14 +113,17 @@ class Dataset(Sources):
             )
 
     def _convert_labels(self, name: str, labels: np.ndarray) -> np.ndarray:
-        """Labels in the type that computes; refuses those that are not what the target says."""
+        """Labels in the type that computes; refuses those that are not what the target says, under the name `name`."""
         if self.target == "classes":
             return _as_classes(name, labels, self.num_classes)
         return _as_numbers(name, labels) if self.target == "number" else _as_zeros_and_ones(name, labels)
 
 
 def as_inputs(name: str, inputs: np.ndarray) -> np.ndarray:
-    """Inputs as the model reads them, each a number: uint8 as they are, floats as float32."""
+    """Inputs in the types that a dataset holds: uint8 as they are, finite floats as float32; refuses others.
+
+    `name` is what an error calls them.
+    """
     if inputs.dtype == np.uint8:
         return inputs
     if not np.issubdtype(inputs.dtype, np.floating):
@@ -137,7 +142,7 @@ def as_inputs(name: str, inputs: np.ndarray) -> np.ndarray:
 
 
 def _as_classes(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Labels as int32 in [0, num_classes)."""
+    """Labels as int32 in [0, num_classes); refuses others."""
     if labels.dtype.kind not in "biuf":
         raise ValueError(f"expected {name} as whole numbers, got {labels.dtype}")
     if labels.dtype.kind == "f" and (broken := np.count_nonzero(~(labels == np.floor(labels)) | np.isinf(labels))):
@@ -157,7 +162,7 @@ def _as_numbers(name: str, labels: np.ndarray) -> np.ndarray:
 
 
 def _as_zeros_and_ones(name: str, labels: np.ndarray) -> np.ndarray:
-    """Labels as float32, each 0 or 1."""
+    """Labels as float32, each 0 or 1; refuses others."""
     if labels.dtype.kind not in "biuf":
         raise ValueError(f"expected {name} as zeros and ones, got {labels.dtype}")
     if broken := np.count_nonzero((labels != 0) & (labels != 1)):
@@ -178,18 +183,21 @@ def _check_ids(name: str, ids: np.ndarray, num_records: int) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    """A function from parameters and a batch of inputs to logits.
+    """A function from parameters and a batch of inputs to outputs, logits for classes.
 
     Arguments:
         name: what the model is called in results.
         init: from a key to the first parameters.
-        apply: from parameters and a batch of inputs to logits.
-        constant: that of a linear model, whose parameters are one array of shape (features + 1, classes), and whose
-            logits are ``inputs @ params[:-1] + constant * params[-1]`` on flattened inputs. The engine then never forms
-            a client's gradient (see `engine`).
+        apply: from parameters and a batch of inputs, first axis the record, to the outputs for each record.
+        constant: of a linear model the value of the constant feature, which the bias is multiplied by; None for other
+            models. The parameters are then one array of shape (features + 1, classes), and the logits
+            ``inputs @ params[:-1] + constant * params[-1]`` on flattened inputs. The engine never forms a client's
+            gradient of such a model (`engine.linear`).
         loss: a name of `learners.losses.LOSSES` or a function of one's own; by default it follows from the target of
             the dataset.
-        learner: of a model that trains outside JAX: it computes updates and outputs, and `apply` may not be compiled.
+        learner: what trains the model outside JAX: it computes updates and outputs, and `apply` may not be compiled.
+            None
+            for models in JAX.
     """
 
     name: str
@@ -245,7 +253,8 @@ class HostLearner(Protocol):
             loss: a name of `learners.losses.LOSSES`, or one's own.
             parameters: the flat vector that the clients start from.
             inputs: (clients, records, ...), of which the first `counts` of each client are real.
-            labels: in the same way.
+            labels: (clients, records), or (clients, records, labels), in the same way.
+            counts: how many records each client has, (clients,); it may be 0.
         """
         ...
 
@@ -254,7 +263,7 @@ class HostLearner(Protocol):
         ...
 
     def losses(self, loss: str | Loss, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The loss of each record, from the model's outputs for it."""
+        """The loss of each record, (records,), from what `outputs` returned for it."""
         ...
 
 
@@ -318,13 +327,16 @@ class Clients:
 
     @classmethod
     def from_owners(cls, records: np.ndarray, owners: np.ndarray, *, num_clients: int) -> Clients:
-        """The clients of which `owners[i]` owns `records[i]`; a client's records keep their order."""
+        """Clients 0 to `num_clients` - 1, where client `owners[i]` owns record `records[i]`.
+
+        A client's records keep their order.
+        """
         counts = np.bincount(owners, minlength=num_clients)
         return cls(records=records[np.argsort(owners, kind="stable")].astype(np.int32), counts=counts.astype(np.int32))
 
     @classmethod
     def from_rows(cls, rows: np.ndarray, counts: np.ndarray | None = None) -> Clients:
-        """The clients of which each owns a row of records, or the first `counts` of that row."""
+        """One client for each row of `rows` (clients, width), which owns its records, or the first `counts` of them."""
         width = rows.shape[1]
         sizes = np.full(len(rows), width, np.int32) if counts is None else np.asarray(counts, np.int32)
         if sizes.shape != rows.shape[:1] or sizes.max(initial=0) > width:
@@ -333,7 +345,7 @@ class Clients:
 
     @functools.cached_property
     def starts(self) -> np.ndarray:
-        """Where the records of each client begin."""
+        """Where in `records` those of each client begin, (clients,), int32."""
         return (np.cumsum(self.counts) - self.counts).astype(np.int32)
 
     def records_of(self, client: int) -> np.ndarray:
@@ -359,7 +371,7 @@ class Clients:
         return np.append(self.records, 0)[starts + np.where(column < counts, column, 0)].astype(np.int32)
 
     def entries(self) -> tuple[np.ndarray, np.ndarray]:
-        """The client of every record, and the record."""
+        """The client of every entry of `records`, and the record: two arrays of that length."""
         return np.repeat(np.arange(self.num_clients), self.counts), self.records
 
     def with_views(self, views: int) -> Clients:
@@ -374,5 +386,5 @@ class Clients:
 
     @property
     def max_records(self) -> int:
-        """Records of the largest client; 1 where nobody has any."""
+        """How many records the largest client has; 1 where nobody has any."""
         return max(1, int(self.counts.max()))

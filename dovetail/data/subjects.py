@@ -114,7 +114,7 @@ def one_per_user(clients: Clients, num_records: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _SortedEntries:
-    """The entries of a table sorted by subject, then user, then record."""
+    """The entries of a `Clients` table sorted by subject, then user, then record: one number of each array an entry."""
 
     entry: np.ndarray  # its place in Clients.entries()
     subject: np.ndarray
@@ -123,6 +123,7 @@ class _SortedEntries:
 
     @classmethod
     def of(cls, clients: Clients, subjects: np.ndarray) -> _SortedEntries:
+        """The entries of these clients, where `subjects` says whom each record is about."""
         users, records = clients.entries()
         _check_range(records, len(subjects))
         entry = np.lexsort((records, users, subjects[records]))
@@ -130,7 +131,10 @@ class _SortedEntries:
         return cls(entry=entry, subject=subject, user=user, turn=_place_in_run(subject, user))
 
     def user_rank(self) -> np.ndarray:
-        """Of each entry's user: how many users come before it for this subject, the largest holders first."""
+        """For each entry, how many users come before its user for its subject, those with most of its records first.
+
+        Of users with as many, the lower number comes first.
+        """
         pair = np.cumsum(self.turn == 0) - 1
         first = np.flatnonzero(self.turn == 0)
         items = np.bincount(pair)
@@ -141,7 +145,7 @@ class _SortedEntries:
 
 
 def _place_in_run(*sorted_keys: np.ndarray) -> np.ndarray:
-    """Of each place, how many places before it have the same keys; equal keys stand together."""
+    """For each place, how many places before it have the same keys; equal keys must stand together."""
     size = len(sorted_keys[0])
     new = np.ones(size, bool)
     new[1:] = np.any([key[1:] != key[:-1] for key in sorted_keys], axis=0)
@@ -150,10 +154,12 @@ def _place_in_run(*sorted_keys: np.ndarray) -> np.ndarray:
 
 
 def _longest_run(sorted_key: np.ndarray) -> int:
+    """How often the most frequent key occurs; 0 without any."""
     return int(_place_in_run(sorted_key).max(initial=-1)) + 1
 
 
 def _check_range(records: np.ndarray, num_records: int) -> None:
+    """Refuse records that have no subject: not in 0 .. num_records - 1."""
     low, high = records.min(initial=0), records.max(initial=0)
     if len(records) and not 0 <= low <= high < num_records:
         raise ValueError(f"expected records 0..{num_records - 1}, one subject for each, got records {low}..{high}")

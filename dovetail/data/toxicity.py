@@ -71,7 +71,10 @@ def build(comments: Path, annotations: Path, *, ratings: int = RATINGS) -> Datas
 
 
 def hash_texts(texts: list[str]) -> np.ndarray:
-    """Each text's words and pairs of words, hashed with signs, float32 of unit norm (of none: zero)."""
+    """Each text's words and pairs of neighbouring words, hashed with signs: (texts, FEATURES), float32 of unit norm.
+
+    The row of a text without words is zero.
+    """
     rows = np.zeros((len(texts), FEATURES), np.float32)
     code_of: dict[str, int] = {}
     for row, text in zip(rows, texts, strict=True):
@@ -88,18 +91,26 @@ def hash_texts(texts: list[str]) -> np.ndarray:
 
 
 def _pair_codes(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Codes of two words in this order: the mixing steps of a 32-bit multiplicative hash, modulo 2^32."""
+    """For each pair of words one code from both, which depends on their order; all uint32.
+
+    These are the mixing steps of a 32-bit multiplicative hash, modulo 2^32.
+    """
     mixed = first * np.uint32(0x9E3779B1) + second
     return (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x85EBCA6B)
 
 
 def _public_order(numbers: np.ndarray) -> np.ndarray:
-    """The public order of comments: by a hash of their numbers."""
+    """For each comment a hash of its number, by which comments are put in a public order."""
     return np.array([zlib.crc32(str(number).encode()) for number in numbers.tolist()], np.int64)
 
 
 def _first_of_each(worker: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:
-    """The places of the first `count` entries of each worker in this order, worker by worker."""
+    """The places of each worker's `count` entries with the lowest `order`, worker by worker.
+
+    Arguments:
+        worker: who made each entry.
+        order: a number for each entry.
+    """
     places = np.lexsort((order, worker))
     new = np.ones(len(places), bool)
     new[1:] = worker[places][1:] != worker[places][:-1]
@@ -116,7 +127,7 @@ def _read_comments(path: Path) -> tuple[np.ndarray, list[str], np.ndarray]:
 
 
 def _read_annotations(path: Path, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of every rating: the place of its comment, who made it, and whether it says toxic."""
+    """For every rating the place of its comment among `numbers`, who made it, and 1 if it says toxic; int32."""
     rows = _read_table(path, _ANNOTATIONS)
     comment = np.array([float(row[0]) for row in rows]).astype(np.int64)
     place = np.minimum(np.searchsorted(numbers, comment), len(numbers) - 1)

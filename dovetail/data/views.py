@@ -128,7 +128,7 @@ def add_views(dataset: Dataset, views: Sequence[str]) -> Dataset:
 
 
 def _in_type_of(batch: np.ndarray, viewed: Any) -> np.ndarray:
-    """A view of a batch in the batch's own type."""
+    """A view of a batch in the batch's own type, bytes rounded to the nearest; refuses another shape."""
     rows = np.asarray(viewed)
     if rows.shape != batch.shape:
         raise ValueError(f"expected a view to keep the shape {batch.shape[1:]} of a record, got {rows.shape[1:]}")
@@ -136,6 +136,7 @@ def _in_type_of(batch: np.ndarray, viewed: Any) -> np.ndarray:
 
 
 def _kind_of(text: str) -> str:
+    """The kind of view that a text names: one of `KINDS`, or the module of the user's own."""
     return text.partition(":")[0]
 
 
@@ -167,11 +168,12 @@ def _parse_one(text: str) -> Sequence[View]:
 
 
 def _are_views(value: object) -> TypeGuard[View | list[View] | tuple[View, ...]]:
-    some = value if isinstance(value, list | tuple) else (value,)
-    return len(some) > 0 and all(callable(view) for view in some)
+    candidates = value if isinstance(value, list | tuple) else (value,)
+    return len(candidates) > 0 and all(callable(view) for view in candidates)
 
 
 def _shift_axis(images: jax.Array, by: int, *, axis: int) -> jax.Array:
+    """Images in which place i of an axis shows what was at i + by; beyond the edge, the edge is repeated."""
     size = images.shape[axis]
     return jnp.take(images, np.clip(np.arange(size) + by, 0, size - 1), axis=axis)
 
@@ -184,15 +186,20 @@ def _offsets_from_centre(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bilinear(images: jax.Array, down: np.ndarray, right: np.ndarray) -> jax.Array:
-    """The images read at places that are given from the centre."""
+    """Images whose pixels are read elsewhere, bilinearly; beyond the edge, the edge is repeated.
+
+    Arguments:
+        down: for each pixel (height, width), how far below the centre it is read.
+        right: how far to the right of it.
+    """
     height, width = images.shape[1:3]
     row = np.clip(down + (height - 1) / 2, 0, height - 1)
     column = np.clip(right + (width - 1) / 2, 0, width - 1)
     top, left = np.floor(row).astype(np.int32), np.floor(column).astype(np.int32)
     bottom, far = np.minimum(top + 1, height - 1), np.minimum(left + 1, width - 1)
     shape = (height, width, *[1] * (images.ndim - 3))
-    low = jnp.asarray((row - top).astype(np.float32).reshape(shape))
-    beyond = jnp.asarray((column - left).astype(np.float32).reshape(shape))
-    upper = (1 - beyond) * images[:, top, left] + beyond * images[:, top, far]
-    lower = (1 - beyond) * images[:, bottom, left] + beyond * images[:, bottom, far]
-    return (1 - low) * upper + low * lower
+    weight_bottom = jnp.asarray((row - top).astype(np.float32).reshape(shape))
+    weight_far = jnp.asarray((column - left).astype(np.float32).reshape(shape))
+    upper = (1 - weight_far) * images[:, top, left] + weight_far * images[:, top, far]
+    lower = (1 - weight_far) * images[:, bottom, left] + weight_far * images[:, bottom, far]
+    return (1 - weight_bottom) * upper + weight_bottom * lower

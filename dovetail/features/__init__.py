@@ -24,10 +24,10 @@ CONSTANT = 0.3  # the constant feature of a linear model on features of unit nor
 
 
 def apply(dataset: Dataset, features: Features, *, cache: Path | None = None) -> Dataset:
-    """The dataset with every record, or every view of it, replaced by its features: float32 rows.
+    """The dataset with every record, or every view of it, replaced by its features: rows of float32.
 
     Arguments:
-        features: which ones.
+        features: which features.
         cache: the folder that features are memory-mapped from; they are computed first, chunk by chunk, if they are not
             there whole. By default it is the folder "features" in Dovetail's cache.
 
@@ -52,17 +52,18 @@ def pipeline_of(features: Features, shape: tuple[int, ...], *, cache: Path | Non
     """The function from float32 records of this shape to their features, which are not cached.
 
     Arguments:
-        cache: the folder of what is computed once, such as axes; by default as of `apply`.
+        cache: the folder of what is computed once, such as axes of a whitening; by default that of `apply`.
     """
     return Pipeline(features, shape, _folder(cache))
 
 
 def _folder(cache: Path | None) -> Path:
+    """The folder of cached features: the given one, or the default."""
     return cache_folder() / "features" if cache is None else cache
 
 
 def _rows(pipeline: Pipeline, images: np.ndarray, folder: Path) -> np.ndarray:
-    """The features of these images, from the cache or computed."""
+    """The features of these images (as they are stored), memory-mapped from the cache; computed if not there."""
 
     def compute() -> Iterator[np.ndarray]:
         return map(pipeline.apply, chunks(images, pipeline.chunk))

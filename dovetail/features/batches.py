@@ -24,7 +24,7 @@ def in_batches(
     """The function's rows for all images; the last batch is padded, so that there is one compilation.
 
     Arguments:
-        function: from a batch of images to rows.
+        function: from a batch of images to rows, one for each, which depends on its image alone.
         cpu: how many images a batch has on a CPU.
         accelerator: how many it has on an accelerator.
 

@@ -28,12 +28,15 @@ __all__ = ["cached_axes", "cached_rows", "digest", "log_progress", "spool"]
 Rows = TypeVar("Rows", bound=np.ndarray | jax.Array)
 
 _LOG = logging.getLogger("dovetail")
-_BLOCK = 1 << 24
+_BLOCK = 1 << 24  # bytes that are hashed at a time
 _SECONDS = 10.0  # between two words about progress
 
 
 def digest(*parts: str | np.ndarray | Iterable[np.ndarray]) -> str:
-    """A name for what depends on these texts, arrays, and arrays that come in chunks."""
+    """A name, 32 hexadecimal digits, for what depends on these texts, arrays, and arrays that come in chunks.
+
+    The same array in other chunks has another name.
+    """
     hasher = hashlib.sha256()
     for part in parts:
         if isinstance(part, str):
@@ -54,8 +57,8 @@ def cached_rows(
 
     Arguments:
         folder: where the file is.
-        shape: that of the array.
-        compute: gives the array in chunks, if it is not there whole.
+        shape: the shape of the array.
+        compute: gives the array in chunks along its first axis; called if the file is not there whole.
     """
     path = folder / f"{name}.npy"
     if path.exists():
@@ -74,7 +77,7 @@ def cached_rows(
 
 
 def cached_axes(folder: Path, name: str, compute: Callable[[], Axes]) -> Axes:
-    """The axes of this name, computed if they are not there."""
+    """The axes of this name, read from `folder`, or computed and written to it if they are not there whole."""
     path = folder / f"{name}.npz"
     if path.exists():
         try:
@@ -90,7 +93,11 @@ def cached_axes(folder: Path, name: str, compute: Callable[[], Axes]) -> Axes:
 
 @contextlib.contextmanager
 def spool(folder: Path, chunks: Iterable[np.ndarray | jax.Array]) -> Iterator[Callable[[], Iterator[np.ndarray]]]:
-    """Chunks of rows, kept in a file that has no name and can be read again and again, a chunk at a time."""
+    """Keep chunks of rows in a file of `folder` that has no name and goes with the block.
+
+    Inside the block a function gives the chunks, float32, from the first on, as often as it is called; only one of its
+    iterators may be in use at a time.
+    """
     make_folder(folder)
     with tempfile.TemporaryFile(dir=folder) as stream:
         shapes = []
@@ -107,7 +114,7 @@ def spool(folder: Path, chunks: Iterable[np.ndarray | jax.Array]) -> Iterator[Ca
 
 
 def log_progress(chunks: Iterable[Rows], total: int, what: str) -> Iterator[Rows]:
-    """Pass the chunks on; now and then the log says how many of `total` rows are done."""
+    """Pass the chunks on; every `_SECONDS` the log says how many of `total` rows of `what` are done."""
     start = logged = time.monotonic()
     done = 0
     for chunk in chunks:

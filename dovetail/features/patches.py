@@ -30,16 +30,20 @@ _VERSION = 2  # part of the identity: raise it whenever the values change
 _IMAGES = 4096
 _PATCHES_OF_EACH = 24
 _WINDOWS = 3  # along each axis
-_THRESHOLD = 0.25
-_CONTRAST = 10 / 255**2
-_RIDGE = 0.01
+_THRESHOLD = 0.25  # of a correlation, below which a patch does not respond
+_CONTRAST = 10 / 255**2  # added to the variance of a patch's pixels, which are in [0, 1]; flatter ones are no filters
+_RIDGE = 0.01  # added to the variances that whitening divides by
 _FLAT = 1e-4  # a patch whose squared norm after whitening is far below this has no direction: it is taken as zero
 _HIGH = jax.lax.Precision.HIGHEST
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Dictionary:
-    """Filters (number, values) for patches of `side` x `side` that were multiplied by `whiten` (values, values)."""
+    """Filters for patches of `side` x `side` pixels, with the whitening that comes before them.
+
+    `whiten` (values, values) multiplies contrast-normalised patches (patches, values), with values = side x side x
+    colours; `filters` are (number, values), of unit norm.
+    """
 
     side: int
     whiten: np.ndarray
@@ -48,7 +52,7 @@ class Dictionary:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Patches:
-    """Responses to one dictionary of patches of synthetic images, for images of one shape."""
+    """Features of images of one shape: responses to a dictionary of `filters` synthetic patches, `side` pixels wide."""
 
     shape: tuple[int, ...]
     side: int
@@ -65,7 +69,7 @@ class Patches:
 
     @property
     def identity(self) -> str:
-        """What determines its values, for a cache."""
+        """What determines the features of an image, for a cache."""
         return f"patches {_VERSION} {self.side} {self.filters} {self._source().identity}"
 
     @property
@@ -80,6 +84,7 @@ class Patches:
         return in_batches(functools.partial(_respond_compiled, filters), tensor, cpu=4, accelerator=128)
 
     def _source(self) -> Synthetic:
+        """The images that filters are cut from; refuses shapes that there are none for."""
         kind = "leaves" if self.shape[2:] == (3,) else "strokes+leaves"
         return Synthetic(kind=kind, shape=self.shape, count=_IMAGES, seed=1)
 
@@ -90,8 +95,10 @@ def dictionary(source: Synthetic, *, side: int, filters: int) -> Dictionary:
 
     Arguments:
         source: the images that patches are cut from.
-        side: that of a patch.
+        side: the side of a patch, in pixels.
         filters: how many patches the dictionary has, each of another image.
+
+    The result is cached: do not write to its arrays.
     """
     rng = np.random.default_rng([source.seed, side, filters])
     samples = []
@@ -118,9 +125,9 @@ def respond(images: jax.Array, side: int, whiten: jax.Array, filters: jax.Array)
     """The features (batch, 18 x filters) of images (batch, height, width, colours).
 
     Arguments:
-        side: that of a patch.
-        whiten: what patches are multiplied by.
-        filters: the dictionary, a row for each filter.
+        side: the side of a patch, in pixels.
+        whiten: what normalised patches are multiplied by, (values, values).
+        filters: the dictionary, (filters, values), of unit norm.
 
     Guarantees:
         Rows have unit norm; that of an image of one colour is zero.
@@ -143,7 +150,7 @@ def respond(images: jax.Array, side: int, whiten: jax.Array, filters: jax.Array)
 
 
 def windows(places: int) -> np.ndarray:
-    """Weights (windows, places) of means over the places whose middle is in the first, the middle or the last half."""
+    """Weights (3, places) of three means over an axis: of places in its first half, its middle half, its last half."""
     middle = (np.arange(places) + 0.5) / places
     inside = np.stack([(low <= middle) & (middle < low + 0.5) for low in np.linspace(0, 0.5, _WINDOWS)])
     return (inside / inside.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -153,10 +160,11 @@ _respond = on_one_core(respond, static_argnums=1)
 
 
 def _respond_compiled(filters: Dictionary, images: np.ndarray) -> jax.Array:
+    """`respond` with the arrays of a dictionary, compiled for one core."""
     return _respond(images, filters.side, filters.whiten, filters.filters)
 
 
 def _normalise(patches):  # type: ignore[no-untyped-def]  # NumPy in, NumPy out; JAX in, JAX out
-    """Without their mean, and with their contrast evened out."""
+    """Patches (patches, values), each less its mean and divided by about its standard deviation."""
     centred = patches - patches.mean(axis=1, keepdims=True)
     return centred / ((centred**2).mean(axis=1, keepdims=True) + _CONTRAST) ** 0.5

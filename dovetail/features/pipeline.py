@@ -39,9 +39,9 @@ __all__ = [
 ]
 
 _AXES_VERSION = 2  # part of the axes' name: raise it whenever their computation changes
-_CHUNK_BYTES = 1 << 28
-_MOST_ROWS = 1024
-_BATCH = 256
+_CHUNK_BYTES = 1 << 28  # of features before whitening that are held at a time
+_MOST_ROWS = 1024  # of a chunk
+_BATCH = 256  # records that a user's own function is given in a row, still one by one
 _ONE = "one record at a time"  # in the name of what is cached: once it was batches
 
 
@@ -107,7 +107,13 @@ class Features:
 
 
 class Pipeline:
-    """The function from float32 records of a shape to their features; what it needs for that is made on first use."""
+    """The function from float32 records of one shape to their features; what it needs for that is made on first use.
+
+    Arguments:
+        features: which features.
+        shape: the shape of a record.
+        folder: where axes of a whitening are cached.
+    """
 
     def __init__(self, features: Features, shape: tuple[int, ...], folder: Path) -> None:
         if features.symmetric and len(shape) not in (2, 3):
@@ -119,7 +125,7 @@ class Pipeline:
 
     @functools.cached_property
     def identity(self) -> str:
-        """What determines its values, for a cache."""
+        """What determines the features of a record, for a cache."""
         whiten = self._features.whiten
         return self._blocks_identity if whiten is None else f"{self._axes_name} ridge {whiten.ridge!r}"
 
@@ -133,7 +139,7 @@ class Pipeline:
 
     @property
     def declarations(self) -> tuple[str, ...]:
-        """What only the author of a function of one's own knows: that it looks at one record."""
+        """What only the author of a function of one's own knows: that it looks at one record; else empty."""
         return tuple(line for block in self._blocks for line in block.declarations)
 
     @property
@@ -150,7 +156,7 @@ class Pipeline:
         return np.asarray(rows if self._features.whiten is None else self._whiten(rows))
 
     def _block_rows(self, images: np.ndarray) -> np.ndarray | jax.Array:
-        """Before whitening: every block at the same weight."""
+        """The features before whitening: the blocks side by side, all of the same norm, rows of unit norm or less."""
         parts = [block.apply(images) for block in self._blocks]
         if self._features.symmetric:
             mirrored = np.ascontiguousarray(images[:, :, ::-1])
@@ -159,11 +165,12 @@ class Pipeline:
 
     @property
     def _blocks_identity(self) -> str:
+        """What determines the features before whitening, for a cache."""
         return f"{[block.identity for block in self._blocks]} symmetric {self._features.symmetric}"
 
     @property
     def variances(self) -> np.ndarray:
-        """Those of the images that it whitens on, along its axes; falling."""
+        """The variances, (rank,) and falling, along the whitening's axes, of the images that it whitens on."""
         return self._whitening_axes.variances
 
     @functools.cached_property
@@ -172,16 +179,22 @@ class Pipeline:
 
     @property
     def _whitening_axes(self) -> Axes:
+        """The axes to whiten with, from the cache or computed."""
         return cache.cached_axes(self._folder, self._axes_name, self._compute_axes)
 
     @property
     def _whitening(self) -> Whitening:
+        """The settings of the whitening; refuses features without one."""
         if self._features.whiten is None:
             raise ValueError("these features are not whitened: set whiten")
         return self._features.whiten
 
     def _compute_axes(self) -> Axes:
-        """The axes of the features of the images to whiten on, held by an accelerator or spooled to a file."""
+        """The principal axes of the features of the images to whiten on.
+
+        These features are read several times: an accelerator with room holds them, otherwise they are spooled to a
+        file.
+        """
         source = self._whitening_images
         images = chunks(source, self.chunk) if isinstance(source, np.ndarray) else source.chunks()
         plain = cache.log_progress(
@@ -220,7 +233,7 @@ class Pipeline:
 
 
 def _accelerator_has_room(size: int) -> bool:
-    """Whether so many bytes fit in what is left of an accelerator's memory; a CPU has none of its own."""
+    """Whether `size` bytes fit in what is left of an accelerator's memory; False on a CPU, which has none of its own."""
     memory = None if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats()
     return memory is not None and size < memory.get("bytes_limit", 0) - memory.get("bytes_in_use", 0)
 
@@ -241,7 +254,7 @@ class Block(Protocol):
 
     @property
     def identity(self) -> str:
-        """What determines its values, for a cache."""
+        """What determines the features of an image, for a cache."""
         ...
 
     @property
@@ -292,14 +305,18 @@ class _OwnBlock:
 
     @property
     def declarations(self) -> tuple[str, ...]:
-        """That it looks at one image, unless it is compiled for one."""
+        """That the function looks at one image at a time, unless JAX compiles it for one: then nothing."""
         if self._per_record.is_isolated:
             return ()
         return (f"the features {self._name!r} of a record depend on that record alone",)
 
     @functools.cached_property
     def identity(self) -> str:
-        """Its own, or else its module's file and what it makes of two images of noise."""
+        """What determines the features of an image, for a cache.
+
+        That is the object's own `identity`, or else the content of the function's file and what it makes of two images
+        of noise.
+        """
         identity = getattr(self._loaded, "identity", None)
         if isinstance(identity, str):
             return f"{self._name} {_ONE} {identity}"
@@ -313,12 +330,13 @@ class _OwnBlock:
         return self._probe.shape[1]
 
     def apply(self, images: np.ndarray) -> np.ndarray:
-        """Its rows, scaled to unit norm."""
+        """The function's rows for these images, scaled to unit norm."""
         parts = [self._rows(images[low : low + _BATCH]) for low in range(0, len(images), _BATCH)]
         return np.asarray(unit_rows(np.concatenate(parts)))
 
     @functools.cached_property
     def _probe(self) -> np.ndarray:
+        """The function's rows for two images of noise."""
         return self._rows(np.random.default_rng(0).random((2, *self._shape), dtype=np.float32))
 
     def _rows(self, images: np.ndarray) -> np.ndarray:
@@ -335,6 +353,7 @@ class _OwnBlock:
 
 
 def _is_function(value: object) -> TypeGuard[Any]:
+    """Whether this is a function, or an object with `apply` and a text `identity`."""
     if callable(getattr(value, "apply", None)):
         return isinstance(getattr(value, "identity", None), str)
     return callable(value)

@@ -51,7 +51,7 @@ class Scatter:
 
     @property
     def identity(self) -> str:
-        """What determines its values, for a cache."""
+        """What determines the features of an image, for a cache."""
         return f"scatter {_VERSION}"
 
     @property
@@ -68,6 +68,7 @@ class Scatter:
 
     @property
     def _colours(self) -> int:
+        """How many colours images have: 1 or 3."""
         return 3 if self.shape[2:] == (3,) else 1
 
 
@@ -94,13 +95,13 @@ def transform(images: jax.Array) -> jax.Array:
 
 
 def _channels(planes: jax.Array) -> jax.Array:
-    """S0, S1 and S2 of grey images, (batch, 81, 8, 8)."""
+    """S0, S1 and S2 of grey images (batch, side, side): (batch, 81, 8, 8), in this order."""
     psi, low_pass, coarse_low_pass = _filters()
     margin = (_SIDE - planes.shape[1]) // 2
     x = jnp.pad(planes, ((0, 0), (margin, margin), (margin, margin)), mode="reflect")[:, None]
-    seen = jnp.fft.fft2(x)
-    fine = _modulus(jnp.fft.ifft2(_multiply_filters(seen, psi[:_ANGLES])))
-    parents = jnp.concatenate([seen, jnp.fft.fft2(fine)], axis=1)[:, :, None]
+    spectrum = jnp.fft.fft2(x)
+    fine = _modulus(jnp.fft.ifft2(_multiply_filters(spectrum, psi[:_ANGLES])))
+    parents = jnp.concatenate([spectrum, jnp.fft.fft2(fine)], axis=1)[:, :, None]  # what psi_1 meets: x, |x * psi_0|
     coarse = _modulus(jnp.fft.ifft2(_at_every_second_pixel(parents, psi[_ANGLES:])))
     coarse = coarse.reshape(len(x), -1, *coarse.shape[-2:])
     return jnp.concatenate(
@@ -109,12 +110,12 @@ def _channels(planes: jax.Array) -> jax.Array:
 
 
 def _modulus(signals: jax.Array) -> jax.Array:
-    """|signals|; XLA's own guards against overflow, which images cannot cause."""
+    """The modulus of complex signals, without XLA's guards against overflow, which images cannot cause."""
     return jnp.sqrt(signals.real**2 + signals.imag**2)
 
 
 def _multiply_filters(spectra: jax.Array, filters: np.ndarray) -> jax.Array:
-    """Their product; filters are real, so a complex product would do twice the work."""
+    """Complex spectra times real filters, which a complex product would compute with twice the work."""
     return jax.lax.complex(spectra.real * filters, spectra.imag * filters)
 
 
@@ -126,6 +127,7 @@ def _at_every_second_pixel(spectra: jax.Array, filters: np.ndarray) -> jax.Array
 
 
 def _smooth(signals: jax.Array, low_pass: np.ndarray) -> jax.Array:
+    """Signals (batch, channels, side, side) * phi at every fourth pixel of the image: (batch, channels, 8, 8)."""
     return jnp.einsum("ih,bchw,jw->bcij", low_pass, signals, low_pass, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -133,7 +135,8 @@ def _smooth(signals: jax.Array, low_pass: np.ndarray) -> jax.Array:
 def _filters() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Fourier transforms of the 16 wavelets, fine scale first, and phi at every fourth pixel as two matrices.
 
-    The first, (8, 32), is for signals at every pixel; the second, (8, 16), for those at every second one.
+    The first, (8, 32), is for signals at every pixel; the second, (8, 16), for those at every second one. The arrays
+    are cached: do not write to them.
     """
     psi = []
     for j in range(2):

@@ -71,8 +71,8 @@ class Synthetic:
 
 
 def strokes(rng: np.random.Generator, *, side: int) -> np.ndarray:
-    """`CHUNK` images of one to three strokes, (CHUNK, side, side)."""
-    scale = side / 28
+    """`CHUNK` images of one to three strokes, (CHUNK, side, side), float32 in [0, 1]."""
+    scale = side / 28  # lengths below are for images of 28 x 28
     corners = rng.uniform(4, 24, (CHUNK, 3, 4, 2)) * scale
     radius = rng.uniform(0.8, 1.8, (CHUNK, 3)) * scale
     there = np.arange(3) < rng.integers(1, 4, (CHUNK, 1))
@@ -81,7 +81,7 @@ def strokes(rng: np.random.Generator, *, side: int) -> np.ndarray:
 
 
 def leaves(rng: np.random.Generator, *, side: int, colours: int) -> np.ndarray:
-    """`CHUNK` images of dead leaves, (CHUNK, side, side) in grey or (CHUNK, side, side, 3)."""
+    """`CHUNK` images of dead leaves, (CHUNK, side, side) or, with 3 colours, (CHUNK, side, side, 3); in [0, 1]."""
     size = (CHUNK, _LEAVES)
     centres = rng.uniform(0, side, (*size, 2))
     radii = 2 + 14 * rng.uniform(size=size)[..., None] ** 3 * rng.uniform(0.5, 1.0, (*size, 2))
@@ -96,7 +96,7 @@ def leaves(rng: np.random.Generator, *, side: int, colours: int) -> np.ndarray:
 
 @jax.jit
 def _curve_points(corners: jax.Array) -> jax.Array:
-    """Points of cubic Bezier curves: (..., 4, 2) -> (..., points, 2)."""
+    """Points on cubic Bezier curves, (..., points, 2), from their four control points, (..., 4, 2)."""
     t = jnp.linspace(0, 1, _POINTS)
     weights = jnp.stack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3])
     return jnp.einsum("kp,...kd->...pd", weights, corners, precision=jax.lax.Precision.HIGHEST)
@@ -104,7 +104,14 @@ def _curve_points(corners: jax.Array) -> jax.Array:
 
 @jax.jit
 def _ink(points: jax.Array, radius: jax.Array, there: jax.Array, place: jax.Array) -> jax.Array:
-    """Ink where the nearest point of a curve is within the pen's radius, and less of it up to a pixel further."""
+    """Images of curves: full ink where a curve's nearest point is within the pen's radius, less up to a pixel further.
+
+    Arguments:
+        points: (images, curves, points, 2), rows and columns in pixels.
+        radius: the pen of each curve, (images, curves).
+        there: which curves an image has, (images, curves).
+        place: the positions of pixels along an axis.
+    """
     vertical = (points[..., 0, None] - place) ** 2  # (batch, curve, point, row)
     horizontal = (points[..., 1, None] - place) ** 2
     nearest = jnp.min(vertical[..., :, None] + horizontal[..., None, :], axis=2)
@@ -114,7 +121,15 @@ def _ink(points: jax.Array, radius: jax.Array, there: jax.Array, place: jax.Arra
 
 @jax.jit
 def _overlay(centres: jax.Array, radii: jax.Array, angles: jax.Array, paint: jax.Array, noise: jax.Array) -> jax.Array:
-    """Leaves over each other, the later ones in front, with a little 1/f texture."""
+    """Images of leaves over each other, the later ones in front, with a little 1/f texture.
+
+    Arguments:
+        centres: (images, leaves, 2), in pixels.
+        radii: the two radii of each ellipse, (images, leaves, 2).
+        angles: (images, leaves), in radians.
+        paint: the colours of each leaf, (images, leaves, colours).
+        noise: white noise that the texture is made of, (images, side, side, colours).
+    """
     batch, side, _, colours = noise.shape
     place = jnp.arange(side, dtype=jnp.float32)
 

@@ -20,14 +20,17 @@ from dovetail import _validate
 
 __all__ = ["Axes", "principal_axes", "unit_rows"]
 
-_ITERATIONS = 2
-_LEAST_SPARE = 20
+_ITERATIONS = 2  # of the subspace
+_LEAST_SPARE = 20  # dimensions of the subspace beyond the rank
 _HIGH = jax.lax.Precision.HIGHEST
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Axes:
-    """Where features vary: their mean (features,), directions (features, rank), and variances (rank,), falling."""
+    """Where features vary: their mean (features,), orthonormal directions (features, rank), and variances (rank,).
+
+    Variances are falling.
+    """
 
     mean: np.ndarray
     directions: np.ndarray
@@ -86,23 +89,26 @@ def principal_axes(blocks: Callable[[], Iterable[np.ndarray | jax.Array]], *, ra
 
 @jax.jit
 def unit_rows(rows: jax.Array) -> jax.Array:
-    """Rows scaled to unit norm; a row of zeros stays."""
+    """Rows (..., numbers) scaled to unit norm; a row of zeros stays zero."""
     norms = jnp.linalg.norm(rows, axis=-1, keepdims=True)
     return rows / jnp.where(norms > 0, norms, 1.0)
 
 
 @jax.jit
 def _whiten_rows(rows: jax.Array, mean: jax.Array, matrix: jax.Array) -> jax.Array:
+    """(rows - mean) @ matrix, scaled to unit norm."""
     return unit_rows(jnp.dot(rows - mean, matrix, precision=_HIGH))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _power_step(image: jax.Array, block: jax.Array, mean: jax.Array, basis: jax.Array) -> jax.Array:
+    """`image` plus C^T C basis, with C the rows of the block less the mean; the memory of `image` is used again."""
     centred = block - mean
     return image + jnp.dot(centred.T, jnp.dot(centred, basis, precision=_HIGH), precision=_HIGH)
 
 
 @jax.jit
 def _inner_products(block: jax.Array, mean: jax.Array, basis: jax.Array) -> jax.Array:
+    """Sums over a block's rows, less the mean, of the products of their coordinates in the basis: (width, width)."""
     along = jnp.dot(block - mean, basis, precision=_HIGH)
     return jnp.dot(along.T, along, precision=_HIGH)

@@ -69,11 +69,11 @@ class ArrayOptions(_Options, total=False):
     subject: Sequence[Any] | None
 
 
-_DEFAULTS: dict[str, Any] = {"user": ..., "test_seed": 0}  # of others: None
+_DEFAULTS: dict[str, Any] = {"user": ..., "test_seed": 0}  # all other keywords: None; arrays also have user=None
 
 
 def _with_keywords_of(options: type) -> Callable[[Method], Method]:
-    """Spell out `**options` in a method's signature, for `help` and editors."""
+    """A decorator that spells out a method's `**options`, of this `TypedDict`, in its signature for `help`."""
 
     def spell_out(method: Method) -> Method:
         signature = inspect.signature(method)
@@ -197,7 +197,7 @@ class Sources:
         test_share: float | None = None,
         test_seed: int = 0,
     ) -> Dataset:
-        """Images in one folder per class, as bytes: (height, width, 3) or, if `grey`, (height, width).
+        """Images in one folder per class, each as bytes of shape (height, width, 3) or, if `grey`, (height, width).
 
         Arguments:
             user: who holds an image, from its path; None makes every image a user.

@@ -27,9 +27,10 @@ TESTED_NOTE = "the test records are public: what is measured on them has no nois
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """Inputs, the columns of their targets, and by name the users and the subjects, where they are known.
+    """Records as they were read: inputs, columns of targets, and the names of users and subjects, where they are known.
 
-    `roster` is the public list of users, of whom some may have no records.
+    All have one entry for each record, in the same order. `roster` is the public list of users, of whom some may have
+    no records.
     """
 
     inputs: np.ndarray
@@ -59,13 +60,14 @@ class Rows:
 
     @property
     def _owners(self) -> list[tuple[str, Sequence[str]]]:
+        """The names that there are, of users and of subjects, each with what an error calls one of them."""
         return [(key, ids) for key, ids in (("user", self.users), ("subject", self.subjects)) if ids is not None]
 
     def names_to_split(self, labels: np.ndarray) -> Sequence[str]:
-        """What stays together when some are held out: users, or else subjects, or else single records.
+        """For each record a name, all of whose records stay together when some are held out for testing.
 
-        A record's name is what it and its label hold, and how many equal ones are before it: without one record, the
-        names are the same but for one.
+        These are the users, or else the subjects, or else single records. A record's name is what it and its label
+        hold, and how many equal ones are before it: without one record, the names are the same but for one.
         """
         if owners := self.users or self.subjects:
             return owners
@@ -144,10 +146,12 @@ def assemble(
 
 
 def held_out_mask(names: Sequence[str], *, share: float, seed: int) -> np.ndarray:
-    """Which records are for testing: those of about this share of the names.
+    """A mask (records,) of those for testing: the records of about this share of the different names.
 
     Arguments:
         names: whose each record is.
+        share: in (0, 1).
+        seed: public, from which it follows which names these are.
 
     Guarantees:
         All records of a name are on one side, which depends on the name and the seed alone.
@@ -165,12 +169,18 @@ def held_out_mask(names: Sequence[str], *, share: float, seed: int) -> np.ndarra
 
 
 def is_held_out(name: str, *, share: float, seed: int) -> bool:
-    """Whether the records of this name are for testing."""
+    """Whether the records of this name are for testing: by a hash of the public seed and the name alone."""
     return _hash_to_unit(f"{seed}:{name}") < share
 
 
 def ids_of(names: Sequence[str] | None, kept: np.ndarray, *, roster: Sequence[str] | None = None) -> np.ndarray | None:
-    """For the names of the records that are kept: places on the roster, or numbers in their order; None if unknown."""
+    """The id of each record that is kept, int32: its name's place on the roster, or among the sorted names.
+
+    Arguments:
+        names: whose each record is; None if unknown, which is then returned.
+        kept: a mask of the records.
+        roster: names, of which those of the kept records are some.
+    """
     if names is None:
         return None
     mine = [name for name, keep in zip(names, kept, strict=True) if keep]
@@ -179,4 +189,5 @@ def ids_of(names: Sequence[str] | None, kept: np.ndarray, *, roster: Sequence[st
 
 
 def _hash_to_unit(text: str) -> float:
+    """A hash of the text as a number in [0, 1]."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64

@@ -47,7 +47,7 @@ class InputColumn(msgspec.Struct, frozen=True, kw_only=True):
         return 1 if self.categories is None else len(self.categories)
 
     def read(self, table: Table) -> np.ndarray:
-        """The inputs that the column makes, float32 (rows, width)."""
+        """The inputs that this column of a table makes, float32 (rows, width)."""
         if self.categories is not None:
             places = _category_places(table, self.name, self.categories, what="categories")
             return np.eye(len(self.categories), dtype=np.float32)[places]
@@ -56,7 +56,11 @@ class InputColumn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model answers: one of the classes, a number, or which labels apply; `size` outputs, from these columns."""
+    """What a model answers: one of the classes, a number, or which labels apply.
+
+    `size` is how many classes or labels there are (1 for a number), `columns` the table's columns of targets, and
+    `classes` the values that answers have: for labels, the names of their columns.
+    """
 
     kind: Target
     size: int
@@ -74,7 +78,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         classes: Sequence[Value] | None,
         bounds: tuple[float, float] | None = None,
     ) -> Answer:
-        """What the target columns of these tables ask for.
+        """The answer that the target columns of these tables, to train and to test on, ask for.
 
         Arguments:
             target: a column, or a list of columns of 0 and 1.
@@ -111,7 +115,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return cls(kind="classes", size=len(declared), classes=declared, columns=(target,))
 
     def labels(self, table: Table) -> np.ndarray:
-        """The labels of a table's rows as a `Dataset` holds them."""
+        """The labels of a table's rows as a `Dataset` holds them: (rows,), or (rows, labels) for several."""
         if self.kind == "number":
             return _scale_to_bounds(table, self.columns[0], self.bounds)
         if self.kind == "classes":
@@ -187,8 +191,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
                     f"expected an array of {self.dtype} of shape (rows, {', '.join(map(str, self.shape))}), for the "
                     f"model was not trained on a table, got {table.name} with {len(table.columns)} columns"
                 )
-            plainly = tuple(InputColumn(name=name) for name in table.columns)
-            return matrix(table, plainly).reshape(-1, *self.shape)
+            columns = tuple(InputColumn(name=name) for name in table.columns)
+            return matrix(table, columns).reshape(-1, *self.shape)
         missing = [column.name for column in self.columns if column.name not in table.columns]
         if missing:
             names = ", ".join(map(repr, missing))
@@ -241,7 +245,10 @@ def _class_logits(logits: np.ndarray) -> np.ndarray:
 
 
 def _scale_to_bounds(table: Table, name: str, bounds: tuple[float, float] | None, *, hint: str = "") -> np.ndarray:
-    """A column of numbers as float32; with bounds, clipped to them and mapped to [-1, 1]."""
+    """A column of numbers as float32; with bounds, clipped to them and mapped to [-1, 1].
+
+    `hint` is what an error about text ends with.
+    """
     numbers = table.numbers(name, hint=hint)
     if bounds is not None:
         low, high = bounds
@@ -254,7 +261,10 @@ def _scale_to_bounds(table: Table, name: str, bounds: tuple[float, float] | None
 
 
 def _category_places(table: Table, name: str, declared: Sequence[Value], *, what: str) -> np.ndarray:
-    """Of every row, the place of its value among the declared ones."""
+    """For every row the place of its value among the declared ones; refuses other values.
+
+    `what` is what an error calls these: "classes".
+    """
     place = {value: number for number, value in enumerate(declared)}
     places = np.array([place.get(value, -1) for value in table.values(name, like=declared)])
     if unknown := int(np.count_nonzero(places < 0)):
@@ -279,6 +289,7 @@ def _classes_in(tables: Sequence[Table], target: str) -> tuple[Value, ...]:
 
 
 def _check_bounds(name: str, bounds: tuple[float, float]) -> None:
+    """Refuse bounds of a column that are not finite, or not low < high."""
     low, high = bounds
     _validate.finite(low=low, high=high)
     if not low < high:
@@ -286,5 +297,6 @@ def _check_bounds(name: str, bounds: tuple[float, float]) -> None:
 
 
 def _check_declared(what: str, values: Sequence[Value]) -> None:
+    """Refuse a declaration without values, or with one twice; `what` is what the error calls it."""
     if not values or len(set(values)) != len(values):
         raise ValueError(f"expected different {what}, got {list(values)}")

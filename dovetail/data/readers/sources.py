@@ -50,13 +50,14 @@ def from_table(
     test_share: float | None = None,
     test_seed: int = 0,
 ) -> Dataset:
-    """Rows of a table, each input column read as it is declared.
+    """Rows of a table as a dataset, each input column read as it is declared.
 
     Arguments:
         source: what `Table.of` takes.
         test: another one, to test on.
     """
-    table, other = Table.of(source), None if test is None else Table.of(test)
+    table = Table.of(source)
+    other = None if test is None else Table.of(test)
     targets = [target] if isinstance(target, str) else list(target)
     spoken_for = [*targets, *(column for column in (user, subject) if isinstance(column, str))]
     owner = None if isinstance(user, EllipsisType) else user
@@ -105,7 +106,7 @@ def from_arrays(
     test_share: float | None = None,
     test_seed: int = 0,
 ) -> Dataset:
-    """Arrays as they are: whole numbers only as uint8, and one label, or one row of labels, per record."""
+    """Arrays as a dataset, taken as they are: whole numbers only as uint8, one label or row of labels per record."""
     if test is not None and len(test) != 2:
         raise ValueError(f"expected test=(inputs, labels), got {len(test)} parts")
     several = np.asarray(labels).ndim == 2
@@ -119,19 +120,20 @@ def from_arrays(
     else:
         target = _LABEL
 
-    def records(of: Any, labels: Any, users: Any = None, subjects: Any = None, roster: Any = None) -> Rows:
+    def rows_of(record_inputs: Any, labels: Any, users: Any = None, subjects: Any = None, roster: Any = None) -> Rows:
         values = np.asarray(labels)
         columns = {_LABEL: values} if isinstance(target, str) else dict(zip(target, values.T, strict=True))
         table = Table(name="the labels", columns=columns)
         return Rows(
-            inputs=np.asarray(of),
+            inputs=np.asarray(record_inputs),
             targets=table,
             users=_as_text(users),
             subjects=_as_text(subjects),
             roster=_as_text(roster),
         )
 
-    train, other = records(inputs, labels, user, subject, roster), None if test is None else records(*test)
+    train = rows_of(inputs, labels, user, subject, roster)
+    other = None if test is None else rows_of(*test)
     tables = [train.targets] if other is None else [train.targets, other.targets]
     answer = Answer.from_tables(tables, target=target, kind=kind, classes=None if several else classes)
     return assemble(
@@ -222,7 +224,7 @@ def from_folder(
     test_share: float | None = None,
     test_seed: int = 0,
 ) -> Dataset:
-    """Images under a folder for each class, read by Pillow."""
+    """Images under one folder per class, read by Pillow; arguments as of `Dataset.from_folder`."""
     files, labels = _images_in(Path(folder))
     other = None
     if test is not None:
@@ -241,7 +243,7 @@ def from_folder(
 
 
 def _images_in(folder: Path) -> tuple[list[Path], list[str]]:
-    """All images under the folders of a folder, and the name of that folder for each."""
+    """The images under the folders inside a folder, and for each the name of that inner folder, its class."""
     if not folder.is_dir():
         raise FileNotFoundError(f"expected a folder of images, one folder per class, got {str(folder)!r}")
     pairs = [
@@ -257,7 +259,7 @@ def _images_in(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def _read_images(files: Sequence[Path], size: tuple[int, int] | None, grey: bool) -> np.ndarray:
-    """The images of these files, resized if a size is given; refuses several sizes."""
+    """The images of these files, uint8, resized if a size (height, width) is given; refuses several sizes."""
     image = import_optional("PIL.Image", needed_by="Dataset.from_folder", install="pillow")
     pictures = []
     for file in files:
@@ -273,7 +275,10 @@ def _read_images(files: Sequence[Path], size: tuple[int, int] | None, grey: bool
 
 
 def refuse_unclear_users(table: Table, spoken_for: Sequence[str]) -> None:
-    """Refuse to take rows for users where a column looks like ids and has some value twice: most likely a person's."""
+    """Refuse a table without `user=` if a column looks like ids and has some value twice: most likely a person's.
+
+    `spoken_for` are columns that are known to be something else.
+    """
     for name in table.columns:
         words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", str(name)).lower())
         if name in spoken_for or _ID_WORDS.isdisjoint(words):
@@ -294,7 +299,7 @@ def _columns(
     *,
     targets: Sequence[str],
 ) -> tuple[InputColumn, ...]:
-    """How each column is read; refuses a declaration about a column that is not an input."""
+    """How each input column `names` is read; refuses a declaration about a column that is not an input or a target."""
     if not names:
         raise ValueError("no column is left for inputs: name some with inputs=")
     for what, declared in (("categories", categories), ("bounds", bounds)):
@@ -312,11 +317,12 @@ def _columns(
 
 
 def _ids_of_rows(table: Table, column: str | Sequence[Any] | None) -> list[str] | None:
+    """The ids of the rows as text, from a column's name or from the ids themselves; None without any."""
     return table.names(column) if isinstance(column, str) else _as_text(column)
 
 
 def _as_text(ids: Sequence[Any] | None) -> list[str] | None:
-    """Ids of any type as text."""
+    """Ids of any type as text, None as None; refuses missing ones."""
     if ids is None:
         return None
     return Table(name="the ids", columns={"ids": ids if isinstance(ids, list | tuple) else np.asarray(ids)}).names(
@@ -337,7 +343,7 @@ def _stack_items(items: Any, channels_first: bool, what: str) -> tuple[np.ndarra
 
 
 def _stack_records(values: Any, *, what: str) -> np.ndarray:
-    """Records that came one by one as one array."""
+    """Records of one shape as one array, first axis the record; whole numbers but uint8 become float32."""
     arrays = [np.asarray(value) for value in values]
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
@@ -347,14 +353,14 @@ def _stack_records(values: Any, *, what: str) -> np.ndarray:
 
 
 def _class_names(source: Any, target: str | Sequence[str]) -> list[str] | None:
-    """The names of the classes, where the dataset's schema declares them."""
+    """The names of the classes, where the schema of a Hugging Face dataset declares them for its target."""
     features = getattr(source, "features", None)
     feature = features.get(target) if isinstance(features, Mapping) and isinstance(target, str) else None
     return getattr(feature, "names", None)
 
 
 def _with_class_names(source: Any, target: Any, names: Sequence[str]) -> Table | None:
-    """A table whose classes are named, not numbered."""
+    """The table of a dataset, whose target has the names of classes in place of their numbers; None without one."""
     if source is None:
         return None
     table = Table.of(source)

@@ -54,7 +54,10 @@ def is_table(source: object) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
-    """Columns of one length by name; `name` is what sentences call the table, `text` whether its cells are unread."""
+    """Columns of one length by name, with at least one row.
+
+    `name` is what messages call the table. With `text` all cells are strings, as in CSV, not yet read as numbers.
+    """
 
     name: str
     columns: Mapping[str, Sequence[Any] | np.ndarray]
@@ -134,7 +137,7 @@ class Table:
         return numbers
 
     def values(self, name: str, *, like: Sequence[Any] | None = None) -> list[Any]:
-        """A column's values as Python's own; those of CSV are read as what they look like.
+        """A column's values as Python's own (bool, int, float, str); those of CSV are read as what they look like.
 
         Arguments:
             like: values that those of CSV are compared with: if all are text, so they stay.
@@ -154,12 +157,12 @@ class Table:
         return list(column)
 
     def names(self, name: str) -> list[str]:
-        """A column of ids of any type, as text."""
+        """A column of ids of any type, as text; refuses missing ones."""
         column = self._complete_column(name)
         return [str(value) for value in (column.tolist() if isinstance(column, np.ndarray) else column)]
 
     def _complete_column(self, name: str) -> Sequence[Any] | np.ndarray:
-        """A column in which nothing is missing."""
+        """The column of this name as it came; refuses one in which a value is missing."""
         column = self.column(name)
         if isinstance(column, np.ndarray) and column.dtype.kind in "biufUSM":
             missing = int(np.count_nonzero(column != column)) if column.dtype.kind in "fM" else 0
@@ -220,20 +223,24 @@ def _read_csv(path: Path) -> Table:
 
 
 def _to_sequence(column: Any) -> Sequence[Any] | np.ndarray:
+    """A column of a Hugging Face dataset as an array, or as a list."""
     return column.to_numpy() if hasattr(column, "to_numpy") else list(column)  # the first is Arrow's
 
 
 def _is_arrow(source: object) -> bool:
+    """Whether this has named columns as Arrow's tables and Hugging Face's datasets have."""
     return hasattr(source, "column_names")
 
 
 def _is_missing(value: Any) -> bool:
+    """Whether a cell that is no text holds no value: None, NaN, or pandas's NA and NaT."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float | np.floating) and bool(value != value)
 
 
 def _kind_of(value: Any) -> Kind:
+    """What one value is; what is no number is text."""
     if isinstance(value, bool | np.bool_):
         return "truth"
     if isinstance(value, int | np.integer):
@@ -242,7 +249,7 @@ def _kind_of(value: Any) -> Kind:
 
 
 def _kind_of_texts(column: Sequence[str] | np.ndarray) -> Kind:
-    """What the cells of a CSV column look like, all of them."""
+    """The one kind that every cell of a CSV column can be read as; no cell may be missing."""
     if all(text.lower() in _TRUTHS for text in column):
         return "truth"
     try:
@@ -254,7 +261,7 @@ def _kind_of_texts(column: Sequence[str] | np.ndarray) -> Kind:
 
 
 def _finite_numbers(column: Sequence[str] | np.ndarray) -> np.ndarray | None:
-    """Texts as numbers in one pass, as most columns can be; None if one of them is not a finite number."""
+    """Texts as numbers in one pass, float64; None if any of them is not a finite number."""
     try:
         numbers = np.fromiter(map(float, column), np.float64, len(column))
     except ValueError:
@@ -263,4 +270,5 @@ def _finite_numbers(column: Sequence[str] | np.ndarray) -> np.ndarray | None:
 
 
 def _is_whole(text: str) -> bool:
+    """Whether a text is a whole number: digits, with or without a sign."""
     return text.removeprefix("-").removeprefix("+").isdigit()
