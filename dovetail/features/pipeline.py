@@ -233,7 +233,7 @@ class Pipeline:
 
 
 def _accelerator_has_room(size: int) -> bool:
-    """Whether `size` bytes fit in what is left of an accelerator's memory; False on a CPU, which has none of its own."""
+    """Whether `size` bytes fit in what is left of an accelerator's memory; False on a CPU, without its own."""
     memory = None if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats()
     return memory is not None and size < memory.get("bytes_limit", 0) - memory.get("bytes_in_use", 0)
 
