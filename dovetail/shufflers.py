@@ -256,10 +256,11 @@ def _drop_surplus(sums: SlotSums, pad_to: int, key: jax.Array) -> jax.Array:
     """
 
     def take_one(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The state after one report was taken away from every slot that still has too many."""
         step, ones, left = state
-        drawn = jax.random.randint(jax.random.fold_in(key, step), ones.shape, 0, jnp.maximum(left, 1))
+        removed = jax.random.randint(jax.random.fold_in(key, step), ones.shape, 0, jnp.maximum(left, 1))
         full = left > pad_to
-        ones = ones - (full & (drawn < ones)).astype(ones.dtype)
+        ones = ones - (full & (removed < ones)).astype(ones.dtype)
         return step + 1, ones, left - full.astype(left.dtype)
 
     _, ones, _ = jax.lax.while_loop(

@@ -135,7 +135,7 @@ class LocalRandomizer(abc.ABC):
 
     @abc.abstractmethod
     def blanket(self) -> Blanket:
-        """The largest input-independent part of this randomizer."""
+        """The largest part of a report's distribution that is the same for every input: its law and its mass gamma."""
 
     def noise_sum(self, counts: jax.Array, *, key: jax.Array) -> jax.Array | None:
         """For every entry of counts, the sum of the noise of that many reports.

@@ -37,12 +37,12 @@ def bits(keys: jax.Array, count: int, *, stored: bool = False) -> jax.Array:
     """
     impl = _impl(keys)
     if stored:
-        drawn = jax.vmap(lambda key: _draw_pages(key, count))(keys.reshape(-1))
+        words = jax.vmap(lambda key: _draw_pages(key, count))(keys.reshape(-1))
     elif impl not in _STREAMS:
-        drawn = jax.vmap(lambda key: jax.random.bits(key, (count,)))(keys.reshape(-1))
+        words = jax.vmap(lambda key: jax.random.bits(key, (count,)))(keys.reshape(-1))
     else:
         return _STREAMS[impl](jax.random.key_data(keys)[..., None, :], jax.lax.iota(jnp.uint32, count))
-    return drawn.reshape(*keys.shape, count)
+    return words.reshape(*keys.shape, count)
 
 
 def page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Array:
@@ -86,10 +86,11 @@ def by_page(draw: Callable[[jax.Array], tuple[jax.Array, ...]], number: int) -> 
     if number == 1 or jax.default_backend() != "cpu":
         return jnp.stack(jax.vmap(draw)(jnp.arange(number)), axis=1).ravel()
 
-    def write(i: jax.Array, drawn: jax.Array) -> jax.Array:
+    def write(i: jax.Array, pages: jax.Array) -> jax.Array:
+        """All pages with the arrays of page i written to their places."""
         for place, part in enumerate(draw(i)):
-            drawn = jax.lax.dynamic_update_slice(drawn, part[None, None], (i, place, 0))
-        return drawn
+            pages = jax.lax.dynamic_update_slice(pages, part[None, None], (i, place, 0))
+        return pages
 
     like = jax.eval_shape(draw, jnp.int32(0))
     empty = jnp.zeros((number, len(like), *like[0].shape), like[0].dtype)

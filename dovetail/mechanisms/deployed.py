@@ -123,7 +123,7 @@ class DiscreteLaplace:
 
     @property
     def scale(self) -> Fraction:
-        """The noise scale, in grid steps."""
+        """The scale of the noise, an exact number of grid steps."""
         return self.sensitivity / Fraction(self.eps_local)
 
     def __call__(self, x: npt.ArrayLike, *, sampler: ExactSampler) -> np.ndarray:
@@ -190,7 +190,7 @@ class DiscreteGaussian:
 
     @property
     def sigma_squared(self) -> Fraction:
-        """The noise parameter in squared grid steps."""
+        """The noise parameter sigma^2 in squared grid steps; an exact number."""
         return (Fraction(self.std) / self.spacing) ** 2
 
     @property
@@ -228,6 +228,7 @@ class DiscreteGaussian:
 
 
 def _check_spacing(spacing: Fraction) -> None:
+    """Refuse a spacing that is no exact positive number."""
     if not isinstance(spacing, Fraction) or spacing <= 0:
         raise ValueError(f"expected spacing to be a positive Fraction, got spacing={spacing!r}")
 

@@ -10,7 +10,7 @@ down: w(K+1) = 0, w(K) = 2^288, w(k-1) = w(k+1) + 2k w(k) / v. No exponential or
 How far that is from Skellam's law, with t(k) the same recurrence without rounding:
 
 - *Start*. I_k and (-1)^k K_k solve the recurrence, so t(k) = a (I_k -+ I_(K+1) K_k / K_(K+1)) with a > 0. As K_k rises
-  in k, t(k) / a is within I_(K+1) of I_k. By Chernoff's bound P(X > K) <= T = 2^-264 (`_reach`), so e^-v t / a is
+  in k, t(k) / a is within I_(K+1) of I_k. By Chernoff's bound P(X > K) <= T = 2^-264 (`_law`), so e^-v t / a is
   within T of p at every k <= K, and what lies beyond has mass 2 T: (2K + 3) T in all, over both signs.
 - *Rounding*. What is rounded off before w(i-1), less than 1, changes w(k) by at most t(k) / t(i-1): the coefficients
   are positive, and t / t(i-1) starts no smaller. As t(k-1) >= t(k+1), all t are at least min(t(K), t(K-1)), that is
@@ -111,27 +111,27 @@ def _law(variance: float) -> _Law:
 
     Cached: do not write to it. The factor 1 + 2^-50 covers the rounding of the distance.
     """
-    reach = _reach(variance)
-    weights = _weights(Fraction(variance), reach)
+    largest = _largest_magnitude(variance)
+    weights = _weights(Fraction(variance), largest)
     table = SignedTable.of([weights[0], *(2 * weight for weight in weights[1:])])
-    tails = math.ldexp(2.0 * reach + 3, -_TAIL)
-    rounding = math.ldexp(2 * max(reach, variance) + 2 * (reach + 1), -BITS)
+    tails = math.ldexp(2.0 * largest + 3, -_TAIL)
+    rounding = math.ldexp(2 * max(largest, variance) + 2 * (largest + 1), -BITS)
     return _Law(table, (tails + rounding) * (1 + 2.0**-50))
 
 
-def _weights(variance: Fraction, reach: int) -> list[int]:
-    """w(0) .. w(K), K the reach: Skellam's probabilities up to a factor, by its recurrence, from above."""
+def _weights(variance: Fraction, largest: int) -> list[int]:
+    """w(0) .. w(K), K = `largest`: Skellam's probabilities up to a factor, by its recurrence, from above."""
     n, d = variance.numerator, 2 * variance.denominator
     above, here = 0, 1 << BITS
     weights = [here]
-    for k in range(reach * d, 0, -d):
+    for k in range(largest * d, 0, -d):
         above, here = here, above + here * k // n
         weights.append(here)
     weights.reverse()
     return weights
 
 
-def _reach(variance: float) -> int:
+def _largest_magnitude(variance: float) -> int:
     """The least K for which Chernoff's bound says P(X > K) <= 2^-264.
 
     The exponent is asked to be larger by 1, so that floats may round.

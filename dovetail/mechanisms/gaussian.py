@@ -78,7 +78,7 @@ class GaussianRandomizer(LocalRandomizer):
         return 2 * self.clip_norm
 
     def __call__(self, x: ArrayLike, *, key: jax.Array) -> jax.Array:
-        """The clipped vector plus noise."""
+        """The clipped vector plus independent noise of standard deviation `std` on every coordinate."""
         clipped = clip_l2(as_floating(x), self.clip_norm)
         return clipped + self.std * normal(key, clipped.shape, clipped.dtype)
 
@@ -187,6 +187,7 @@ def brief_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     tails = jax.random.fold_in(key, 1)
 
     def pairs_of(i: jax.Array, high: jax.Array, mixed: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Pairs of normals from two words each, and from a third where the first is too small."""
         low = (mixed << 24) | np.uint32(1 << 23)
         small = high < np.uint32(_SMALL)
         low = jax.lax.cond(jnp.any(small), lambda: jnp.where(small, page(tails, i, len(high)), low), lambda: low)
@@ -219,9 +220,9 @@ def _draw_pairs(
 @trace_once
 def pairs_from_words(high: jax.Array, low: jax.Array, turn: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Two independent standard normals from every three uniform 32-bit words: two for the length, one for the angle."""
-    reach = jnp.sqrt(2 * _exponential(high, low))
+    radius = jnp.sqrt(2 * _exponential(high, low))
     across, along = _on_circle(turn)
-    return reach * across, reach * along
+    return radius * across, radius * along
 
 
 def _exponential(high: jax.Array, low: jax.Array) -> jax.Array:
@@ -253,6 +254,6 @@ def _on_circle(turn: jax.Array) -> tuple[jax.Array, jax.Array]:
     )
     swap = (turn >> 30 & 1) == 1
     negative = turn >> 31 == 1
-    one = jnp.where(swap, -sine, cosine)
-    other = jnp.where(swap, cosine, sine)
-    return jnp.where(negative, -one, one), jnp.where(negative, -other, other)
+    across = jnp.where(swap, -sine, cosine)
+    along = jnp.where(swap, cosine, sine)
+    return jnp.where(negative, -across, across), jnp.where(negative, -along, along)

@@ -193,8 +193,8 @@ def _beyond(eps_local: float, steps: int, part: Fraction, outward: bool) -> Frac
     with decimal.localcontext(prec=_DIGITS):
         whole = _decay(eps_local, steps, Fraction(1))
         near = _decay(eps_local, steps, part if outward else 1 - part)
-        share = (near - whole if outward else 1 - near) / (1 - whole)
-    return Fraction(math.floor(Fraction(share) * 2**BITS), 2**BITS)
+        prob = (near - whole if outward else 1 - near) / (1 - whole)
+    return Fraction(math.floor(Fraction(prob) * 2**BITS), 2**BITS)
 
 
 def _decay(eps_local: float, steps: int, cells: Fraction) -> Decimal:

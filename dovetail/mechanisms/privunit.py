@@ -133,9 +133,9 @@ class PrivUnitRandomizer(LocalRandomizer):
         key_words, key_rest = jax.random.split(key)
         turn, high, low, where = jax.random.bits(key_words, (4, *radius.shape), jnp.uint32)
         keep = _open_uniform(turn) <= (1 + radius) / 2
-        height, reach = _heights(self.cap, _in_cap(self.cap, high, low), where)
+        height, slice_radius = _heights(self.cap, _in_cap(self.cap, high, low), where)
         unit = jnp.where(keep, unit, -unit)
-        noise, (along, across, first) = _around(unit, height, reach, key=key_rest)
+        noise, (along, across, first) = _around(unit, height, slice_radius, key=key_rest)
 
         def add(total: Any, unit: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
             return total + ((times * along) * unit + (times * across) * noise), jnp.float32(0)
@@ -176,9 +176,9 @@ class PrivUnitRandomizer(LocalRandomizer):
         E[v v^T] is E[t^2] u u^T + E[1 - t^2] (I - u u^T) / (dim - 1).
         """
         along = self.mean(x)
-        share = polar(np.asarray(x, np.float64), self.clip_norm)[1] ** 2
-        across = _mean_square_reach(self.cap)
-        return (1 - across) * share + across * (1 - share) / (self.dim - 1) - along**2
+        squares = polar(np.asarray(x, np.float64), self.clip_norm)[1] ** 2
+        across = _mean_square_radius(self.cap)
+        return (1 - across) * squares + across * (1 - squares) / (self.dim - 1) - along**2
 
     def blanket(self) -> UniformSphere:
         """A uniform point of the sphere, of mass (1 - prob) / (1 - c): every report lies outside some input's cap."""
@@ -285,23 +285,23 @@ def _open_uniform(words: jax.Array) -> jax.Array:
 
 
 def _around(
-    unit: jax.Array, height: jax.Array, reach: jax.Array, *, key: jax.Array
+    unit: jax.Array, height: jax.Array, slice_radius: jax.Array, *, key: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-    """A draw around u, in parts: noise z, and a, b, c for which height u + reach w is a u + b z + c e.
+    """A draw around u, in parts: noise z, and a, b, c for which height u + radius w is a u + b z + c e.
 
-    w is uniform on the unit sphere orthogonal to u; e is the first axis, and z has normal entries but for a zero there.
-    The report is drawn around e, as height e + reach z / |z|, then carried to u by the reflection in m = u + sign(u_1)
-    e, which takes e to -sign(u_1) u: there nothing cancels, where subtracting a projection on u would in few
-    dimensions.
+    The radius is that of the slice. w is uniform on the unit sphere orthogonal to u; e is the first axis, and z has
+    normal entries but for a zero there. The report is drawn around e, as height e + radius z / |z|, then carried to u
+    by the reflection in m = u + sign(u_1) e, which takes e to -sign(u_1) u: there nothing cancels, where subtracting a
+    projection on u would in few dimensions.
     """
     draw = brief_normal if unit.shape[-1] >= _LONG else normal
     noise = draw(key, unit.shape).at[..., 0].set(0)
-    scale = reach / jnp.linalg.norm(noise, axis=-1, keepdims=True)
+    scale = slice_radius / jnp.linalg.norm(noise, axis=-1, keepdims=True)
     first = unit[..., :1]
     sign = jnp.where(first < 0, -1, 1).astype(unit.dtype)
     along = height * (first + sign) + scale * jnp.sum(unit * noise, axis=-1, keepdims=True)  # <m, what is carried>
-    share = along / (1 + jnp.abs(first))
-    return noise, (sign * share, -sign * scale, share - sign * height)
+    projection = along / (1 + jnp.abs(first))
+    return noise, (sign * projection, -sign * scale, projection - sign * height)
 
 
 def _direction(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
@@ -313,7 +313,7 @@ def _direction(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
     return point / jnp.linalg.norm(point, axis=-1, keepdims=True)
 
 
-def _mean_square_reach(cap: Cap) -> float:
+def _mean_square_radius(cap: Cap) -> float:
     """E[1 - t^2] of a report with height t: a sum of positive terms, where 1 - E[t^2] would round off near 0."""
     mass = accounting.cap_mass(dim=cap.dim, threshold=cap.threshold)
     whole = (cap.dim - 1) / cap.dim
@@ -349,10 +349,11 @@ def _tail_inverse(dim: int, start: float) -> np.ndarray:
     tail = np.exp(-exponent)
     b = (dim - 1) / 2
     t = np.sqrt(special.betainccinv(0.5, b, tail))
-    reach = np.sqrt(special.betaincinv(b, 0.5, tail))
-    slope = np.exp(special.betaln(0.5, b) - exponent - (dim - 3) * np.log(reach)) / 2  # P(T >= t) over T's density
-    value = np.stack([t, reach], axis=-1)
-    step = np.stack([slope, -slope * t / reach], axis=-1) / PER_UNIT
+    slice_radius = np.sqrt(special.betaincinv(b, 0.5, tail))
+    # P(T >= t) over T's density
+    slope = np.exp(special.betaln(0.5, b) - exponent - (dim - 3) * np.log(slice_radius)) / 2
+    value = np.stack([t, slice_radius], axis=-1)
+    step = np.stack([slope, -slope * t / slice_radius], axis=-1) / PER_UNIT
     rise = np.diff(value, axis=0)
     square = 3 * rise - 2 * step[:-1] - step[1:]
     cube = step[:-1] + step[1:] - 2 * rise

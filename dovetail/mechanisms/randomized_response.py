@@ -160,6 +160,7 @@ class UniformLevels(Blanket):
             return super().sample_sum(counts, most, key=key)
 
         def add(i: jax.Array, total: jax.Array) -> jax.Array:
+            """The totals with the ones among the i-th 32 fair bits, as far as they are asked for."""
             word = jax.random.bits(jax.random.fold_in(key, i), counts.shape, jnp.uint32)
             unused = jnp.clip(32 * (i + 1) - counts, 0, 32).astype(jnp.uint32)
             kept = jnp.where(unused < 32, word >> jnp.minimum(unused, 31), 0)

@@ -67,7 +67,7 @@ class Encoding:
 
     @property
     def norm(self) -> float:
-        """The largest norm of an encoded vector."""
+        """The largest L2 norm of an encoded vector, in integers."""
         return split_and_mix.rounded_norm(
             clip_norm=self.clip_norm, scale=self.scale, coordinates=self.dim, rounding_tail=self.rounding_tail
         )
@@ -106,11 +106,16 @@ class Encoding:
             return encode(_round_randomly, bits(jax.random.fold_in(key, count), self.dim, stored=self.dim > PAGE))
 
         def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            """The loop's state after one more attempt.
+
+            Their number, whether it was accepted, and the integers to keep.
+            """
             count, _, kept = state
             encoded, done = attempt(count)
             return count + 1, done, jnp.where(done, encoded, kept)
 
         def retry() -> jax.Array:
+            """The integers of an accepted attempt; where none is, those rounded towards zero, or zeros."""
             inward, short = encode(lambda value: jnp.trunc(value).astype(jnp.int32))
             start = jnp.int32(1), done, jnp.where(short, inward, 0)
             return jax.lax.while_loop(lambda state: ~state[1] & (state[0] < ATTEMPTS), again, start)[2]
@@ -255,6 +260,7 @@ def resolve(
             raise ValueError(f"expected modulus to be a power of two up to 2^32, got modulus={modulus}")
 
     def modulus_at(at: float) -> int:
+        """The least modulus for this scale, which need not be a power of two."""
         norm = Encoding(clip_norm=clip_norm, scale=at, dim=dim).norm
         std = noise_std * at  # its square may be infinite, which is refused, where a power would be an OverflowError
         return split_and_mix.modulus_for(num_users=num_users, norm=norm, noise_variance=std * std)

@@ -385,7 +385,10 @@ class Protocol(abc.ABC):
         return NonPrivate(reason="not certified: the protocol does not declare what a client's own reports reveal")
 
     def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:
-        """What the shuffler sees, which cannot read values: which slots a client fills."""
+        """Whether the slots that a client fills depend on its data.
+
+        All that the shuffler sees, which cannot read values.
+        """
         return NonPrivate(
             reason="not certified: the protocol does not declare what a client's choice of slots depends on"
         )

@@ -116,8 +116,8 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
     if size > 2**32:
         raise ValueError(f"expected at most 2^32 random words per key, got {size}")
     counter = jax.lax.iota(jnp.uint32, -(-size // BLOCK_WORDS))
-    drawn = _block(key, counter, jnp.uint32(0), _BLOCKS).ravel()[:size].reshape(shape)
-    return drawn if bit_width == 32 else (drawn >> (32 - bit_width)).astype(f"uint{bit_width}")
+    words = _block(key, counter, jnp.uint32(0), _BLOCKS).ravel()[:size].reshape(shape)
+    return words if bit_width == 32 else (words >> (32 - bit_width)).astype(f"uint{bit_width}")
 
 
 def _block(key: jax.Array, counter: Word, number: Word, use: np.uint32, *, rounds: int = _ROUNDS) -> jax.Array:
@@ -134,6 +134,7 @@ def _blocks(*words: jax.Array, rounds: int) -> jax.Array:
     start = tuple(jnp.stack(words[row : row + 4]) for row in range(0, BLOCK_WORDS, 4))
 
     def double_round(_: jax.Array, rows: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """A round on the columns of the state, and one on its diagonals, which are columns once rows are shifted."""
         a, b, c, d = _quarter_round(*rows)
         a, b, c, d = _quarter_round(a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0))
         return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)

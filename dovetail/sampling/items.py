@@ -63,11 +63,11 @@ class ItemDraws:
 
     def batches(self, index: int, users: np.ndarray, *, steps: int) -> np.ndarray:
         """The records of each user and step, padded with -1: int32 of shape (users, steps, width)."""
-        drawn = [self.draw(index, users, step=step) for step in range(steps)]
-        counts = [np.bincount(self._owners[entries], minlength=self.clients.num_clients) for entries in drawn]
+        joining = [self.draw(index, users, step=step) for step in range(steps)]
+        counts = [np.bincount(self._owners[entries], minlength=self.clients.num_clients) for entries in joining]
         width = max(self.width, max((int(count.max(initial=0)) for count in counts), default=0))
         rows = np.full((self.clients.num_clients, steps, width), -1, np.int32)
-        for step, (entries, count) in enumerate(zip(drawn, counts, strict=True)):
+        for step, (entries, count) in enumerate(zip(joining, counts, strict=True)):
             owners = self._owners[entries]
             starts = np.cumsum(count) - count
             rows[owners, step, np.arange(len(entries)) - starts[owners]] = self._records[entries]

@@ -38,7 +38,7 @@ class RecordSampler(Sampler):
 
     @functools.cached_property
     def draws(self) -> ItemDraws:
-        """Which records join which step."""
+        """The draws of records of the whole training, for who joins which step."""
         return ItemDraws(
             clients=self.clients,
             subjects=_subjects(self.clients, self.subjects),

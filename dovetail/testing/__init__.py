@@ -88,6 +88,7 @@ def check_protocol(protocol: type[Protocol], *, trials: int = _TRIALS) -> Contra
     _check_class(protocol)
 
     def go_through(name: str, check: Callable[[], None]) -> None:
+        """Run one check and note under its name how it ended."""
         try:
             check()
         except NotOwed as reason:

@@ -107,6 +107,7 @@ def _client_keys(seed: Any, clients: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _reports(bench: Bench, updates: jax.Array, seed: Any) -> Reports:
+    """The compiled randomizer of the first clients, one for each update."""
     protocol = bench.protocol
     state = bench.protocol.init(bench.dim)
     keys = _client_keys(seed, bench.clients)[: len(updates)]

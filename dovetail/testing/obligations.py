@@ -106,11 +106,11 @@ def check_unbiased(bench: Bench, *, bias: float | None = None) -> None:
     allowed = bench.protocol.bias(bench.dim) if bias is None else bias
     for about, updates in (("updates of all sizes", bench.updates), ("updates beyond every clip norm", bench.corners)):
         truth = bench.expected_mean(updates)
-        drawn = bench.estimates(updates, from_messages)
-        if not np.isfinite(drawn).all():
+        estimates = bench.estimates(updates, from_messages)
+        if not np.isfinite(estimates).all():
             refuse(f"the estimate is not finite on {about}")
-        mean = drawn.mean(axis=0)
-        spread = _standard_error(drawn)
+        mean = estimates.mean(axis=0)
+        spread = _standard_error(estimates)
         rounding = _ROUNDING * max(1.0, float(np.abs(truth).max()))
         excess = np.abs(mean - truth) - _ERRORS * (spread + rounding) - allowed
         if (excess > 0).any():
@@ -122,7 +122,7 @@ def check_unbiased(bench: Bench, *, bias: float | None = None) -> None:
             )
         size = float(truth @ truth)
         if size > 0:  # all coordinates together see a factor that each of them alone does not
-            factors = drawn @ truth / size
+            factors = estimates @ truth / size
             error = _ERRORS * float(_standard_error(factors)) + (allowed + rounding) * float(np.abs(truth).sum()) / size
             if abs(factors.mean() - 1) > error:
                 refuse(
@@ -133,10 +133,10 @@ def check_unbiased(bench: Bench, *, bias: float | None = None) -> None:
 
 def check_noise(bench: Bench) -> None:
     """`noise_std` is the standard deviation of the estimate of zero updates."""
-    drawn = bench.estimates(np.zeros_like(bench.updates), bench.quickest)[:, bench.dim // 5 :]
+    estimates = bench.estimates(np.zeros_like(bench.updates), bench.quickest)[:, bench.dim // 5 :]
     declared = bench.protocol.noise_std(bench.clients, bench.dim)
-    measured = float(drawn.std())
-    if abs(measured - declared) > 3.9 / math.sqrt(2 * drawn.size) * declared + 1e-12:
+    measured = float(estimates.std())
+    if abs(measured - declared) > 3.9 / math.sqrt(2 * estimates.size) * declared + 1e-12:
         refuse(f"`noise_std` gives {declared:.4g}, but estimates of zero updates spread by {measured:.4g}")
 
 
@@ -190,16 +190,16 @@ def check_not_finite(bench: Bench) -> None:
     nothing = np.full_like(bench.updates, np.nan)
     counts_as = bench.expected_mean(nothing)
     counts_as = np.where(np.isfinite(counts_as), counts_as, 0.0)
-    drawn = bench.estimates(nothing, path)
-    if not np.isfinite(drawn).all():
+    estimates = bench.estimates(nothing, path)
+    if not np.isfinite(estimates).all():
         refuse("updates that are NaN make the estimate NaN or infinite; they must count as zero")
-    error = np.abs(drawn.mean(axis=0) - counts_as)
-    spread = _standard_error(drawn)
+    error = np.abs(estimates.mean(axis=0) - counts_as)
+    spread = _standard_error(estimates)
     if (error > _ERRORS * (spread + _ROUNDING) + protocol.bias(bench.dim)).any():
         worst = int((error - _ERRORS * spread).argmax())
         refuse(
-            f"updates that are NaN count as {drawn.mean(axis=0)[worst]:.4g} in coordinate {worst}, and must count as "
-            f"{counts_as[worst]:.4g}"
+            f"updates that are NaN count as {estimates.mean(axis=0)[worst]:.4g} in coordinate {worst}, "
+            f"and must count as {counts_as[worst]:.4g}"
         )
 
 
@@ -321,14 +321,14 @@ def _check_estimate(bench: Bench, protocol: Protocol, tally: Any, about: str) ->
     """One estimate from exact randomness, against the law of the simulated ones."""
     state = protocol.init(bench.dim)
     estimate = np.asarray(protocol.estimate(tally, bench.clients, state, key=jax.random.key(0))[0], np.float64)
-    drawn = bench.estimates(bench.updates, from_messages)
-    allowed = 6 * drawn.std(axis=0, ddof=1) + bench.protocol.bias(bench.dim) + 1e-5
-    off = np.abs(estimate - drawn.mean(axis=0)) - allowed
+    estimates = bench.estimates(bench.updates, from_messages)
+    allowed = 6 * estimates.std(axis=0, ddof=1) + bench.protocol.bias(bench.dim) + 1e-5
+    off = np.abs(estimate - estimates.mean(axis=0)) - allowed
     if not np.isfinite(estimate).all() or (off > 0).any():
         worst = int(off.argmax())
         refuse(
             f"the estimate from {about} is {estimate[worst]:.4g} in coordinate {worst}, where simulated ones average "
-            f"{drawn.mean(axis=0)[worst]:.4g} and spread by {drawn.std(axis=0)[worst]:.2g}"
+            f"{estimates.mean(axis=0)[worst]:.4g} and spread by {estimates.std(axis=0)[worst]:.2g}"
         )
 
 
@@ -337,14 +337,14 @@ def check_contribution(bench: Bench) -> None:
     protocol, contribution = _share(bench)
     sampler = ExactSampler()
     budgets = protocol.budgets or (None,) * bench.clients
-    drawn = [contribution.draw(x, sampler=sampler, budget=b) for x, b in zip(bench.updates, budgets, strict=True)]
-    drawn += [part for _ in range(2) if (part := contribution.noise(sampler=sampler)) is not None]
-    for part in drawn:
+    shared = [contribution.draw(x, sampler=sampler, budget=b) for x, b in zip(bench.updates, budgets, strict=True)]
+    shared += [part for _ in range(2) if (part := contribution.noise(sampler=sampler)) is not None]
+    for part in shared:
         if part.shape != (contribution.length,):
             refuse(f"every client must share {contribution.length} integers, got shape={part.shape}")
         if contribution.proof is None and int(part.max()) >> contribution.bits:
             refuse(f"shared integers must be below 2^{contribution.bits}, got {int(part.max())}")
-    total = np.sum([part.astype(np.int64) for part in drawn], axis=0)
+    total = np.sum([part.astype(np.int64) for part in shared], axis=0)
     if contribution.proof is None:
         total = (total & ((1 << contribution.bits) - 1)).astype(np.uint32)
     _check_estimate(bench, protocol, contribution.tally(total, bench.clients), "shared sums")

@@ -147,7 +147,10 @@ class MultihotCountVec(Bits):
         return [field.sub(field.sum(vector[..., : self.size]), claimed)]
 
     def encode(self, measurement: np.ndarray) -> np.ndarray:
-        """The bits, and how many are set."""
+        """The bits, then the bits of how many are set.
+
+        Refuses anything but `size` bits, and more than `weight` ones.
+        """
         bits = [int(bit) for bit in measurement]
         if len(bits) != self.size or not set(bits) <= {0, 1}:
             raise ValueError(f"expected {self.size} bits, got others")
@@ -163,7 +166,7 @@ class SumVec(Bits):
         super().__init__(field, size=size, length=size * largest.bit_length(), chunk=chunk)
 
     def encode(self, measurement: np.ndarray) -> np.ndarray:
-        """The bits of every integer."""
+        """The bits of every integer, one integer after the other; refuses integers out of range."""
         if len(measurement) != self.size:
             raise ValueError(f"expected {self.size} integers, got {len(measurement)}")
         return self.field.elements([bit for value in measurement for bit in bits_of(int(value), self._largest)])

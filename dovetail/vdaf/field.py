@@ -82,23 +82,23 @@ class Field:
         return np.where(small, x, x - np.uint64(self.modulus)).view(np.int64)
 
     def add(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """The sum, element by element."""
+        """a + b in the field, element by element."""
         return (a + b) % self._p
 
     def sub(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """The difference, element by element."""
+        """a - b in the field, element by element."""
         return (a + (self._p - b)) % self._p
 
     def mul(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """The product, element by element."""
+        """a b in the field, element by element."""
         return (a * b) % self._p
 
     def sum(self, x: np.ndarray, axis: int = -1) -> np.ndarray:
-        """The sum along an axis."""
+        """The sum of elements along an axis, in the field; exact for up to 2^31 terms."""
         return np.asarray(np.sum(x, axis=axis) % self._p, self.dtype)
 
     def dot(self, a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
-        """The sum of products along an axis."""
+        """The sum of products a b along an axis, in the field."""
         return self.sum(self.mul(a, b), axis=axis)
 
     def scalar(self, value: int) -> np.ndarray:
@@ -209,6 +209,7 @@ class _Goldilocks(Field):
         return np.asarray(a - b) + np.asarray(a < b) * self._p
 
     def mul(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """a b in the field, in blocks that fit the cache."""
         if np.broadcast(a, b).size <= _BLOCK:
             return _product(np.asarray(a), np.asarray(b))
         blocks = np.nditer(
@@ -224,6 +225,7 @@ class _Goldilocks(Field):
 
     @_WRAPPING
     def sum(self, x: np.ndarray, axis: int = -1) -> np.ndarray:
+        """The sum along an axis: upper and lower halves add up on their own, without overflow for up to 2^31 terms."""
         low, high = np.sum(x & _LOW, axis=axis), np.sum(x >> _HALF, axis=axis)
         carried = np.asarray(high + (low >> _HALF))  # below 2^63 for up to 2^31 terms
         return _reduce_modulo(np.asarray(carried << _HALF) | np.asarray(low & _LOW), np.asarray(carried >> _HALF))

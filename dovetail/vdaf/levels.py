@@ -134,7 +134,7 @@ class LevelProofs:
         return b"".join(one[-SEED:] for one in verifiers)
 
     def output(self, index: int, share: bytes) -> np.ndarray:
-        """The aggregator's share of the integers."""
+        """The aggregator's share of the integers, (size,) elements; `share` has passed `check`."""
         return self.prio3.output(index, share)
 
     def _well_formed(self, row: Sequence[bytes]) -> bool:

@@ -231,18 +231,18 @@ class NormBits(Circuit):
         """
         field = self.field
         layout = self.layout
-        one = field.scalar(field.inverse(shares))
+        share_of_one = field.scalar(field.inverse(shares))
         bits = vector[..., layout.dim : layout.num_shared]
         weighted = field.mul(field.powers(joint[..., 0], layout.num_bits), bits)
-        bit_pairs = np.stack([weighted, field.sub(bits, one)], axis=-1)
+        bit_pairs = np.stack([weighted, field.sub(bits, share_of_one)], axis=-1)
         claimed, small = layout.claims(vector)
-        claimed = field.sub(claimed, field.mul(field.scalar(layout.product_bound - 1), one))
+        claimed = field.sub(claimed, field.mul(field.scalar(layout.product_bound - 1), share_of_one))
         off = field.mul(
             field.powers(joint[..., 1], layout.checks), field.sub(vector[..., layout.num_shared :], claimed)
         )
         pairs = [bit_pairs, np.stack([off, small], axis=-1)]
         arity = self.gadget.arity
-        flat = [cut_into_rows(one.reshape(*one.shape[:-2], -1), arity) for one in pairs]
+        flat = [cut_into_rows(kind.reshape(*kind.shape[:-2], -1), arity) for kind in pairs]
         return np.concatenate(flat, axis=-2)
 
     def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
@@ -253,15 +253,15 @@ class NormBits(Circuit):
         """
         field = self.field
         layout = self.layout
-        one = field.scalar(field.inverse(shares))
+        share_of_one = field.scalar(field.inverse(shares))
         squared, lacking = layout.norms(vector)
         _, small = layout.claims(vector)
         checks = np.stack(
             [
                 field.sum(called[..., : self._bit_calls]),
-                field.sub(field.add(squared, lacking), field.mul(field.scalar(layout.squared), one)),
+                field.sub(field.add(squared, lacking), field.mul(field.scalar(layout.squared), share_of_one)),
                 field.sum(called[..., self._bit_calls :]),
-                field.sub(field.sum(small), field.mul(field.scalar(layout.successes), one)),
+                field.sub(field.sum(small), field.mul(field.scalar(layout.successes), share_of_one)),
             ],
             axis=-1,
         )

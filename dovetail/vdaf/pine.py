@@ -375,7 +375,7 @@ class Pine(PineVariant):
         return b"".join(one[-2 * SEED : -SEED] for one in verifiers) + b"".join(one[-SEED:] for one in verifiers)
 
     def output(self, index: int, share: bytes) -> np.ndarray:
-        """The aggregator's share of the integers."""
+        """The aggregator's share of the integers, (dim,) elements; `share` has passed `check`."""
         if index:
             return self.vector_share(index, share[:SEED], length=self.layout.dim)
         return self.field.decode(share[: self.field.size * self.layout.dim])

@@ -242,6 +242,7 @@ class Flame(Protocol, Fast):
         """The sums of the clients' reports, from the same keys as the messages; of their inputs, if noise is added."""
 
         def draw(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+            """A client's summands, a report or an input on each coordinate, and which of them count."""
             if not self._noise_is_added:
                 return self._draw(x, key)
             depends_on_data, is_reported = self.select_coordinates(x, key=jax.random.split(key)[0])
@@ -285,9 +286,9 @@ class Flame(Protocol, Fast):
         return SLOTS_TELL_NOTHING
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
-        """What the analyzer sees of one round."""
-        how = "every coordinate" if self.linkage == "coordinate" else "whole messages"
-        more = [f"the shuffler permutes {how} uniformly, with fresh randomness"]
+        """One round as the analyzer sees it: its event, and the scope with what the shuffler is trusted for."""
+        permuted = "every coordinate" if self.linkage == "coordinate" else "whole messages"
+        more = [f"the shuffler permutes {permuted} uniformly, with fresh randomness"]
         if self.padding:
             dummies = "adds and hides the dummies, and " if self.needs_dummies(cohort, dim) else ""
             more.append(f"the shuffler {dummies}admits no more users than planned")

@@ -124,10 +124,10 @@ def signed_counts(
     if present is not None:
         is_largest &= present[:, None]
     x = pick_entries(xs, index)
-    share = jnp.where(jnp.isnan(x), 0.0, jnp.clip(x / clip_value, -1, 1))
+    clipped = jnp.where(jnp.isnan(x), 0.0, jnp.clip(x / clip_value, -1, 1))
     words = _words.bits(key if key.ndim else jax.random.split(key, clients), index.shape[1], stored=True)
-    unlikely = _words.coin(gamma / 2 + (1 - gamma) * (0.5 - 0.5 * jnp.abs(share)), words)
-    place = jnp.where(unlikely ^ (share > 0), index, index + dim)
+    unlikely = _words.coin(gamma / 2 + (1 - gamma) * (0.5 - 0.5 * jnp.abs(clipped)), words)
+    place = jnp.where(unlikely ^ (clipped > 0), index, index + dim)
     counts = jnp.zeros(2 * dim, jnp.int32).at[place].add(is_largest.astype(jnp.int32), mode="promise_in_bounds")
     return counts[:dim], counts[dim:]
 
@@ -171,22 +171,22 @@ def _choose(xs: jax.Array, k: int) -> tuple[jax.Array, jax.Array, _Boundary]:
     return index, magnitude, _Boundary(exact, jnp.minimum(rough.cut, cut))
 
 
-def _group_maxima(xs: jax.Array, share: float) -> tuple[jax.Array, int]:
+def _group_maxima(xs: jax.Array, fraction: float) -> tuple[jax.Array, int]:
     """Maxima of groups of coordinates, and how many of them should reach a wanted threshold.
 
     Groups are as large as they can be while about half of them do.
 
     Arguments:
         xs: updates, (clients, dim).
-        share: the part of all coordinates that reach that threshold.
+        fraction: the part of all coordinates that reach that threshold.
     """
     size = PLANES
-    while size > 1 and size * share > 1:
+    while size > 1 and size * fraction > 1:
         size //= 2
     slices = planes(xs)
     groups = [functools.reduce(jnp.maximum, slices[i : i + size]) for i in range(0, len(slices), size)]
     maxima = jnp.concatenate(groups, axis=1)
-    return maxima, max(1, round(maxima.shape[1] * (1 - (1 - share) ** size)))
+    return maxima, max(1, round(maxima.shape[1] * (1 - (1 - fraction) ** size)))
 
 
 def _candidates(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) -> tuple[_Boundary, jax.Array]:
@@ -224,6 +224,7 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
         return (set_sizes(bracket.at_low) > most) & (bracket.high - bracket.low > 1)
 
     def probe(bracket: _Bracket) -> jax.Array:
+        """The next threshold to try for each client, strictly between `low` and `high` where those are apart."""
         low = bracket.low
         high = bracket.high
         turn = bracket.turn
@@ -238,6 +239,10 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
         return jnp.where(usable, wanted, low + ((high - low) >> 1))
 
     def narrow(bracket: _Bracket) -> _Bracket:
+        """The bracket after one more pass.
+
+        Whoever has enough coordinates at the threshold moves `low`, others `high`.
+        """
         threshold = probe(bracket)
         # Without the barrier XLA takes the magnitudes out of the loop and stores them plane by plane.
         words = reaching(*lax.optimization_barrier((xs, threshold)))
@@ -278,6 +283,7 @@ def _bisect(
     """
 
     def halve(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """The interval after its middle is tried; it ends at once where the count there is close enough."""
         low, high = state
         middle = low + ((high - low) >> 1)
         reached = count(middle)

@@ -108,7 +108,10 @@ class SsDouble(Padded, Claimed):
         return is_reported, is_reported
 
     def messages(self, dim: int) -> Messages:
-        """Those of exactly k coordinates."""
+        """Deployed messages, on exactly k coordinates.
+
+        Refuses a random number of them, which the shuffler would see.
+        """
         if self.inclusion == "bernoulli":
             raise NotApplicable(
                 "expected inclusion = 'fixed-k' in a deployment, where every client must send the same number of "

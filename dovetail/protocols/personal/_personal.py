@@ -182,7 +182,7 @@ class Personal(Protocol):
         return slot_sums(reports, dim, reports.value.dtype)
 
     def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
-        """The average of the reports."""
+        """The average of the reports on every coordinate, over those that came, and the state as it was."""
         return tally.total / jnp.maximum(tally.messages, 1), state
 
     def contribution(self, cohort: Cohort, dim: int) -> GridReports:
@@ -218,9 +218,9 @@ class Personal(Protocol):
         )
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
-        """What the analyzer sees of one round."""
-        how = "the shuffler permutes every coordinate uniformly, with fresh randomness"
-        scope = shuffle_scope(cohort, neighbors, how, PUBLIC_BUDGETS)
+        """One round as the analyzer sees it: its event, and the scope with public budgets."""
+        permutation = "the shuffler permutes every coordinate uniformly, with fresh randomness"
+        scope = shuffle_scope(cohort, neighbors, permutation, PUBLIC_BUDGETS)
         return View(round=Round(mechanism=self.mechanism(cohort, dim), participation=cohort.participation), scope=scope)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:

@@ -66,7 +66,7 @@ class CentralSub(ItemLevel, Fast):
         return noise_scale
 
     def estimate(self, tally: jax.Array, size: int, state: jax.Array, *, key: jax.Array) -> tuple[jax.Array, Any]:
-        """The noised sum over the expected batch."""
+        """The noised sum over `size`, which is the expected batch, and the state as it was."""
         noise = self.std * state * normal(key, tally.shape, tally.dtype)
         return (tally + noise) / size, state
 

@@ -66,7 +66,7 @@ class LocalSub(ItemLevel):
         return Reports(slot=None, value=x, valid=jnp.ones(()))
 
     def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
-        """The average over the planned size."""
+        """The average of the users' model changes over the planned size, and the state as it was."""
         return tally / size, state
 
     def expected_update(self, x: jax.Array, state: Any) -> jax.Array:

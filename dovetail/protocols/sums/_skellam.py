@@ -190,7 +190,7 @@ class WholeNoise:
 
     @property
     def part(self) -> ExactSkellam:
-        """The law of one draw."""
+        """The law of one of the draws that are added up."""
         return ExactSkellam(self.variance / self.draws)
 
     @property

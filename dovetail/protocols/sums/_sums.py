@@ -80,7 +80,7 @@ class ReportedSum(Protocol):
     @property
     @abc.abstractmethod
     def local(self) -> RandomizedResponse:
-        """The randomizer of one report."""
+        """The randomizer of one report, for a position in [0, 1]."""
 
     @property
     def slots(self) -> int:
@@ -129,7 +129,7 @@ class ReportedSum(Protocol):
         return slot_sums(reports, self.slots, jnp.int32)
 
     def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
-        """The unbiased sum over the planned size."""
+        """The unbiased sum over the planned size, as one coordinate, and the state as it was."""
         local = self.local
         sums = (tally.total - local.offset * tally.messages) / local.slope
         return jnp.mean(sums, keepdims=True) / size, state
