@@ -77,7 +77,7 @@ EXACT = Theorem(
 
 _MOST_EPS_LOCAL = 100.0  # beyond, gamma n < 1 for every n that fits, and powers of e^eps_local would overflow
 _MOST_USERS = 10**9
-_LEAST_POINTS = 2**17
+_LEAST_POINTS = 2**17  # that a grid may always have
 _CAP_SLACK = 1e-8  # more than the error of the mass of a cap
 
 
@@ -185,6 +185,7 @@ def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
 
 
 def _single_report(event: Shuffled, *, delta: float | None = None) -> tuple[int, Report]:
+    """Check the question, and return the number of honest users and their report."""
     n, eps_local = closed_forms.single(event, delta=delta)
     if eps_local > _MOST_EPS_LOCAL:
         raise NotApplicable(f"no gain over eps_local={eps_local:.4g}: the blanket is empty")
@@ -192,11 +193,12 @@ def _single_report(event: Shuffled, *, delta: float | None = None) -> tuple[int,
 
 
 def _gamma(report: Report) -> float:
+    """The blanket probability, rounded down."""
     return report.gamma * (1 - (_CAP_SLACK if report.kind == "cap" else 1e-15))  # a smaller blanket is a blanket
 
 
 def _range(report: Report, eps: np.ndarray) -> np.ndarray:
-    """B: the range of L."""
+    """B: the largest L less the smallest one, at every eps."""
     match report.kind:
         case "generic":
             return 2 * math.sinh(report.eps_local) * (1 + np.exp(eps))
@@ -206,7 +208,7 @@ def _range(report: Report, eps: np.ndarray) -> np.ndarray:
 
 
 def _top(report: Report, eps: np.ndarray) -> np.ndarray:
-    """b: the largest L."""
+    """b: the largest L, at every eps."""
     match report.kind:
         case "generic":
             return -math.exp(report.eps_local) * np.expm1(eps - 2 * report.eps_local)
@@ -216,7 +218,7 @@ def _top(report: Report, eps: np.ndarray) -> np.ndarray:
 
 
 def _second_moment(report: Report, eps: np.ndarray) -> np.ndarray:
-    """c: E[L^2], or a bound on it over all inputs (for Laplace, inputs 0 and 1 are the worst)."""
+    """c: E[L^2] at every eps, or a bound on it over all inputs (for Laplace, inputs 0 and 1 are the worst)."""
     e0, E = report.eps_local, np.exp(eps)
     match report.kind:
         case "generic":
@@ -229,12 +231,15 @@ def _second_moment(report: Report, eps: np.ndarray) -> np.ndarray:
 
 
 def _difference(more: np.ndarray, less: np.ndarray) -> np.ndarray:
-    """more - less, rounded up: where they are nearly equal only their roundings are left."""
+    """more - less of two arrays that are not negative, rounded up, also where they are nearly equal."""
     return more - less + 16 * numerics.ULP * (more + less)
 
 
 def _first_met(log_delta: Callable[[np.ndarray], np.ndarray], event: Shuffled, *, delta: float) -> float:
-    """The smallest eps below eps_local at which delta is met, from above; the formulas need not fall everywhere."""
+    """About the smallest eps below eps_local at which delta is met, from above; infinite if there is none.
+
+    The formulas need not fall everywhere, so that a grid of eps is refined around the first that meets it.
+    """
     low, high = event.report.eps_local * 1e-12, event.report.eps_local * (1 - 1e-6)
     target = math.log(delta) * (1 + 1e-12) - 1e-11
     for _ in range(7):
@@ -250,9 +255,12 @@ def _first_met(log_delta: Callable[[np.ndarray], np.ndarray], event: Shuffled, *
 
 
 def _resolution(crowd: float) -> float:
-    """Grid step in standard deviations of L: fine where the FFT is short, never coarser than 0.12."""
-    reach = 16 * math.sqrt(crowd)
-    resolution = max(min(max(reach / _LEAST_POINTS, 0.004), 0.02), reach / blanket_grid.MOST_POINTS)
+    """Grid step in standard deviations of L: fine where the FFT is short, never coarser than 0.12.
+
+    `crowd` is the mean number of draws, n gamma; a sum of so many is resolved on 16 of its standard deviations.
+    """
+    width = 16 * math.sqrt(crowd)
+    resolution = max(min(max(width / _LEAST_POINTS, 0.004), 0.02), width / blanket_grid.MOST_POINTS)
     if resolution > 0.12:
         raise NotApplicable(
             f"n gamma = {crowd:.3g} is more than the grid of {blanket_grid.MOST_POINTS} points resolves"
@@ -298,11 +306,11 @@ def frontier_of(report: Report) -> Frontier:
     return frontier.randomized_response(report.eps_local, report.mass, slack=slack)
 
 
-_DOWN = 1 - 1e-12
+_DOWN = 1 - 1e-12  # rounds a g_i down by more than its error
 _CELLS = 64  # of a part of the line or of the box; more would not be seen
-_LEAST_PLATEAU = 1e-3
-_LARGEST_PLATEAU = 100.0
-_AT_ONCE = 32
+_LEAST_PLATEAU = 1e-3  # budgets that have a plateau ...
+_LARGEST_PLATEAU = 100.0  # ... are between these
+_AT_ONCE = 32  # boxes that are looked at together
 _MOST_BOXES = 5000  # of budgets and inputs that are looked at
 _SLACK = 1e-10  # more than the relative error of a ratio of differences
 _LEVELS = 256  # ratios at which frontiers are compared
@@ -310,18 +318,20 @@ _CLOSE = (4e-3, 1.6e-2, 6.4e-2)  # log ratios of densities, over eps_local, that
 
 
 def clip_laplace_floors(eps_locals: np.ndarray) -> np.ndarray:
-    """g_i against the uniform law on the box, rounded down."""
+    """g_i of every budget (above 0) for Clip-Laplace against the uniform law on the box, rounded down."""
     return eps_locals * np.exp(-eps_locals) / -np.expm1(-eps_locals) * _DOWN
 
 
 def level_floors(eps_locals: np.ndarray, levels: int) -> np.ndarray:
-    """g_i against the uniform law on the levels, rounded down."""
+    """g_i of every budget for randomized response against the uniform law on the levels, rounded down."""
     small = np.exp(-eps_locals)
     return levels * small / (1 + (levels - 1) * small) * _DOWN
 
 
 def laplace_floors(eps_locals: np.ndarray, eps_victim: float, half_width: float) -> np.ndarray:
-    """g_i against the plateau of a victim's budget, rounded down; 0 for larger budgets, whose tails are shorter.
+    """g_i of every budget for Laplace noise against the plateau of a victim's budget, rounded down.
+
+    It is 0 for budgets above the victim's, whose tails are shorter than the plateau's.
 
     The ratio of densities is least where e^(e s) = [e_i/q + sqrt((e_i/q)^2 + e^2 - e_i^2)] / (e + e_i), with s the
     distance from 1/2 and q = e^(-e t): its logarithm is convex in s.
@@ -343,7 +353,10 @@ def laplace_floors(eps_locals: np.ndarray, eps_victim: float, half_width: float)
 
 
 def _require_plateau(eps_local: float) -> None:
-    """Below some budget the masses of cells, differences of nearly equal numbers, are not right to `_SLACK`."""
+    """Refuse budgets that have no plateau.
+
+    Of small ones the masses of cells are differences of nearly equal numbers, and not right to `_SLACK`.
+    """
     if not _LEAST_PLATEAU <= eps_local <= _LARGEST_PLATEAU:
         raise NotApplicable(f"no plateau for a budget of {eps_local:.4g}")
 
@@ -396,6 +409,7 @@ class _Thresholded:
     """
 
     def __init__(self, fresh: float, threshold: float) -> None:
+        """Arguments are those of `threshold_frontier`."""
         outer = np.linspace(threshold, 1.0, _CELLS + 1)
         self._cuts = np.concatenate([-outer[::-1], outer])
         self._middle = _CELLS  # the cell between -threshold and threshold
@@ -406,13 +420,16 @@ class _Thresholded:
         self._blanket = self._push_forward(np.diff(self._cuts)[None] / 2)[0]
 
     def _cell_masses(self, eps_local: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """The cells' masses under Clip-Laplace at every x, one row each."""
+        """The cells' masses under Clip-Laplace, a row for each pair of a budget and an input x in [-1, 1]."""
         away = self._cuts - x[:, None]
         below = -np.sign(away) * np.expm1(-eps_local[:, None] / 2 * np.abs(away))
         return np.diff(below) / (below[:, -1:] - below[:, :1])
 
     def _density_range(self, eps_local: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The least and the largest density of every cell under Clip-Laplace at x, against the uniform law."""
+        """The least and the largest density of every cell under Clip-Laplace, over the uniform law's.
+
+        Two arrays, each with a row for each pair of a budget and an input x.
+        """
         rate = eps_local[:, None] / 2
         x = x[:, None]
         peak = -2 * rate / (np.expm1(-rate * (1 - x)) + np.expm1(-rate * (1 + x)))
@@ -422,16 +439,17 @@ class _Thresholded:
         return peak * np.exp(-rate * furthest), peak * np.exp(-rate * nearest)
 
     def _push_forward(self, masses: np.ndarray) -> np.ndarray:
-        """The cells' masses after small reports are drawn anew."""
+        """The cells' masses after small reports are drawn anew: rows of laws in, rows of laws out."""
         anew = masses[:, self._middle]
         pushed = masses + anew[:, None] * self._fresh
         pushed[:, self._middle] = anew * self._fresh[self._middle]
         return pushed
 
     def excess_bounds(self, eps_local: np.ndarray, x: np.ndarray, slack: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """E[(r - t)_+] at every t, a row for all laws with a density within this log ratio of that of the report on x.
+        """E[(r - t)_+], rounded up, at every t in `at`, for r the ratio of a report's density to the blanket's.
 
-        r is the ratio to the blanket; it is rounded up by splitting the mass of cells.
+        There is a row for each pair of a budget and an input x. It holds for all laws with a density within e^(+-slack)
+        of that pair's. Rounded up by splitting the mass of cells.
 
         At a point beyond the threshold r = (R + a f)/(1 + c f), with R the report's density, f that of a draw anew, a
         and c the masses that are drawn anew. It is monotone in R and in f: its extremes are at the corners of theirs.
@@ -459,7 +477,7 @@ class _Thresholded:
 
 @functools.lru_cache(maxsize=64)
 def threshold_frontier(eps_local: float, fresh: float, threshold: float) -> Frontier:
-    """F of S-APES's reports, of all budgets up to this one and all inputs.
+    """The frontier F of S-APES's reports: no smaller than that of any budget up to this one, on any input.
 
     Boxes of budgets and inputs cover them. The logarithm of a density moves by at most 1 per unit of the budget, and by
     at most the budget per unit of x in [-1, 1] (mirrored, in [0, 1]). A box whose laws stay below what is known already
@@ -481,18 +499,21 @@ def threshold_frontier(eps_local: float, fresh: float, threshold: float) -> Fron
 
 
 def _cover_boxes(laws: _Thresholded, eps_local: float, close: float) -> Frontier | None:
-    """The frontier of all boxes, halved until their laws are so close; None where that takes too many."""
+    """The frontier of all budgets up to eps_local and all inputs; None where that takes too many boxes.
+
+    Boxes are halved until the log ratio of two densities in one is at most `close`.
+    """
     bottom, top = eps_local / math.expm1(eps_local), eps_local / -math.expm1(-eps_local)  # of all densities
     at = np.linspace(bottom * _DOWN, top / _DOWN, _LEVELS)
     envelope = laws.excess_bounds(np.array([eps_local]), np.ones(1), np.array([close]), at)[0]
     boxes = np.array([[0.0, eps_local, 0.0, 1.0]])
     looked_at = 0
     while len(boxes):
-        now, boxes = boxes[-_AT_ONCE:], boxes[:-_AT_ONCE]
-        looked_at += len(now)
+        batch, boxes = boxes[-_AT_ONCE:], boxes[:-_AT_ONCE]
+        looked_at += len(batch)
         if looked_at > _MOST_BOXES:
             return None
-        low, high, left, right = now.T
+        low, high, left, right = batch.T  # budgets from low to high, inputs from left to right
         budget, x = (low + high) / 2, (left + right) / 2
         slack = (high - low) / 2 + high * (right - left) / 2
         excess = laws.excess_bounds(budget, x, slack, at)

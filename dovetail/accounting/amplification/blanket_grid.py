@@ -24,7 +24,7 @@ from dovetail.statements import NotApplicable
 
 __all__ = ["MOST_POINTS", "BinomialDraws", "CountedDraws", "Draws", "Grid", "mean_excess"]
 
-MOST_POINTS = 2**21
+MOST_POINTS = 2**21  # of the grid of one draw
 _CELL_ERROR = 1e-15  # times the number of points: what rounding may do to the splits between neighbours
 _DECAY = 36.0  # a circle is at least so many times 1/slope: what is left wraps around
 _WIDE = 13.0  # and so many deviations of the sum
@@ -34,7 +34,10 @@ _NEGLIGIBLE = -60.0  # log of Fourier coefficients, and of terms, that are bound
 
 
 class Grid:
-    """Probabilities on the points (first + i) * step that cover [bottom, top]."""
+    """A law on a grid: `probs[i]` is the probability of (first + i) * step; the points cover [bottom, top].
+
+    It begins without any mass, which `add_points` and `add_power_law` add, never moving a mean.
+    """
 
     def __init__(self, *, bottom: float, top: float, step: float) -> None:
         self.step = step
@@ -49,6 +52,13 @@ class Grid:
 
         Draws so negative that a crowd of this mean size practically never makes up for them are raised to a floor,
         which can only raise the mean excess.
+
+        Arguments:
+            values: of one draw; the largest is above 0.
+            probs: the probability of each.
+            crowd: the mean number of draws that are summed.
+            resolution: the step in standard deviations of one draw.
+            most: about how many points the grid may have; its steps grow where it would have more.
         """
         top = float(values.max())
         bottom = float(values.min())
@@ -68,7 +78,7 @@ class Grid:
         return (self.first + np.arange(self.probs.size)) * self.step
 
     def add_points(self, values: np.ndarray, probs: np.ndarray) -> None:
-        """Adds atoms, each split without moving its mean."""
+        """Add atoms, each split between its two neighbours on the grid so that its mean stays."""
         place = np.asarray(values, dtype=float) / self.step - self.first
         left = np.clip(place.astype(np.int64), 0, self.probs.size - 2)
         right_share = np.clip(place - left, 0.0, 1.0)
@@ -76,7 +86,7 @@ class Grid:
         self.probs += np.bincount(left + 1, probs * right_share, self.probs.size)
 
     def add_power_law(self, *, low: float, high: float, start: float, scale: float, mirrored: bool = False) -> None:
-        """Adds the density scale (l - low + start)^(-3/2) on [low, high] (of -l, if mirrored), split cell by cell.
+        """Add the density scale (l - low + start)^(-3/2) on [low, high] (of -l, if mirrored), split cell by cell.
 
         Over one cell [s, t], with w = sqrt(l - low + start): the mass is 2 scale (t-s) / (w_s w_t (w_s + w_t)), and the
         integral of (l - s) is 2 scale (t-s)^2 / ((w_s + w_t)^2 w_t).
@@ -98,20 +108,28 @@ class Grid:
 class Draws(abc.ABC):
     """A law of the number C of blanket draws beside the victim's, as the function T(z) = E[z^(C+1) / (C+1)].
 
-    T may differ by a constant, which stands for a sum of no draws, and has no negative coefficient.
+    T may differ by a constant, which stands for a sum of no draws, and has no negative coefficient. All methods take
+    `log_mgf`, the logarithm of the moment M = E[e^(slope L)] of one draw.
     """
 
     @abc.abstractmethod
     def log_total(self, log_mgf: float) -> float:
-        """log T(M), M the moment of one draw; rounded up."""
+        """log T(M), rounded up."""
 
     @abc.abstractmethod
     def mean(self, log_mgf: float) -> float:
-        """The mean number of draws under T's terms at M: d log T / d log M."""
+        """The mean number of draws under T's terms at M, d log T / d log M: to choose by, never for a bound."""
 
     @abc.abstractmethod
     def normalized_spectrum(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
-        """T(M phi) over T(M) on a circle of `size` points, phi being right to `error`."""
+        """The Fourier coefficients of the tilted law of the sum, T(M phi) over T(M), and how far they may be off.
+
+        Arguments:
+            log_mgf: log M.
+            phi: the Fourier coefficients of one tilted draw, of which each is right to `error`.
+            size: the number of points of the circle.
+            error: of each entry of `phi`.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,19 +146,20 @@ class BinomialDraws(Draws):
         _validate.at_most(1, prob=self.prob)
 
     def _log_one(self, log_mgf: float) -> float:
+        """log(1 - prob + prob M): the moment of a draw that is there with this probability."""
         return math.log1p(self.prob * math.expm1(log_mgf))
 
     def log_total(self, log_mgf: float) -> float:
-        """T(M) is a power here: (1 - prob + prob M)^draws / (prob draws)."""
+        """log T(M), rounded up; T is a power here: (1 - prob + prob M)^draws / (prob draws)."""
         log_total = self.draws * self._log_one(log_mgf) - math.log(self.prob * self.draws)
         return log_total + 8e-15 * self.draws * (1 + abs(log_mgf))
 
     def mean(self, log_mgf: float) -> float:
-        """Each of the draws is there with a probability that M changes."""
+        """The mean number of draws, each of which is there with probability prob M / (1 - prob + prob M)."""
         return self.draws * self.prob * math.exp(log_mgf - self._log_one(log_mgf))
 
     def normalized_spectrum(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
-        """The same power of every coefficient; those that are too small to matter are left out and charged."""
+        """The coefficients of the sum: the same power of each of one draw's; tiny ones are left out and charged."""
         there = self.mean(log_mgf) / self.draws
         base = 1 - there + there * phi
         where = np.flatnonzero(np.abs(base) > math.exp(_NEGLIGIBLE / self.draws) - 2 * error)
@@ -150,7 +169,7 @@ class BinomialDraws(Draws):
 
 
 class CountedDraws(Draws):
-    """C by its probabilities at some counts."""
+    """A law of C by its probabilities (`weights`) at some rising counts."""
 
     def __init__(self, counts: np.ndarray, weights: np.ndarray) -> None:
         self._draws = np.asarray(counts, dtype=float) + 1
@@ -158,6 +177,7 @@ class CountedDraws(Draws):
             self._log_terms = np.log(weights) - np.log(self._draws)
 
     def _terms(self, log_mgf: float) -> tuple[float, np.ndarray]:
+        """log T(M), and the part of T(M) that each count's term is."""
         exponent = self._log_terms + self._draws * log_mgf
         top = float(exponent.max())
         terms = np.exp(exponent - top)
@@ -165,17 +185,17 @@ class CountedDraws(Draws):
         return top + math.log(total), terms / total
 
     def log_total(self, log_mgf: float) -> float:
-        """T(M) summed term by term, in logarithms."""
+        """log T(M), rounded up: summed term by term, in logarithms."""
         log_total, terms = self._terms(log_mgf)
         slack = 8e-15 * float(self._draws.max()) * (1 + abs(log_mgf))
         return log_total + slack + ULP * (len(terms) + abs(log_total) + 8)
 
     def mean(self, log_mgf: float) -> float:
-        """The mean number of draws, each weighed by its term."""
+        """The mean of C + 1, each count weighed by its term of T(M)."""
         return float(self._terms(log_mgf)[1] @ self._draws)
 
     def normalized_spectrum(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
-        """Term by term, where the modulus of phi is not so small that all of them are."""
+        """The coefficients of the sum, term by term; those where |phi| makes every term negligible are left out."""
         _, terms = self._terms(log_mgf)
         kept = terms > math.exp(_NEGLIGIBLE)
         few = len(terms) * math.exp(_NEGLIGIBLE)  # more than all terms that are left out
@@ -232,7 +252,7 @@ def mean_excess(grid: Grid, draws: Draws) -> float:
 
 
 def _tilt_grid(grid: Grid, slope: float) -> tuple[float, np.ndarray]:
-    """log M, rounded up, and a law: M law is at least e^(slope value) times the probabilities."""
+    """(log M, law), log M rounded up: M law is at least e^(slope value) times the grid's probabilities."""
     slope *= grid.step
     with np.errstate(divide="ignore"):
         log_sum, law = numerics.tilt(np.log(grid.probs), slope * np.arange(1.0 - grid.probs.size, 1.0))

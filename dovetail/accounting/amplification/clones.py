@@ -51,9 +51,9 @@ FMT23 = Theorem(
 )
 
 _TAIL = 1e-10  # window of counts: outside mass relative to delta
-_WIDEST = 2**15
+_WIDEST = 2**15  # counts of a window that is not cut into blocks
 _BLOCKS = 2**13
-_WIDE = 2**12
+_WIDE = 2**12  # the same if coarse
 _FEW_BLOCKS = 2**10
 _TINY = 1e-290  # stands for everything that may underflow
 _FINE_USERS = 10**5  # more of them are told apart less finely: delta is then a little larger
@@ -64,12 +64,15 @@ _MOST_EPS_LOCAL = 500.0  # beyond, e^-eps_local leaves no clone at any number of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CloneCounts:
-    """The law of the number of clones: a window of counts with their probabilities, and the mass on either side."""
+    """The law of the number of clones: a window of counts with their probabilities, and the mass on either side.
 
-    counts: np.ndarray
-    weights: np.ndarray
-    below: float
-    above: float
+    The probabilities are rounded up. The arrays are shared: do not write to them.
+    """
+
+    counts: np.ndarray  # whole numbers, rising
+    weights: np.ndarray  # the probability of each
+    below: float  # the probability of fewer clones than the window has
+    above: float  # that of more
 
 
 def clone_probability(eps_local: float, *, year: int) -> float:
@@ -88,9 +91,11 @@ def one_step(counts: np.ndarray, *, eps: float, eps_local: float) -> np.ndarray:
     k = 1 + floor((c + 1)(1 + tanh(eps/2) / tanh(eps_local/2)) / 2).
 
     Arguments:
-        counts: numbers of clones.
-        eps: at which delta is asked for.
+        counts: numbers of clones, an array of any shape.
+        eps: at which delta is asked for, 0 or more.
         eps_local: of the victim's report.
+
+    Returns: an array of the same shape; 0 where eps >= eps_local.
 
     Guarantees:
         Never below the exact value, and within 1e-8 of it for up to 1e6 clones.
@@ -196,6 +201,7 @@ def delta_of(event: Shuffled, *, eps: float, year: int = 2023) -> float:
 
 @functools.lru_cache(maxsize=8)  # a curve asks about one law at many eps
 def _in_blocks(num_users: int, eps_local: float, year: int) -> CloneCounts:
+    """The law of the number of clones among the others, kept; told apart less finely in large crowds."""
     prob = clone_probability(eps_local, year=year)
     coarse = num_users > _FINE_USERS
     return binomial_counts(min(num_users, _MOST_USERS) - 1, prob, tail=1e-100, coarse=coarse)
@@ -217,6 +223,7 @@ def numerical23(event: Shuffled, *, delta: float) -> Bound:
 
 
 def _numerical(event: Shuffled, *, delta: float, year: int, theorem: Theorem) -> Bound:
+    """The smallest eps by clones of this year's probability; refuses where it is no gain over eps_local."""
     n, eps_local = closed_forms.single(event, delta=delta)
     if eps_local > _MOST_EPS_LOCAL:
         raise NotApplicable(f"no gain over eps_local={eps_local:.4g}: there are no clones")
@@ -231,5 +238,6 @@ def _numerical(event: Shuffled, *, delta: float, year: int, theorem: Theorem) ->
 
 @functools.lru_cache(maxsize=64)  # reports of several kinds have the same clones
 def _smallest(num_users: int, eps_local: float, delta: float, year: int, high: float) -> float:
+    """The smallest eps at this delta, rounded up, `high` is where the search starts."""
     law = binomial_counts(min(num_users, _MOST_USERS) - 1, clone_probability(eps_local, year=year), tail=_TAIL * delta)
     return smallest_eps(lambda eps: expected_delta(law, eps=eps, eps_local=eps_local), delta=delta, high=high)

@@ -64,12 +64,12 @@ GIRGIS21 = Theorem(
 )
 
 LEAST_GAIN = 1e-3  # a bound within a thousandth of eps_local is no gain
-_OUTWARD = 1 + 1e-12
+_OUTWARD = 1 + 1e-12  # more than the rounding errors of a closed form
 _GIRGIS_ORDERS = np.unique(np.round(np.geomspace(2, 4000, 120)).astype(int))
 
 
 def single(event: Shuffled, *, delta: float | None = None) -> tuple[int, float]:
-    """The honest users and the eps_local of one shuffled report, once the question itself is sound.
+    """Check the question, and return the number of honest users and the eps_local of one shuffled report.
 
     Arguments:
         event: of which only one coordinate is allowed.
@@ -84,7 +84,10 @@ def single(event: Shuffled, *, delta: float | None = None) -> tuple[int, float]:
 
 
 def gain(eps: float, event: Shuffled, *, delta: float, theorem: Theorem) -> Bound:
-    """The bound, if it is one: finite and below eps_local by more than a thousandth."""
+    """This eps as a bound, if it is below eps_local by more than a thousandth; otherwise `NotApplicable`.
+
+    `eps` is rounded up already; it may be NaN or infinite, which is no gain.
+    """
     eps_local = event.report.eps_local
     if not eps < eps_local * (1 - LEAST_GAIN):
         raise NotApplicable(f"no gain over eps_local={eps_local:.4g} at n={event.honest}, delta={delta:.3g}")
@@ -170,6 +173,7 @@ def clones23(event: Shuffled, *, delta: float) -> Bound:
 
 
 def _within(eps_local: float, exp_limit: float, event: Shuffled) -> None:
+    """Refuse eps_local above log(exp_limit)."""
     limit = math.log(exp_limit) if exp_limit > 0 else -math.inf
     if eps_local > limit:
         raise NotApplicable(
@@ -201,7 +205,7 @@ def girgis21(event: Shuffled, *, delta: float) -> Bound:
 
 
 def _girgis_renyi(order: int, n: int, eps_local: float) -> float:
-    """Thm. 1 at one order, in log space, rounded up."""
+    """Thm. 1 at one whole order >= 2 for n users, in log space, rounded up; it may be infinite."""
     nbar = math.floor((n - 1) / 2 * math.exp(-eps_local) * (1 - 1e-15)) + 1
     i = np.arange(3, order + 1)
     log_choose = gammaln(order + 1) - gammaln(i + 1) - gammaln(order - i + 1)
@@ -223,4 +227,5 @@ def _girgis_renyi(order: int, n: int, eps_local: float) -> float:
 
 
 def _log_expm1(x: float) -> float:
+    """log(e^x - 1) for x > 0, without overflow."""
     return x + math.log(-math.expm1(-x))

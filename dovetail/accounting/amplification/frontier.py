@@ -21,12 +21,15 @@ from dovetail.accounting import numerics
 __all__ = ["Frontier", "clip_laplace", "from_cells", "from_excess", "randomized_response", "split"]
 
 _ROUNDINGS = 1e-13  # more than the relative error of a slope
-_TANGENTS = 128
+_TANGENTS = 128  # to a curved frontier, for small budgets
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Frontier:
-    """The slopes of F, falling, and the blanket's mass at each."""
+    """The polygon F by its slopes, which fall, and the blanket's mass at each: the length of u that it holds for.
+
+    Masses sum to 1, and so does the sum of mass times slope, to 1e-9. The arrays are shared: do not write to them.
+    """
 
     slopes: np.ndarray
     masses: np.ndarray
@@ -56,12 +59,12 @@ class Frontier:
         return here * (1 + off), mirrored * (1 - off), np.diff(cuts)
 
     def law(self, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-        """Values and probabilities of F'(u) - alpha F'(1 - u), rounded up."""
+        """Values of F'(u) - alpha F'(1 - u), rounded up, and their probabilities: the worst L at alpha = e^eps."""
         here, mirrored, lengths = self._slope_pairs
         return here - alpha * mirrored, lengths
 
     def delta_alone(self, alpha: float) -> float:
-        """delta where nobody hides the victim: E[(F'(u) - alpha F'(1 - u))_+]."""
+        """delta at alpha = e^eps where nobody hides the victim, rounded up: E[(F'(u) - alpha F'(1 - u))_+]."""
         values, lengths = self.law(alpha)
         return float(np.maximum(values, 0.0) @ lengths) * (1 + _ROUNDINGS)
 
@@ -73,13 +76,14 @@ class Frontier:
 
 
 def randomized_response(eps_local: float, mass: float, *, slack: float = 0.0) -> Frontier:
-    """A set of this blanket mass is e^eps_local times as likely as all else: a level, or a cap of the sphere.
+    """The frontier of reports for which a set of this mass is e^eps_local times as likely as all else.
 
-    `slack` is the relative error of the mass: both slopes move outward by it, and the corner to where they meet.
+    The set is a level, or a cap of the sphere; the blanket is the uniform law. `slack` is the relative error of the
+    mass: both slopes move outward by it, and the corner to where they meet.
 
     Arguments:
         eps_local: of the report.
-        mass: the share of all outcomes that an input makes likely.
+        mass: the part of all outcomes that an input makes likely, in (0, 1).
         slack: relative error of the mass.
     """
     _validate.positive(eps_local=eps_local)
@@ -124,7 +128,11 @@ def from_cells(blanket: np.ndarray, report: np.ndarray, lowest: np.ndarray, high
 def split(
     blanket: np.ndarray, report: np.ndarray, lowest: np.ndarray, highest: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The rising ratios of such a law to the blanket, and the blanket's mass at each; of several laws, row by row."""
+    """A law that is known cell by cell, as in `from_cells`; of several laws, row by row.
+
+    Returns: the ratios to the blanket, rising along the last axis, and the blanket's mass at each: twice as many as
+        cells.
+    """
     upper = (report / blanket - lowest) / np.maximum(highest - lowest, 1e-300)
     upper = np.clip(upper, 0.0, 1.0) * blanket
     ratios, masses = np.concatenate([highest, lowest], axis=-1), np.concatenate([upper, blanket - upper], axis=-1)

@@ -27,13 +27,13 @@ Kind = Literal["generic", "laplace", "rr"]
 class NamedBound:
     """One named bound: how it is computed, by which theorem, and for which randomizer it is proved."""
 
-    function: Callable[..., Bound]
+    function: Callable[..., Bound]  # takes an event and the keyword `delta`
     theorem: Theorem
-    kind: Kind = "generic"
-    any_levels: bool = False
+    kind: Kind = "generic"  # the kind of report that it is proved for; generic: any
+    any_levels: bool = False  # whether it is proved for randomized response of more than two levels
 
     def __call__(self, event: Shuffled, *, delta: float) -> Bound:
-        """The bound for this event; `NotApplicable` if it is not proved for the event's report."""
+        """The bound for this event at delta; `NotApplicable` if it is not proved for the event's report."""
         report = event.report
         wanted = {"generic": "", "laplace": "Laplace on [0, 1]", "rr": "randomized response"}[self.kind]
         if self.kind == "generic":
@@ -47,9 +47,9 @@ class NamedBound:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """One line of the table: a bound, or the reason why there is none."""
+    """One line of the table: a bound, or the reason why there is none; the other of the two is None."""
 
-    name: str
+    name: str  # a key of `BOUNDS`
     bound: Bound | None
     reason: str | None
     theorem: Theorem
@@ -147,4 +147,5 @@ def best(report: Report | float, *, num_users: int, delta: float, colluders: int
 
 @functools.lru_cache(maxsize=4096)
 def _ask(name: str, event: Shuffled, delta: float) -> Bound:
+    """The bound of this name for this event at delta, kept."""
     return BOUNDS[name](event, delta=delta)

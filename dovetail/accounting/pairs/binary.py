@@ -39,17 +39,17 @@ BINARY = Theorem(
     key="dovetail.binary", where="binary reports exactly, for all inputs of the others (docs/proofs/binary.md)"
 )
 
-_MOST_MESSAGES = 4_000_000
+_MOST_MESSAGES = 4_000_000  # in one crowd
 _MOST_NUMBERS = 100_000  # of probabilities that are held at once: blocks times the window of each
 _WIDE = 4096  # points, of which fewer blocks are told apart
-_REACH = 8.5  # standard deviations on either side that a window holds
+_HALF_WINDOW = 8.5  # standard deviations on either side that a window holds
 _CLEAR = 1e4  # times its error is a probability where a threshold is looked for
 _NEAR = 3.5  # standard deviations on either side of a tilted mean where a threshold is looked for
-_LARGEST_EXPONENT = 600.0
+_LARGEST_EXPONENT = 600.0  # of a tilt that is taken back
 _NEGLIGIBLE = -60.0  # log of Fourier coefficients that are charged, not summed
 _APART = 4.0  # standard deviations between tilts
-_LEAST = 1e-250
-_UNDERFLOW = 1e-300
+_LEAST = 1e-250  # a delta below which the curve is not asked
+_UNDERFLOW = 1e-300  # stands for a delta that may have underflowed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class BinaryReports:
 
     @property
     def coins(self) -> BinomialPair:
-        """The pair that reveals who of the others is exposed: never below this one, and known in other crowds."""
+        """The pair that also reveals who of the others is exposed: never below this one, and known for any crowd."""
         return BinomialPair(others=self.places, exposed=self.others, prob_exposed=self.tilt, tilt=self.tilt)
 
     def pair(self, *, folds: int) -> SymmetricPair:
@@ -96,22 +96,31 @@ class BinaryReports:
         return dataclasses.replace(_one_coordinate(self, nodes_for(folds)), folds=folds)
 
     def delta(self, eps: float) -> float:
-        """delta at eps of one coordinate, whatever the others hold; rounded up."""
+        """delta at eps >= 0 of one coordinate, whatever the others hold; rounded up.
+
+        `NotApplicable` where the crowd is too large, or the probabilities are not clear of their error.
+        """
         _validate.non_negative(eps=eps)
         return 0.0 if eps >= self.eps_pure else max(_Crowd.of(self).delta(eps), _UNDERFLOW)
 
-    def likelier(self, eps: float) -> float:
-        """(1 + tilt)/2 - e^eps (1 - tilt)/2, rounded up; it is small near eps_pure, and nothing may cancel."""
+    def gain_of_one(self, eps: float) -> float:
+        """(1 + tilt)/2 - e^eps (1 - tilt)/2, rounded up: what delta gains where the victim's message shows 1.
+
+        It is small near eps_pure, and computed so that nothing cancels.
+        """
         if self.inclusion == 1:
             return -math.expm1(eps - self.eps_local) / (1 + math.exp(-self.eps_local)) * (1 + 1e-14)
-        halved = math.tanh(eps / 2)
-        return (1 + math.exp(eps)) / 2 * (self.tilt - halved + 4 * ULP * (self.tilt + halved)) * (1 + 1e-14)
+        t = math.tanh(eps / 2)
+        return (1 + math.exp(eps)) / 2 * (self.tilt - t + 4 * ULP * (self.tilt + t)) * (1 + 1e-14)
 
 
 @functools.lru_cache(maxsize=64)
 def _one_coordinate(reports: BinaryReports, nodes: Nodes) -> SymmetricPair:
-    """One coordinate. Where the curve is not known, what it was before holds, or that of revealed exposure."""
-    last = 1.0
+    """The pair of one coordinate.
+
+    Where the exact curve is not known at some eps, delta is that at the eps before, or that of `coins`.
+    """
+    last = 1.0  # the curve falls, so what it was at a smaller eps still holds
 
     @functools.cache
     def revealed_loss() -> LossDistribution:
@@ -136,25 +145,25 @@ def _one_coordinate(reports: BinaryReports, nodes: Nodes) -> SymmetricPair:
 
 
 class _Law(NamedTuple):
-    """P(X = j), rounded up, and P(X >= j), rounded down, over e^log_scale, one row per block.
+    """The laws of the number X of ones beside the victim's, in a window of counts: one row for each block.
 
-    Only what is `inside` is to be used, and the best threshold is there if its value is above those at the `ends` of
-    it that are `open`: no ends of the possible counts.
+    The best threshold is inside of the window if its value is above those at all ends that are `open`.
     """
 
-    at: np.ndarray
-    tail: np.ndarray
-    inside: np.ndarray
-    ends: np.ndarray
-    open: np.ndarray
-    log_scale: np.ndarray
+    at: np.ndarray  # P(X = j) over e^log_scale, rounded up
+    tail: np.ndarray  # P(X >= j) over e^log_scale, rounded down
+    inside: np.ndarray  # which columns of j may be used as thresholds: one column fewer
+    ends: np.ndarray  # two columns: the first and the last of these columns
+    open: np.ndarray  # two columns: whether the window ends there before the possible counts do
+    log_scale: np.ndarray  # one number for each block, rounded up
 
 
 class _Crowd:
-    """What the others may hold, in blocks: of each, the messages that are certain to show 1 or 0 if true, or are fair.
+    """All that the others may hold, in blocks of similar inputs, with the laws of the number of ones.
 
-    A block is known by its fewest ones, zeros and fair messages; the others are revealed. `_group` says how many others
-    report, as far as that is revealed, and `_weights` how probable that is.
+    `_users` has a row for each block: at least so many others hold 1, so many hold 0, and so many messages are fair;
+    who is not counted there is revealed. `_group` has for each block the index of the number of others that report, and
+    `_weights` for each such index its probability; `_left` is the delta of numbers that are not looked at.
     """
 
     def __init__(self, reports: BinaryReports) -> None:
@@ -163,10 +172,10 @@ class _Crowd:
         self._eps = reports.eps_local
         self._messages = reports.places
         self._p, self._q = 1 / (1 + math.exp(-self._eps)), math.exp(-self._eps) / (1 + math.exp(-self._eps))
-        self._likelier = reports.likelier
+        self._gain_of_one = reports.gain_of_one
         self._tilt = reports.tilt
         self._std = math.sqrt(reports.places) / 2 + 1
-        self._points = next_fast_len(min(self._messages + 2, math.ceil(2 * _REACH * self._std) + 64), real=True)
+        self._points = next_fast_len(min(self._messages + 2, math.ceil(2 * _HALF_WINDOW * self._std) + 64), real=True)
         most = max(64, _MOST_NUMBERS // self._points)
         if reports.inclusion == 1 and reports.others <= reports.places:
             self._weights = np.ones(1)
@@ -180,7 +189,10 @@ class _Crowd:
         self._users = self._users.astype(float)
 
     def _group_by_number(self, reports: BinaryReports, most: int) -> None:
-        """A group for every number of others that report, or for a block of them if there are many."""
+        """Set blocks, groups and weights: a group for every number of others that report, or for a few numbers each.
+
+        `most` is about how many blocks there may be in all.
+        """
         law = binomial_counts(reports.others, reports.inclusion, tail=1e-40)
         if np.any(np.diff(law.counts) != 1):  # blocks that stand at their lowest count: of reports, more is worse
             raise NotApplicable(f"{reports.others} others are too many to tell apart how many of them report")
@@ -202,13 +214,17 @@ class _Crowd:
     @staticmethod
     @functools.lru_cache(maxsize=4)
     def of(reports: BinaryReports) -> _Crowd:
-        """One of each kind is kept, with the laws it has computed."""
+        """The crowd of these reports: the last few are kept, with the laws that they have computed."""
         return _Crowd(reports)
 
     def delta(self, eps: float) -> float:
-        """The largest of all blocks, averaged over how many others report."""
+        """delta at eps, rounded up: the largest of all blocks of a group, averaged over the groups.
+
+        `hit` and `miss` are what delta gains or loses where the victim's message shows 1 or 0.
+        """
         alpha = math.exp(eps)
-        hit, miss = self._likelier(eps), (math.expm1(eps) + (1 + alpha) * self._tilt) / 2
+        hit = self._gain_of_one(eps)
+        miss = (math.expm1(eps) + (1 + alpha) * self._tilt) / 2
         if not hit > 1e-12 * miss:
             raise NotApplicable(f"eps={eps:.6g} is too close to the largest loss")
         saddle = math.log(miss / hit)  # where the best threshold is the mean: P(X = j - 1) / P(X = j) = miss / hit
@@ -229,7 +245,7 @@ class _Crowd:
     def _law(self, tilt: float) -> _Law:
         """The laws of all blocks near their tilted means.
 
-        Of a tilted law, e^(tilt j) P(X = j)/M, a point is right to `error`.
+        By an FFT of the tilted laws, e^(tilt j) P(X = j)/M with M = E[e^(tilt X)], each point right to `error`.
         """
         grow = math.expm1(tilt)
         moments = np.array([1 + prob * grow for prob in (self._p, self._q, 0.5)])  # E[e^(tilt bit)]
@@ -251,11 +267,11 @@ class _Crowd:
 
     @property
     def _holds_all_counts(self) -> bool:
-        """Whether a window holds all counts."""
+        """Whether a window holds all counts that are possible, so that nothing wraps around."""
         return self._points > self._messages
 
     def _wrapped_mass(self, points: int) -> float:
-        """What may be wrapped around into the window: Bernstein's bound on what lies further away than half of it."""
+        """An upper bound on the mass that wraps around into the window: Bernstein's, for half a window and further."""
         away = points / 2 - 2
         return 0.0 if self._holds_all_counts else 2 * math.exp(-(away**2) / (2 * (self._messages / 4 + away / 3)))
 
@@ -268,10 +284,21 @@ class _Crowd:
         mean: np.ndarray,
         log_moment: np.ndarray,
     ) -> _Law:
-        """The tilt taken back near the tilted means, where the error is small beside the law."""
+        """The laws with their tilt taken back, near the tilted means and where the error is small beside the law.
+
+        Arguments:
+            law: the tilted laws, a row for each block, on the counts from `first` on.
+            error: how far each point of a row may be off: one column.
+            tilt: per count.
+            first: the first count of each row.
+            mean: the tilted mean of each row, as a column of the window.
+            log_moment: log M of each row.
+        """
         n = law.shape[1]
-        reach = math.ceil(_NEAR * self._std)
-        begin, end = (0, n) if self._holds_all_counts else (max(0, n // 2 - reach), min(n, n // 2 + reach + 2))
+        half_width = math.ceil(_NEAR * self._std)
+        begin, end = (
+            (0, n) if self._holds_all_counts else (max(0, n // 2 - half_width), min(n, n // 2 + half_width + 2))
+        )
         centre = mean[:, None] if tilt * n > _LARGEST_EXPONENT else np.full((1, 1), n // 2)
         along = -tilt * (np.arange(begin, n, dtype=float) - centre)
         factor = np.exp(np.minimum(along, _LARGEST_EXPONENT))
@@ -296,6 +323,6 @@ class _Crowd:
 
 
 def _split(lowest: int, highest: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
-    """How between `lowest` and `highest` others may hold 1 and 0: the fewest ones and zeros of each block."""
+    """What between `lowest` and `highest` others may hold, in blocks: (fewest ones, fewest zeros) of every block."""
     edges = np.unique(np.round(np.linspace(0, lowest + 1, blocks + 1)).astype(np.int64))
     return edges[:-1], lowest - (edges[1:] - 1)

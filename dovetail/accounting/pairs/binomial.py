@@ -1,18 +1,19 @@
-"""One biased coin among fair coins: the dominating pair of every shuffled coordinate.
+"""One biased coin among fair coins: the dominating pairs of shuffled coordinates.
 
-The adversary sees how many of N coins show heads. One of them, the victim's, has bias (1 + tilt)/2 under P and
-(1 - tilt)/2 under Q; the others are fair. N = 1 + others - Bin(exposed, prob_exposed) is seen too: an exposed message
-says nothing and is set aside. With s = (heads - tails)/N and w the law of s when all N coins are fair,
+This file has two pairs: `BinomialPair`, where all users hide the victim alike, and further down `PoissonBinomialPair`,
+where each hides it with a probability of its own (personal budgets).
+
+**`BinomialPair`.** The adversary sees how many of N coins show heads. One of them, the victim's, has bias (1 + tilt)/2
+under P and (1 - tilt)/2 under Q; the others are fair. N = 1 + others - Bin(exposed, prob_exposed) is seen too: an
+exposed message says nothing and is set aside. With s = (heads - tails)/N and w the law of s when all N coins are fair,
 ``P = (1 + tilt s) w`` and ``Q = (1 - tilt s) w``, so everything is an expectation under one symmetric law on [-1, 1],
 of a convex function of s. A mean-preserving spread of w gives a pair that dominates (docs/proofs/coins.md): all
 truncation, blocking and rounding to grids here is such a spread. Nothing is dropped, and no delta is spent on it.
 
-One biased coin among fair ones, whose number is a sum of unequal coins: the pair of personalised clones.
-
-The victim's coin shows heads with probability ``E/(E+1)``, E = e^eps_local, and hides among C fair coins,
-C ~ PoissonBinomial(probs). Where the outcomes are cut into regions of fixed probability, C has a law of its own in each
-(`Hiding`). More clones never hurt, so every approximation takes fewer: upper tails of C move down, lower tails are
-charged in full.
+**`PoissonBinomialPair`**, the pair of personalised clones. The victim's coin shows heads with probability ``E/(E+1)``,
+E = e^eps_local, and hides among C fair coins, C ~ PoissonBinomial(probs). Where the outcomes are cut into regions of
+fixed probability, C has a law of its own in each (`Hiding`). More clones never hurt, so every approximation takes
+fewer: upper tails of C move down, lower tails are charged in full.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _UNDERFLOW = 1e-300  # put at |s| = 1 for every probability that may have underf
 _WIDE = 12.0  # standard deviations that are resolved finely
 _POINTS = 400_000  # outcomes that are resolved finely
 _NEAR = 30_000  # outcomes of one crowd that are resolved one by one
-_CHUNK = 2_000_000
+_CHUNK = 2_000_000  # outcomes that are held at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,25 +81,26 @@ class BinomialPair:
 
     @property
     def eps_pure(self) -> float:
-        """The largest privacy loss of one fold, rounded up."""
+        """The largest privacy loss of one fold, rounded up; infinite where the tilt is 1."""
         return math.inf if self._outward == 1 else 2 * math.atanh(self._outward) * (1 + 4 * ULP)
 
     @property
     def _outward(self) -> float:
+        """The tilt, rounded up by more than any rounding error in tilt s."""
         return min(1.0, self.tilt * _TILT_OUTWARD)
 
     @property
     def typical(self) -> float:
-        """About the mean number of fair coins that the victim's hides among, its own included."""
+        """About the mean of N, the number of coins that the victim's hides among, its own included."""
         return 1 + max(0.0, self.others - self.exposed * self.prob_exposed)
 
     @property
     def std_loss(self) -> float:
-        """The standard deviation of the privacy loss of one fold, about: the scale of grids, never of a bound."""
+        """About the standard deviation of the privacy loss of one fold: to choose grids by, never for a bound."""
         return 2 * self.tilt / math.sqrt(self.typical)
 
     def once(self) -> BinomialPair:
-        """The pair of one coordinate alone."""
+        """The pair of one of the copies: one coordinate alone."""
         return dataclasses.replace(self, folds=1)
 
     def renyi(self, orders: np.ndarray) -> np.ndarray:
@@ -109,7 +111,7 @@ class BinomialPair:
         return self.folds * np.fmin(symmetric.renyi(orders, self._outward * points, mass), self.eps_pure)
 
     def loss(self, *, interval: float = 1e-4) -> LossDistribution:
-        """The privacy loss of all folds on multiples of `interval`, from above ("connect the dots")."""
+        """The privacy loss of all folds, rounded up to multiples of `interval` ("connect the dots")."""
 
         def on(tanh: np.ndarray) -> np.ndarray:
             return _law_on(self, tanh / self._outward)
@@ -118,11 +120,14 @@ class BinomialPair:
 
 
 def _numbers_of_coins(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of coins N and their probabilities; a block of crowds is replaced by its smallest, which dominates it."""
+    """The law of N, the number of coins: its values and their probabilities, rounded up.
+
+    Neighbouring values are taken in blocks, each replaced by its smallest, which dominates it.
+    """
     trials, prob = pair.exposed, pair.prob_exposed
-    reach = _WIDE * (math.sqrt(trials * prob * (1 - prob)) + 1)
-    low = max(0, math.floor(trials * prob - reach))
-    high = min(trials, math.ceil(trials * prob + reach))
+    half_width = _WIDE * (math.sqrt(trials * prob * (1 - prob)) + 1)
+    low = max(0, math.floor(trials * prob - half_width))
+    high = min(trials, math.ceil(trials * prob + half_width))
     stride = math.ceil((high + 1 - low) / max(32, _POINTS / (_WIDE / 2 * math.sqrt(pair.typical) + 64)))
     starts = np.arange(low, high + 1, stride)
     gone = [np.minimum(starts + stride - 1, high)]
@@ -140,9 +145,14 @@ def _numbers_of_coins(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _toss_coins(sizes: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """|s| and its mass when N fair coins are tossed: every outcome near the middle, rings rounded up beyond.
+    """The law of |s| when N fair coins are tossed, N having this law: points and masses, in any order.
 
-    In large crowds outcomes near the middle are taken in blocks, which are rounded up as well.
+    Every outcome near the middle is a point; beyond, rings of outcomes are rounded up to their largest |s|. In large
+    crowds outcomes near the middle are taken in blocks, which are rounded up as well.
+
+    Arguments:
+        sizes: values of N.
+        probs: the probability of each.
     """
     largest = int(sizes.max())
     near = min(largest // 2, math.ceil(_WIDE / 2 * math.sqrt(largest)))
@@ -166,6 +176,7 @@ def _toss_coins(sizes: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _law_in_chunks(pair: BinomialPair) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The law of |s| piece by piece: points and masses, the last piece for all that may have underflowed."""
     sizes, probs = _numbers_of_coins(pair)
     rows = max(1, _CHUNK // (min(8 * math.isqrt(int(sizes.max())), 2 * _NEAR) + 256))
     for i in range(0, len(sizes), rows):
@@ -183,6 +194,7 @@ def _law_on(pair: BinomialPair, grid: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _compact(others: int, exposed: int, prob_exposed: float) -> tuple[np.ndarray, np.ndarray]:
+    """`_compact_law`, kept; w does not depend on the tilt. Its arrays cannot be written to."""
     pair = BinomialPair(others=others, exposed=exposed, prob_exposed=prob_exposed, tilt=0.5)
     if others <= 64:
         points, mass = zip(*_law_in_chunks(pair), strict=True)
@@ -199,26 +211,26 @@ def _compact(others: int, exposed: int, prob_exposed: float) -> tuple[np.ndarray
 
 
 def _compact_law(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
-    """Points |s| and masses of a law that dominates the pair's, few enough for many orders; cached."""
+    """Points |s| and masses of a law that dominates the pair's, few enough to be asked at many orders."""
     return _compact(pair.others, pair.exposed, pair.prob_exposed)
 
 
 _TINY = 1e-290  # masses below this are charged, not carried
 MANY_COINS = 20_000  # coins, of which more are taken in classes
-_CLASSES = 128
+_CLASSES = 128  # of coins of similar probabilities
 _MOST_TRIALS = 2**19  # of a binomial count in one piece
 SOME_COINS = 1000  # coins from which on the law of a count may be bounded and not computed
 _NARROW = 0.03  # deviation over mean of such a count, at the most
-_BERRY_ESSEEN = 0.5600001
-_PARTS = 4
-_DEVIATIONS = (17.0, 6.0)
-_SLOPES = 48
+_BERRY_ESSEEN = 0.5600001  # Shevtsova's constant, rounded up
+_PARTS = 4  # counts to one standard deviation in `by_limit`
+_DEVIATIONS = (17.0, 6.0)  # how far its counts go below and above the mean
+_SLOPES = 48  # of Chernoff's bound that are tried
 _SHALLOW = 1e-60  # masses below this are charged where there are many coins
 _DEPTH = 300.0  # nats of tail mass that are resolved
 
 
 class Coins(NamedTuple):
-    """Probabilities, rising, and how many users have each."""
+    """Coins, one for each user: the probabilities of heads, rising, and how many users have each."""
 
     probs: np.ndarray
     counts: np.ndarray
@@ -243,7 +255,7 @@ Hiding = tuple[tuple[float, Coins], ...]  # (probability of a region of outcomes
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PoissonBinomialPair:
-    """A coin of bias eps_local that hides among clones; delta is the same in both directions."""
+    """A victim's coin of this eps_local that hides among clones, on one coordinate; both directions are equal."""
 
     hiding: Hiding
     eps_local: float
@@ -254,7 +266,7 @@ class PoissonBinomialPair:
 
     @functools.cached_property
     def laws(self) -> list[tuple[float, CloneCounts]]:
-        """The number of clones in each region."""
+        """For each region its probability, and the law of the number of clones in it, rounded down."""
         return [(mass, coarser(clone_counts(coins, bounded=self.bounded))) for mass, coins in self.hiding]
 
     def delta(self, eps: float) -> float:
@@ -265,13 +277,14 @@ class PoissonBinomialPair:
 
 
 def clone_counts(coins: Coins | np.ndarray, *, bounded: bool = False) -> CloneCounts:
-    """The law of the number of heads, by direct convolution of positive numbers: no transform, no cancellation.
+    """A lower bound on the law of the number of heads, exact up to rounding where there are few coins.
 
-    Where coins are many, or if it may be, it is `bounded` instead, which costs some of the tails' precision.
+    By direct convolution of positive numbers: no transform, no cancellation. Many coins are taken in classes, or their
+    law is bounded by limit theorems, which costs some of the tails' precision.
 
     Arguments:
-        coins: the users' probabilities to be a clone.
-        bounded: whether bounds may take the place of the law, which is faster.
+        coins: the users' probabilities to be a clone; an array has one for each user.
+        bounded: whether bounds may take the place of the law also where coins are few, which is faster.
 
     Guarantees:
         With the mass below put at no clones, the law is stochastically at most the exact one.
@@ -298,7 +311,13 @@ def clone_counts(coins: Coins | np.ndarray, *, bounded: bool = False) -> CloneCo
 
 
 def _convolve(parts: list[tuple[np.ndarray, int, float]], least: float, trials: int) -> CloneCounts:
-    """The law of the sum of independent counts, two by two."""
+    """The law of the sum of independent counts, convolved two by two.
+
+    Arguments:
+        parts: of each count the probabilities, the count of the first one, and the mass below it.
+        least: masses below this at the ends are not carried on (`_trim`).
+        trials: how many coins there are in all, for the rounding error.
+    """
     while len(parts) > 1:
         odd = parts[len(parts) - len(parts) % 2 :]
         pairs = zip(parts[::2], parts[1::2], strict=False)
@@ -309,7 +328,7 @@ def _convolve(parts: list[tuple[np.ndarray, int, float]], least: float, trials: 
 
 
 def _count_by_classes(coins: Coins) -> CloneCounts:
-    """Users of similar probabilities as a binomial count of the least of them."""
+    """`clone_counts` of many coins: users of similar probabilities as a binomial count at the least of theirs."""
     summed = np.cumsum(np.sqrt(coins.probs) * coins.counts)
     cuts = np.unique(np.searchsorted(summed, summed[-1] * np.arange(1, _CLASSES) / _CLASSES))
     parts = []
@@ -325,7 +344,7 @@ def _count_by_classes(coins: Coins) -> CloneCounts:
 
 
 def by_limit(coins: Coins) -> CloneCounts:
-    """The law of many heads by bounds on its lower tails, on counts that are a fourth of the deviation apart.
+    """`clone_counts` by bounds on the lower tails, on counts that are a fourth of the standard deviation apart.
 
     P(C <= k) is at most Phi((k - mean) / std) + .56 / std (Berry and Esseen's theorem with Shevtsova's constant, as
     E|X - p|^3 <= p (1 - p) for a coin X), and at most E e^(slope (k - C)) for every slope > 0 (Chernoff). A law with
@@ -358,13 +377,23 @@ def by_limit(coins: Coins) -> CloneCounts:
 
 
 def _portions(trials: int) -> list[int]:
-    """So many trials in portions whose counts are few enough to be told apart one by one."""
+    """So many trials cut into portions of at most `_MOST_TRIALS`."""
     whole, rest = divmod(trials, _MOST_TRIALS)
     return [_MOST_TRIALS] * whole + [rest] * (rest > 0)
 
 
 def _trim(masses: np.ndarray, first: int, lost: float, least: float) -> tuple[np.ndarray, int, float]:
-    """Drop negligible ends: below, the mass is charged; above, it moves down to the last count kept."""
+    """The law without ends whose masses are at most `least` each.
+
+    Arguments:
+        masses: of the counts from `first` on.
+        first: the first count.
+        lost: the mass below it so far.
+        least: what is negligible.
+
+    Returns: the same three for the counts that are kept. Mass below them is added to `lost`; mass above them moves
+        down to the last count kept.
+    """
     keep = np.flatnonzero(masses > least)
     i, j = int(keep[0]), int(keep[-1]) + 1
     kept = masses[i:j].copy()
@@ -379,7 +408,12 @@ def _drop_light_ends(law: CloneCounts, least: float) -> CloneCounts:
 
 
 def coarser(law: CloneCounts, *, parts: int = 8) -> CloneCounts:
-    """Counts rounded down, to so many parts of their deviation in the bulk and a whole one beyond; never up."""
+    """The law on fewer counts, each rounded down: to a part of the standard deviation, in the tails to a whole one.
+
+    Arguments:
+        law: with consecutive counts; any other was made coarse already, and is returned as it is.
+        parts: counts to one standard deviation in the bulk.
+    """
     if np.any(np.diff(law.counts) != 1):
         return law  # as `by_limit` made it
     law = _drop_light_ends(law, math.exp(-_DEPTH))
