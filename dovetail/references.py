@@ -25,14 +25,14 @@ __all__ = ["ENTRIES", "Entry", "bibtex", "entry", "of", "parse", "sources"]
 class Entry:
     """One work: who, what, where, when, and the BibTeX that says so."""
 
-    key: str
-    kind: str
+    key: str  # as in references.bib: "BW18"
+    kind: str  # BibTeX's: "article"
     authors: tuple[str, ...]
     title: str
     year: int
-    venue: str = ""
-    arxiv: str | None = None
-    source: str = dataclasses.field(repr=False)
+    venue: str = ""  # journal or proceedings
+    arxiv: str | None = None  # the number of the preprint
+    source: str = dataclasses.field(repr=False)  # the entry as it stands in the file
 
     def bibtex(self) -> str:
         """The entry as BibTeX, to be put into a bibliography as it is."""
@@ -67,6 +67,7 @@ def parse(text: str) -> dict[str, Entry]:
 
 
 def _parse_entry(source: str) -> Entry:
+    """One entry; ValueError for a field that is not a line of its own, is missing, or is not known."""
     fields: dict[str, str] = {}
     entry = _ENTRY.fullmatch(source)
     for line in entry["fields"].split(",\n") if entry else ():
@@ -89,7 +90,7 @@ def _parse_entry(source: str) -> Entry:
 
 
 def _has_balanced_braces(value: str) -> bool:
-    """Whether every brace that opens is closed, and none before."""
+    """Whether every brace that opens is closed, and none is closed before it opens; not for empty text."""
     depths = list(itertools.accumulate({"{": 1, "}": -1}.get(letter, 0) for letter in value))
     return min(depths) >= 0 and depths[-1] == 0
 
@@ -130,7 +131,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
 
 
 def entry(key: str) -> Entry:
-    """The entry of this key; unknown keys get the nearest known one as a hint."""
+    """The entry of this key, or of the other name of a paper; ValueError, with the nearest key, for unknown ones."""
     key = _OTHER_NAMES.get(key, key)
     _validate.known_name("reference", key, ENTRIES)
     return ENTRIES[key]
@@ -144,6 +145,7 @@ def sources(theorem_key: str) -> tuple[Entry, ...]:
 
 
 def _keys_cited_by(part: str) -> tuple[str, ...]:
+    """Keys of the entries that one part of a theorem's key cites: by its whole name, or by what is before its dot."""
     prefix = part.split(".")[0]
     return _SOURCES.get(part) or _SOURCES.get(prefix, (prefix,))
 
@@ -166,6 +168,7 @@ def of(statements: Iterable[Statement | None], papers: Iterable[str] = ()) -> li
 
 
 def _theorems(statement: Statement) -> Iterator[str]:
+    """The keys of all theorems of a statement and its premises."""
     for theorem in statement.proof.theorems:
         yield theorem.key
     for premise in statement.premises:

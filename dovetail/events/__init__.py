@@ -57,7 +57,7 @@ Mechanism = Any  # a bundled event, or any frozen dataclass with a registered re
 class Round:
     """One release: what was run and who took part."""
 
-    mechanism: Mechanism
+    mechanism: Mechanism  # an event: what is released of the data of those who take part
     participation: Participation
 
 
@@ -66,4 +66,4 @@ class View:
     """One round as one adversary sees it."""
 
     round: Round
-    scope: Scope
+    scope: Scope  # who that adversary is, who is trusted, and what is assumed

@@ -13,7 +13,7 @@ __all__ = ["DataIndependent", "Gaussian", "Laplace", "NonPrivate", "ReplacedUser
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gaussian:
-    """A vector query answered with N(0, std^2 I).
+    """A vector query whose answer has N(0, std^2 I) added; std = 0 is no noise, and promises nothing.
 
     `sensitivity` is the L2 sensitivity under `neighbors`: a sum of vectors clipped to C has C under ADD_REMOVE and 2C
     under REPLACE_ONE. On samples of the users it must be of that kind: who is absent adds 0, who is there a vector of
@@ -30,7 +30,7 @@ class Gaussian:
 
     @property
     def mu(self) -> float:
-        """Sensitivity over standard deviation: the one number that a Gaussian's privacy depends on."""
+        """Sensitivity over standard deviation, the one number that its privacy depends on; infinite without noise."""
         return self.sensitivity / self.std if self.std else float("inf")
 
 
@@ -38,8 +38,8 @@ class Gaussian:
 class Laplace:
     """`count` scalar queries on the same unit, each answered with Laplace noise of this scale."""
 
-    scale: float
-    sensitivity: float
+    scale: float  # of the noise: its mean absolute value
+    sensitivity: float  # of each query, under `neighbors`
     count: int
     neighbors: Neighbors
 
@@ -102,22 +102,22 @@ class SampledSubject:
 
     @property
     def most_users(self) -> int:
-        """Users at which the subject can have an item."""
+        """The most users at which the subject can have an item."""
         return min(self.users_spanned, self.items)
 
     @property
     def most_at_user(self) -> int:
-        """Items that the subject can have at one user."""
+        """The most items that the subject can have at one user."""
         return self.items if self.items_per_user is None else min(self.items_per_user, self.items)
 
     @property
     def most_items(self) -> int:
-        """Items that the subject can have in all, by all its caps."""
+        """The most items that the subject can have in all, by all its caps."""
         return min(self.items, self.most_users * self.most_at_user)
 
     @property
     def neighbors(self) -> Neighbors:
-        """Subjects are added or removed."""
+        """Always ADD_REMOVE: a whole subject is there or not."""
         return Neighbors.ADD_REMOVE
 
 
@@ -140,5 +140,5 @@ class ReplacedUsers:
 
     @property
     def neighbors(self) -> Neighbors:
-        """Users are replaced."""
+        """Always REPLACE_ONE: each of the users may be any other."""
         return Neighbors.REPLACE_ONE

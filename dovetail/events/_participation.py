@@ -15,7 +15,7 @@ __all__ = ["Disjoint", "Everyone", "FixedSize", "Participation", "Poisson"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Everyone:
-    """Every user takes part, or nothing is claimed from not taking part."""
+    """Every user takes part in the round, or nothing is gained from those who do not."""
 
     secret: ClassVar[bool] = False
     prob_drawn: ClassVar[float] = 1.0
@@ -23,7 +23,10 @@ class Everyone:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Disjoint:
-    """The rounds of one epoch use disjoint batches, fixed without looking at the data."""
+    """One batch of an epoch, whose batches are disjoint and were fixed without looking at the data.
+
+    Rounds with the same `epoch` are of the same epoch: a user is in one of them at most.
+    """
 
     secret: ClassVar[bool] = False
     prob_drawn: ClassVar[float] = 1.0
@@ -47,7 +50,7 @@ class FixedSize:
 
     @property
     def prob_drawn(self) -> float:
-        """The size of the sample over the population."""
+        """The probability that a user is in the sample: its size over the population."""
         return self.size / self.population
 
 

@@ -54,13 +54,13 @@ def register(kind: type) -> type:
 
 
 def to_plain(event: Any) -> dict[str, Any]:
-    """A mechanism or a way to take part: its class's name as `event`, and its fields."""
+    """A mechanism, or a way to take part, as plain data: its class's name under `event`, and its fields."""
     fields = {field.name: _plain_value(getattr(event, field.name)) for field in dataclasses.fields(event)}
     return {"event": type(event).__name__, **fields}
 
 
 def from_plain(data: dict[str, Any]) -> Any:
-    """What `to_plain` wrote; refuses what is no event, and values that an event refuses."""
+    """The event that `to_plain` wrote; ValueError for what is no event, and for values that an event refuses."""
     fields = {name: _read(value) for name, value in data.items() if name != "event"}
     name = str(data.get("event"))
     _validate.known_name("event", name, _EVENTS)
@@ -71,7 +71,7 @@ def from_plain(data: dict[str, Any]) -> Any:
 
 
 def _plain_value(value: Any) -> Any:
-    """A field as plain data; events in it keep their names."""
+    """A field of an event as plain data; events in it become dicts with their names."""
     if _EVENTS.get(type(value).__name__) is type(value):
         return to_plain(value)
     if isinstance(value, tuple) and value and not isinstance(value[0], int | float):
@@ -80,6 +80,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _read(value: Any) -> Any:
+    """A field from plain data: dicts with the name of an event become events, all else stays as it is."""
     if isinstance(value, dict) and "event" in value:
         return from_plain(value)
     return [_read(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,8 @@
-"""Reports that hide in a crowd."""
+"""Reports that hide in a crowd: what a client sends (`Report`), and the ways in which reports are mixed.
+
+`Shuffled` is one report per user and coordinate; `PaddedBernoulli` and `PaddedTopk` are FLAME's protocols with dummies;
+`Personalized` has a budget for every user. All are stated for users that are replaced.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,11 @@ __all__ = ["AmongUsers", "Crowd", "PaddedBernoulli", "PaddedTopk", "Personalized
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """One local randomizer in privacy terms: `generic` stands for any eps_local-LDP randomizer.
+    """One local randomizer in privacy terms: eps_local, and what kind it is.
 
-    `cap` reports are uniform on a set of outcomes, a cap of the sphere, or on the rest of them; the set depends on the
-    input, its share of all outcomes, `cap_mass`, does not (PrivUnit).
+    `generic` is any eps_local-LDP randomizer, `laplace` Laplace noise on inputs in [0, 1], `rr` randomized response
+    among `levels` levels. `cap` reports are uniform on a set of outcomes, a cap of the sphere, or on the rest of them;
+    the set depends on the input, its share of all outcomes, `cap_mass`, does not (PrivUnit).
     """
 
     kind: Literal["generic", "laplace", "rr", "cap"]
@@ -40,12 +45,12 @@ class Report:
 
     @property
     def mass(self) -> float:
-        """The share of all outcomes that an input makes likely: one level, or the cap."""
+        """Which part of all outcomes an input makes likely: one level of several, or the cap."""
         return 1 / self.levels if self.cap_mass is None else self.cap_mass
 
     @property
     def gamma(self) -> float:
-        """Blanket probability: the share of reports that say nothing about their sender."""
+        """Blanket probability: with it a report is a draw that does not depend on its sender's input."""
         match self.kind:
             case "laplace":
                 return math.exp(-self.eps_local / 2)
@@ -55,11 +60,11 @@ class Report:
 
 
 class _ByReplacement:
-    """Stated for users that are replaced: one more would show in the number of messages."""
+    """Stated for users that are replaced: a user more would show in the number of messages."""
 
     @property
     def neighbors(self) -> Neighbors:
-        """Shuffled mechanisms are stated for replacement."""
+        """Always REPLACE_ONE."""
         return Neighbors.REPLACE_ONE
 
 
@@ -67,8 +72,8 @@ class _ByReplacement:
 class AmongUsers(_ByReplacement):
     """A crowd to hide in, some of which may be fake or collude with the adversary."""
 
-    num_users: int
-    colluders: int = 0
+    num_users: int  # all users of the round, the victim and the colluders included
+    colluders: int = 0  # of these, the ones that are fake or collude
 
     def __post_init__(self) -> None:
         _validate.integer(num_users=self.num_users, colluders=self.colluders)
@@ -85,7 +90,7 @@ class AmongUsers(_ByReplacement):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Crowd(AmongUsers):
-    """Reports on so many coordinates, each shuffled on its own."""
+    """Reports on `coordinates` coordinates, each shuffled on its own."""
 
     coordinates: int = 1
 
@@ -104,7 +109,11 @@ class Shuffled(_Crowd):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Padded(_Crowd):
-    """Reports of a coordinate are padded with blanket draws up to `pad_to`; a surplus is dropped uniformly."""
+    """Each coordinate's reports are padded with dummies up to `pad_to`; a surplus is dropped uniformly.
+
+    Dummies are drawn from the blanket, the part of a report's law that is the same for every input. `num_users` is the
+    most that a round admits.
+    """
 
     report: Report
     pad_to: int
@@ -132,7 +141,7 @@ class PaddedBernoulli(_Padded):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaddedTopk(_Padded):
-    """SS-Topk: a user reports its `top` largest coordinates and blanket draws on `decoys` others."""
+    """SS-Topk: a user reports its `top` largest coordinates, and sends dummies on `decoys` others."""
 
     top: int
     decoys: int

@@ -1,4 +1,8 @@
-"""Sums of clients' vectors that nobody sees the terms of: whole numbers with Skellam noise."""
+"""Sums of clients' vectors of which nobody sees the terms: whole numbers with Skellam noise.
+
+`SkellamNoise` is what both have in common; `SkellamSum` is added up from shares by aggregators, `SplitAndMix` from
+shares that shufflers mix.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,13 @@ __all__ = ["SkellamNoise", "SkellamSum", "SplitAndMix"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SkellamNoise:
-    """A sum of scaled and rounded vectors with Skellam noise, modulo a power of two.
+    """A sum of scaled and rounded vectors with Skellam noise, modulo `modulus`.
 
-    Vectors are clipped to `clip_norm`, scaled and rounded to whole numbers; `rounding_tail` is that of `rounded_norm`.
-    `noise_variance` is that of the noise on a coordinate which the adversary does not know. In a round with `Poisson`
-    participation everyone uploads, and each decides secretly whether its data enter. Under ADD_REMOVE a user that is
-    removed uploads zero.
+    Vectors are clipped to the L2 norm `clip_norm`, multiplied by `scale` and rounded to whole numbers, where a plain
+    rounding exceeds the norm that is enforced with probability at most `rounding_tail`. `noise_variance` is the
+    variance, in squares of whole numbers, of the noise on a coordinate which the adversary does not know. In a round
+    with `Poisson` participation everyone uploads, and each decides secretly whether its data enter. Under ADD_REMOVE a
+    user that is removed uploads zero.
     """
 
     coordinates: int
@@ -38,7 +43,7 @@ class SkellamNoise:
 
     @property
     def norms_apart(self) -> int:
-        """How many largest norms neighbours are apart: one vector against another, or against zero."""
+        """How many times the largest norm neighbours may be apart: 2 for one vector against another, 1 against zero."""
         return 2 if self.neighbors is Neighbors.REPLACE_ONE else 1
 
 
@@ -65,7 +70,7 @@ class SkellamSum(SkellamNoise):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SplitAndMix(SkellamNoise, AmongUsers):
-    """One sum of vectors by split-and-mix, in privacy terms.
+    """The noisy sum from additive shares that shufflers mix slot by slot, without seeing whose they are.
 
     `num_users` is the enforced minimum of uploads, of which `colluders` are the adversary's. `noise_variance` is that
     of the honest clients. `colluding_slots` of the `shares` slots are handled by shufflers that collude with the
@@ -84,5 +89,5 @@ class SplitAndMix(SkellamNoise, AmongUsers):
 
     @property
     def slots(self) -> int:
-        """Share slots whose permutation the analyzer does not know."""
+        """The number of share slots whose permutation the analyzer does not know."""
         return max(0, self.shares - self.colluding_slots)

@@ -16,7 +16,7 @@ __all__ = ["BestTrial", "Repeated"]
 class Repeated:
     """A mechanism that one user is exposed to `times` times within a trial."""
 
-    mechanism: Any
+    mechanism: Any  # an event
     sampling: Any  # Everyone, FixedSize or Poisson
     times: int
 
@@ -53,10 +53,10 @@ class BestTrial:
 
     @property
     def releases(self) -> tuple[Repeated, ...]:
-        """The releases of all settings."""
+        """The releases of all settings, one after the other."""
         return tuple(repeated for setting in self.settings for repeated in setting)
 
     @property
     def neighbors(self) -> Neighbors:
-        """The relation that the trials are stated under, which is one."""
+        """The relation that all trials are stated under: that of the first release."""
         return self.settings[0][0].mechanism.neighbors

@@ -23,30 +23,29 @@ from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statemen
 __all__ = ["Guarantee", "Quote", "Record", "ScopedRounds", "Spread", "verdict"]
 
 
-_TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
+_LARGEST_EPS_LOCAL = 50.0  # a report with a larger one lies less often than a computer errs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """A protocol, the cohorts of its rounds, and what is asked about them.
 
-    `unit` is the one that the protocol protects itself unless given; `eps` is given where delta is sought at it.
     `assumptions` are what the way it is run adds to the protocol's own: simulated, or deployed as messages. `declared`
     are those among them that only the author of code from outside the package knows: on them statements stand *as
     declared*.
     """
 
     protocol: Protocol
-    cohorts: tuple[Cohort, ...]
-    dim: int
+    cohorts: tuple[Cohort, ...]  # one for each round, in their order
+    dim: int  # of an update
     relation: Neighbors
     delta: float
-    eps: float | None = None
-    unit: Unit | None = None
+    eps: float | None = None  # where delta is sought at an eps
+    unit: Unit | None = None  # the one that the protocol protects itself, unless given
     spread: Spread = dataclasses.field(default_factory=Spread)
     assumptions: tuple[str, ...] = ()
     declared: tuple[str, ...] = ()
-    reproducible: bool = False
+    reproducible: bool = False  # whether the noise is derived from a seed
 
     @functools.cached_property
     def settled_protocol(self) -> Protocol:
@@ -55,24 +54,27 @@ class Guarantee:
 
     @functools.cached_property
     def scope(self) -> Scope:
-        """What is stated besides numbers and proof."""
+        """What is stated besides numbers and proof, under `relation`."""
         return self._scope(self.relation)
 
     @property
     def target_unit(self) -> Unit:
-        """Whom the target and the statement are about."""
+        """The unit that the target and the statement are about."""
         return self.unit or self.scope.unit
 
     def rounds(self, cohorts: Sequence[Cohort] | None = None) -> tuple[Round, ...]:
-        """The rounds of these cohorts, or of all, as they are stated."""
+        """The rounds of these cohorts, or of all, under `relation`, one for each cohort."""
         return self._rounds(self.relation, self.cohorts if cohorts is None else cohorts)
 
     def check(self) -> None:
-        """Refuse rounds that the protocol has no view of, before any of them is run."""
+        """Raise the protocol's own refusal if it has no view of some round; nothing is run or accounted."""
         self.rounds()
 
     def view_rounds(self, cohorts: Sequence[Cohort] | None = None) -> tuple[ScopedRounds, ScopedRounds | None]:
-        """The rounds as they are stated; and under replacement of a user, where that is a view that there is."""
+        """The rounds of these cohorts, or of all: as they are stated, and under replacement of a user.
+
+        The second is None where the protocol has no such view.
+        """
         cohorts = self.cohorts if cohorts is None else cohorts
         own = ScopedRounds(rounds=self._rounds(self.relation, cohorts), scope=self.scope)
         try:
@@ -82,7 +84,7 @@ class Guarantee:
             return own, None
 
     def record(self, cohorts: Sequence[Cohort] | None = None) -> Record:
-        """What these rounds state, to every adversary and for every unit."""
+        """The `Record` of these cohorts' rounds, or of all: every statement about them follows from it."""
         cohorts = self.cohorts if cohorts is None else cohorts
         own, replaced = self.view_rounds(cohorts)
         shuffled = own.scope.trust is Trust.SHUFFLE and len(cohorts) > 0
@@ -111,7 +113,7 @@ class Guarantee:
         return Quote.of(self.protocol.name, self.record(cohorts), self.claim(cohorts))
 
     def with_assumption(self, assumption: str) -> Guarantee:
-        """The same training, whose statements rest on this too."""
+        """The same training, whose statements also make this assumption."""
         return dataclasses.replace(self, assumptions=(*self.assumptions, assumption))
 
     def with_declaration(self, declaration: str) -> Guarantee:
@@ -119,7 +121,7 @@ class Guarantee:
         return dataclasses.replace(self, declared=(*self.declared, declaration))
 
     def bound(self, cohorts: Sequence[Cohort] | None = None) -> Bound:
-        """The statement's number without the rest of it; `NotApplicable` where nothing is certified."""
+        """The (eps, delta) of the statement without the rest of it; `NotApplicable` where nothing is certified."""
         delta = self.delta if self.eps is None else None
         if self.target_unit is self.scope.unit:
             return accounting.bound(self.rounds(cohorts), delta=delta, eps=self.eps)  # needs no other view
@@ -161,7 +163,7 @@ class Guarantee:
             return spent
 
         ruler = functools.partial(gaussian.mu_of, delta=self.delta) if self.delta > 0 else float
-        lowest = {} if self.protocol.noise_field == "noise_multiplier" else {"lowest": 1 / _TRUTH}
+        lowest = {} if self.protocol.noise_field == "noise_multiplier" else {"lowest": 1 / _LARGEST_EPS_LOCAL}
         try:
             noise = accounting.smallest_noise(eps_at, eps=eps, tolerance=tolerance, ruler=ruler, **lowest)
         except ValueError as error:
@@ -170,6 +172,7 @@ class Guarantee:
         return calibrated if self.eps is None else dataclasses.replace(calibrated, eps=self.eps)
 
     def _with_noise(self, noise: float) -> Guarantee:
+        """The same training with this much noise, in the units of `Protocol.with_noise`."""
         return dataclasses.replace(self, protocol=self.protocol.with_noise(noise))
 
     def _scope(self, relation: Neighbors) -> Scope:
@@ -181,16 +184,20 @@ class Guarantee:
         return dataclasses.replace(scope, assumptions=assumptions, population=self.spread.count_of(scope.unit))
 
     def _rounds(self, relation: Neighbors, cohorts: Sequence[Cohort]) -> tuple[Round, ...]:
+        """The round of every cohort as it is stated under this relation."""
         settled = self.settled_protocol
         return _each(cohorts, lambda cohort: settled.view(cohort, self.dim, neighbors=relation).round)
 
     def _own_reports(self, cohort: Cohort) -> Round:
-        """One client's part of a round: who sees names sees who was sampled."""
+        """The release of one client's reports in a round, seen with its name on them.
+
+        Sampling gains nothing there: who sees names sees who was sampled. Disjoint batches stay what they are.
+        """
         batches = cohort.participation if isinstance(cohort.participation, Disjoint) else Everyone()
         return Round(mechanism=self.settled_protocol.own_reports(cohort, self.dim), participation=batches)
 
     def _slots(self, cohort: Cohort) -> DataIndependent | NonPrivate:
-        """What the shuffler sees, with what the protocol's paper says of it, where slots tell."""
+        """The release that the shuffler sees in a round, with the paper's claim about it among its reasons, if any."""
         settled = self.settled_protocol
         seen = settled.slots_seen(self.dim)
         claim = settled.claim_about_slots(cohort, self.dim) if isinstance(settled, protocols.Claimed) else None

@@ -24,10 +24,10 @@ _NO_COMMON_NOISE = "there is no sum in which the noise of all users adds up"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Terms:
-    """How many users, of what dimension, for how long; `settings` are the protocol's own keys."""
+    """What a quote is about: how many users, of what dimension, for how long, under which settings."""
 
-    num_users: int
-    dim: int
+    num_users: int  # that take part in a round
+    dim: int  # of an update
     delta: float
     rounds: int = 1
     colluders: int = 0
@@ -35,7 +35,7 @@ class Terms:
     uploads: int | None = None  # users that upload, where each decides in secret whether its data enter a round
     noise_scale: float = 1.0
     participation: Participation = dataclasses.field(default_factory=Everyone)
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the protocol's own, by their config keys
     neighbors: Neighbors | None = None  # what is stated under; the protocol's own relation unless given
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class Terms:
         _validate.in_open_interval(0, 1, delta=self.delta)
 
     def relation(self, protocol: protocols.Protocol) -> Neighbors:
-        """Which inputs are neighbours in what is stated of this protocol."""
+        """The neighbouring relation that statements about this protocol are made under."""
         return self.neighbors or protocol.relation
 
     def with_setting(self, key: str, value: Any) -> Terms:
@@ -75,7 +75,7 @@ def with_sampling(terms: Terms, kind: str, population: int) -> Terms:
 
 
 def guarantee(name: str, terms: Terms) -> Guarantee:
-    """The training of a protocol on these terms."""
+    """The `Guarantee` of a training with this protocol on these terms: equal rounds, one cohort."""
     protocol, cohort = _build(name, terms)
     return Guarantee(
         protocol=protocol,
@@ -88,18 +88,18 @@ def guarantee(name: str, terms: Terms) -> Guarantee:
 
 
 def _draws_nobody(cohort: protocols.Cohort) -> bool:
-    """Whether the way that users take part does not say how many there are."""
-    way = cohort.participation
-    return isinstance(way, Disjoint) or (isinstance(way, Poisson) and way.prob == 0)
+    """Whether the cohort's participation does not say how many users there are: batches, or a probability of 0."""
+    participation = cohort.participation
+    return isinstance(participation, Disjoint) or (isinstance(participation, Poisson) and participation.prob == 0)
 
 
 def quote(name: str, terms: Terms) -> Quote:
-    """All statements of a protocol on these terms."""
+    """All statements of a protocol on these terms: certified, claimed by its paper, local, against the shuffler."""
     return guarantee(name, terms).quote()
 
 
 def settle_protocol(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Cohort]:
-    """The protocol that the terms are about, with everything set that follows from its cohort."""
+    """The protocol with everything set that follows from cohort and dimension, and the cohort of one round."""
     protocol, cohort = _build(name, terms)
     return protocol.settle(cohort, terms.dim), cohort
 
@@ -143,6 +143,7 @@ def calibrate(
 
 
 def _build(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Cohort]:
+    """The protocol as it is configured, and the cohort of one round; refuses secret uploads where there are none."""
     protocol = protocols.build(name, terms.settings)
     if terms.uploads is not None and not protocol.secret_rounds:
         raise NotApplicable(f"users of {name!r} cannot decide in secret whether their data enter: {_NO_COMMON_NOISE}")

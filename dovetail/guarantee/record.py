@@ -37,22 +37,19 @@ _HONEST = "the shuffler follows the protocol (a separate statement covers what t
 class Record:
     """The rounds of a training, as each adversary sees them, and what is asked about them.
 
-    `own` are the rounds as they are stated, `replaced` the same under replacement of a user, where that is another
-    view that the protocol has. `reports` are each client's part of them with its name on it, `slots` what a shuffler
-    sees. `eps` is given where delta is what is sought at it. What is `declared` of code from outside the package is
-    assumed by every statement.
+    All views are of the same rounds, in the same order.
     """
 
-    own: ScopedRounds
-    replaced: ScopedRounds | None
-    reports: tuple[Round, ...]
-    slots: DataIndependent | NonPrivate | None
+    own: ScopedRounds  # as the protocol states them
+    replaced: ScopedRounds | None  # under replacement of a user; None if the protocol has no such view
+    reports: tuple[Round, ...]  # one client's part of each round, with its name on it
+    slots: DataIndependent | NonPrivate | None  # what a shuffler sees; None without one
     spread: Spread
-    unit: Unit
+    unit: Unit  # whom the statement is about
     delta: float
-    eps: float | None = None
+    eps: float | None = None  # where delta is sought at an eps
     verdict: Verdict = Verdict.CERTIFIED
-    declared: tuple[str, ...] = ()
+    declared: tuple[str, ...] = ()  # what every statement assumes of code from outside the package
 
     def followed_by(self, more: Record) -> Record:
         """The record of these rounds and then those of another one, which has all else in common."""
@@ -68,18 +65,18 @@ class Record:
         )
 
     def certified_statement(self) -> Statement:
-        """What is promised to the unit that is asked about."""
+        """The statement about the unit that is asked about, at the record's delta (or eps)."""
         if self.unit is not self.own.scope.unit:
             return self.statements_by_unit()[self.unit]
         return self._certify(self.own.rounds, self.own.scope, eps=self.eps).with_verdict(self.verdict)
 
     def statements_by_unit(self) -> Mapping[Unit, Statement]:
-        """What is promised to an item, a user and a subject."""
+        """A statement for every unit (item, user, subject), at the record's delta."""
         statements = units.table(self.own, self.replaced, self.spread, delta=self.delta)
         return {unit: statement.with_verdict(self.verdict) for unit, statement in statements.items()}
 
     def local_statement(self) -> Statement:
-        """What is left when all who receive anything collude."""
+        """The statement that holds if all who receive anything collude: what a client's own noise promises."""
         scope = self.own.scope
         if scope.trust is not Trust.LOCAL:
             who = _RECEIVERS.get(scope.trust, "curator")
@@ -89,7 +86,7 @@ class Record:
         return self._local(scope).with_verdict(self.verdict)
 
     def _certify(self, rounds: Sequence[Round], scope: Scope, *, eps: float | None = None) -> Statement:
-        """A number, or that there is none, and why."""
+        """The certified statement about these rounds, or that nothing is certified, and why."""
         try:
             if eps is not None:
                 return accounting.certify(rounds, scope, eps=eps)
@@ -98,6 +95,7 @@ class Record:
             return no_guarantee(scope, reason=f"not certified: {refusal}", delta=self.delta)
 
     def _local(self, scope: Scope) -> Statement:
+        """The statement about `reports` within this scope, or that nothing is promised, and why."""
         why = accounting.refusal(self.reports)
         if why is not None:
             return no_guarantee(scope, reason=why)
@@ -112,7 +110,7 @@ class Record:
         return scope.state(bound, Verdict.CERTIFIED)
 
     def shuffler_statement(self) -> Statement | None:
-        """What the shuffler learns in its own place, who sees names and slots but no values; None without one."""
+        """The statement against the shuffler, who sees names and slots but no values; None without a shuffler."""
         if self.slots is None:
             return None
         scope = dataclasses.replace(
@@ -134,7 +132,10 @@ class Record:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: every round that differs from others once, and how often which of them follow each other."""
+        """Plain data, as a run's ledger has it.
+
+        `rounds` lists every different round once; each view is a list of (index in `rounds`, how often in a row).
+        """
         numbers: dict[Round, int] = {}
 
         def run_lengths(rounds: Sequence[Round]) -> list[tuple[int, int]]:
@@ -163,7 +164,7 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
-        """What `to_json` wrote; refuses anything else."""
+        """The record that `to_json` wrote; ValueError for anything else."""
         try:
             if data["format"] != _FORMAT:
                 raise ValueError(f"the ledger has format {data['format']!r}, and this version reads format {_FORMAT}")
@@ -190,7 +191,7 @@ class Record:
         return record
 
     def _check(self) -> None:
-        """Refuse what no run can have released."""
+        """ValueError for numbers out of range, and for views that are not of equally many rounds."""
         check_guarantee(eps=0.0 if self.eps is None else self.eps, delta=self.delta)
         _validate.at_least(1, **_validate.not_none(**{name: getattr(self.spread, name) for name in _COUNTS}))
         seen = [self.own.rounds, self.reports, *([] if self.replaced is None else [self.replaced.rounds])]
@@ -201,10 +202,12 @@ class Record:
 
 
 def _rounds_from_json(events: Sequence[Round], data: Mapping[str, Any]) -> ScopedRounds:
+    """One view of a ledger: `data` has its scope and its rounds, as (index in `events`, how often in a row)."""
     return ScopedRounds(rounds=_expand(events, data["rounds"]), scope=msgspec.convert(data["scope"], ready(Scope)))
 
 
 def _expand(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple[Round, ...]:
+    """The rounds that these runs, (index in `events`, how often in a row), stand for."""
     for number, times in runs:
         _validate.integer(number=number, times=times)
         if not 0 <= number < len(events) or times < 1:
@@ -220,12 +223,12 @@ class Quote:
 
     protocol: str
     certified: Statement
-    claimed: Statement | None
-    local: Statement
-    shuffler: Statement | None
+    claimed: Statement | None  # by the protocol's paper
+    local: Statement  # if all who receive anything collude
+    shuffler: Statement | None  # against the shuffler, where there is one
 
     def to_json(self) -> dict[str, Any]:
-        """The machine-readable form."""
+        """Plain data: the protocol's name, and every statement as `Statement.to_json` has it, or None."""
         return {
             "protocol": self.protocol,
             "certified": self.certified.to_json(),
@@ -236,7 +239,7 @@ class Quote:
 
     @classmethod
     def of(cls, protocol: str, record: Record, claim: Statement | None) -> Quote:
-        """What a record says, beside a claim."""
+        """The statements of this record, beside what a paper claims of the same rounds."""
         return cls(
             protocol=protocol,
             certified=record.certified_statement(),

@@ -96,12 +96,12 @@ def best_of(records: Sequence[Record], *, eta: float, gamma: float, tuning: str)
 
 
 def bound(record: Record) -> Bound:
-    """The number of a record's statement, at its delta; `NotApplicable` where nothing is certified."""
+    """The (eps, delta) of a record's statement about its unit; `NotApplicable` where nothing is certified."""
     return units.bound(record.unit, record.own, record.replaced, record.spread, delta=record.delta)
 
 
 def _common(records: Sequence[Record], tuning: str) -> Scope:
-    """The scope of all, which may differ in what is assumed alone."""
+    """The scope of all records, with the assumptions of each; ValueError if they differ in anything else."""
     if not records:
         raise ValueError("expected at least one trial, got none")
     first = records[0]
@@ -117,12 +117,12 @@ def _common(records: Sequence[Record], tuning: str) -> Scope:
 
 
 def _declarations(records: Sequence[Record]) -> tuple[str, ...]:
-    """What is declared of the code of any trial."""
+    """What is declared of the code of any trial, each declaration once."""
     return tuple(dict.fromkeys(declaration for record in records for declaration in record.declared))
 
 
 def _with_assumptions(scope: Scope, views: Sequence[ScopedRounds], tuning: str) -> Scope:
-    """The scope with the assumptions of all trials."""
+    """The scope with the assumptions of all views, each once, and this assumption about tuning."""
     assumptions = dict.fromkeys(assumption for view in views for assumption in view.scope.assumptions)
     return dataclasses.replace(scope, assumptions=tuple(assumptions), tuning=tuning)
 
@@ -141,6 +141,7 @@ def _concatenate(trials: Sequence[Sequence[Round]]) -> tuple[Round, ...]:
 
 
 def _in_later_epoch(item: Round, by: int) -> Round:
+    """The round with its epoch's number raised by so many, if it is a batch of an epoch."""
     if not isinstance(item.participation, Disjoint):
         return item
     return dataclasses.replace(item, participation=Disjoint(epoch=item.participation.epoch + by))

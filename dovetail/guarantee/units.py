@@ -38,33 +38,28 @@ class ScopedRounds:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How records lie: the most users and records of one subject, and whether subjects are known at all.
+    """How the records of a subject are spread over users; limits that are None were not declared."""
 
-    `alone`: a subject is all of one user. `users_per_item`: so many users may hold the same record. `users`, `items`
-    and `subjects` are how many there are of each, where that is public. Limits that are None were not declared; they
-    were `measured` in data that are published, and nowhere else. `describes_data`: of a training, not of a quote.
-    """
-
-    users: int | None = None
+    users: int | None = None  # how many users, items and subjects there are, where that is public
     items: int | None = None
     subjects: int | None = None
-    known: bool = False
-    alone: bool = True
-    users_per_item: int = 1
-    users_per_subject: int | None = 1
-    items_per_subject: int | None = None
-    items_per_user: int | None = None
-    measured: bool = False
-    describes_data: bool = False
+    known: bool = False  # whether the data say whom a record is about
+    alone: bool = True  # whether each user is one subject, all of whose records it holds
+    users_per_item: int = 1  # the most users that hold the same record
+    users_per_subject: int | None = 1  # the most users that hold records of one subject
+    items_per_subject: int | None = None  # the most records about one subject
+    items_per_user: int | None = None  # the most of these at one user
+    measured: bool = False  # whether the limits were computed from the data, as only published data allow
+    describes_data: bool = False  # whether it is that of a training's data, not of a quote
 
     def count_of(self, unit: Unit) -> int | None:
-        """How many such units there are."""
+        """How many such units there are; None where that is not public. Unknown subjects are taken to be users."""
         subjects = self.subjects if self.known else self.users
         return {Unit.ITEM: self.items, Unit.USER: self.users, Unit.SUBJECT: subjects}[unit]
 
     @property
     def assumption(self) -> str:
-        """What a statement about a subject takes for granted."""
+        """What a statement about a subject assumes of how its records are spread, in words."""
         if not self.known:
             return _UNKNOWN
         if self.alone:
@@ -95,7 +90,13 @@ def bound(
 ) -> Bound:
     """The smallest bound for one such unit at this delta (or eps); `NotApplicable` with the reason if there is none.
 
-    `replaced` are the same rounds under replacement of a user, where the protocol has such a view.
+    Arguments:
+        unit: the one that is asked about.
+        own: the rounds as the protocol states them, whose scope says which unit it protects itself.
+        replaced: the same rounds under replacement of a user, where the protocol has such a view.
+        spread: how a subject's records are spread over users.
+        delta: at which eps is asked for.
+        eps: at which delta is asked for, in place of a delta; only for the unit that the protocol protects itself.
     """
     target = {"delta": delta} if eps is None else {"eps": eps}
     native = own.scope.unit
@@ -128,11 +129,12 @@ def bound(
 def table(
     own: ScopedRounds, replaced: ScopedRounds | None, spread: Spread, *, delta: float
 ) -> Mapping[Unit, Statement]:
-    """For every unit what is certified, or nothing and the reason."""
+    """A statement for every unit at this delta: what is certified, or that nothing is, with the reason."""
     return {unit: _statement(unit, own, replaced, spread, delta) for unit in Unit}
 
 
 def _statement(unit: Unit, own: ScopedRounds, replaced: ScopedRounds | None, spread: Spread, delta: float) -> Statement:
+    """The row of `table` for this unit, with all that its statement assumes beyond the protocol's own."""
     native, scope, rounds = own.scope.unit, own.scope, own.rounds
     one_to_one = _one_to_one(unit, native, spread)
     assumptions: list[str] = []
@@ -160,12 +162,12 @@ def _statement(unit: Unit, own: ScopedRounds, replaced: ScopedRounds | None, spr
 
 
 def _one_to_one(unit: Unit, native: Unit, spread: Spread) -> bool:
-    """Whether users are subjects and subjects users, and the question is about these two."""
+    """Whether both units are users or subjects, and each user is one subject: a bound for one is one for the other."""
     return spread.alone and Unit.ITEM not in (unit, native)
 
 
 def _of_subjects(rounds: Sequence[Round], items: int, spread: Spread) -> list[Round]:
-    """The same sums of records, seen from a subject with this many of them."""
+    """The same sums of records, as releases about a subject with at most so many records."""
     seen = []
     for item in rounds:
         event = release_of(item.mechanism).of_subject(
@@ -176,5 +178,5 @@ def _of_subjects(rounds: Sequence[Round], items: int, spread: Spread) -> list[Ro
 
 
 def _of_replaced_items(rounds: Sequence[Round]) -> list[Round]:
-    """The same sums, seen from one record that is replaced by another."""
+    """The same sums of records, as releases about one record that is replaced by another."""
     return [seen for item in rounds for seen in release_of(item.mechanism).of_replaced_item()]

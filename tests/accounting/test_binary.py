@@ -182,7 +182,7 @@ def test_what_is_left_of_a_report_near_its_largest_loss_is_rounded_up(eps_local,
         with mpmath.workdps(50):
             tilt = mpmath.mpf(inclusion) * mpmath.tanh(mpmath.mpf(eps_local) / 2)
             left = ((1 + tilt) - mpmath.exp(mpmath.mpf(eps)) * (1 - tilt)) / 2
-        assert left <= reports.likelier(eps) <= left * (1 + 1e-6)
+        assert left <= reports.gain_of_one(eps) <= left * (1 + 1e-6)
 
 
 def test_a_law_of_counts_in_blocks_is_refused(monkeypatch):

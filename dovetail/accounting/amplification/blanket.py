@@ -13,7 +13,9 @@ aliasing only adds mass; its rounding errors are charged.
 Blankets: any randomizer R(x0) itself, gamma = e^-eps_local; Laplace on [0, 1] its R(1/2), gamma = e^(-eps_local/2);
 b-ary randomized response the uniform law, gamma = b / (e^eps_local + b - 1).
 
-Blankets of users with unequal budgets: what part of every user's report is a draw from one law, and F against it.
+The second half of the file is for users with unequal budgets e_i. The functions `..._floors` say with which
+probability g_i each user's report is a draw from one law w, and the functions `..._frontier` how well a victim's report
+can be told from it (the F of `frontier`):
 
 - *Clip-Laplace* in its box: the uniform law w. User i's density is at least ``g_i w, g_i = e_i / (e^e_i - 1)``.
 - *Clip-Laplace with a public threshold* (S-APES): the same, seen through the map that draws small reports anew.
