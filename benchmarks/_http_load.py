@@ -56,7 +56,8 @@ class Prepared:
         self.upload_bytes = self._places[0][-1][1] - self._places[0][-1][0]
 
     def _request(self, pair: KeyPair, report: bytes, index: int, share: bytes) -> bytes:
-        task, path = self.deployment.task, upload_path(self.deployment.task.task_id, 1, index)
+        task = self.deployment.task
+        path = upload_path(task.task_id, 1, index)
         purpose = task.upload_purpose(1, index, sender=pair.public.key_id, report=report)
         body = Upload(report, sealing.seal(share, task.aggregators[index].seal.sealing_key(), purpose)).encode()
         return request_of("POST", path, body, **sign_request(pair, "POST", path, body))
@@ -146,8 +147,8 @@ def _processor_seconds(pid: int) -> float:
 
 
 def _children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [one for child in map(int, found) for one in (child, *_children(child))]
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [descendant for child in map(int, children) for descendant in (child, *_children(child))]
 
 
 def _peak(pid: int) -> float:
@@ -158,11 +159,11 @@ def _peak(pid: int) -> float:
 def poll_counts(fleet: Fleet, accepted: int) -> dict[str, int]:
     """What a service counted; its processes tell each other twice a second."""
     for _ in range(20):
-        found = fleet.service(LAST).counts()
-        if found.get("accepted") == accepted:
+        counts = fleet.service(LAST).counts()
+        if counts.get("accepted") == accepted:
             break
         time.sleep(0.1)
-    return found
+    return counts
 
 
 def only(measured: Measured, status: int = 200) -> Measured:
@@ -173,17 +174,19 @@ def only(measured: Measured, status: int = 200) -> Measured:
 
 
 def throughput(
-    folder: Path, *, kind: str, doors: int, clients: int, fresh: int, asked: int, connections: int
+    folder: Path, *, kind: str, doors: int, clients: int, fresh: int, num_questions: int, connections: int
 ) -> dict[str, Any]:
     """Uploads on connections that stay, uploads on fresh ones, and questions for the status, in one run."""
     prepared = Prepared(folder, clients + fresh)
     with storage(kind, folder) as words, fleet_of(prepared.deployment, doors, words=words) as fleet:
         load = Load((HOST, prepared.deployment.service_ports[LAST]))
         os.sync()  # what was prepared, and what ran before, is on disk: the service waits for its own writes alone
-        kept = only(load.run(([one] for one in prepared.uploads(0, clients)), connections=connections))
-        new = only(load.run(([one] for one in prepared.uploads(clients, clients + fresh)), connections=64, fresh=True))
+        kept = only(load.run(([upload] for upload in prepared.uploads(0, clients)), connections=connections))
+        new = only(
+            load.run(([upload] for upload in prepared.uploads(clients, clients + fresh)), connections=64, fresh=True)
+        )
         question = request_of("GET", "/v1/status")
-        status = only(load.run(([question] for _ in range(asked)), connections=64))
+        status = only(load.run(([question] for _ in range(num_questions)), connections=64))
         taken = poll_counts(fleet, clients + fresh)["accepted"]
         memory = memory_of(fleet, f"aggregator-{LAST}")
     if taken != clients + fresh:
@@ -210,13 +213,13 @@ def polite(folder: Path, *, doors: int, clients: int, connections: int, round_se
     limits = {"min_clients": clients // 2, "max_clients": 2 * clients, "round_seconds": round_seconds}
     prepared = Prepared(folder, clients, **limits)
     task = prepared.deployment.task.task_id.hex()
-    asked = [request_of("GET", path) for path in ("/v1/task", "/v1/status", f"/v1/tasks/{task}/models/0")]
+    requests = [request_of("GET", path) for path in ("/v1/task", "/v1/status", f"/v1/tasks/{task}/models/0")]
     with fleet_of(prepared.deployment, doors) as fleet:
         load = Load((HOST, prepared.deployment.service_ports[LAST]))
-        scripts = ([*asked, one] for one in prepared.uploads(0, clients))
+        scripts = ([*requests, upload] for upload in prepared.uploads(0, clients))
         before = processor_of(fleet, f"aggregator-{LAST}")
         visits = only(load.run(scripts, connections=connections, fresh=True))
-        back = only(load.run(([asked[1]] for _ in range(clients)), connections=connections, fresh=True))
+        back = only(load.run(([requests[1]] for _ in range(clients)), connections=connections, fresh=True))
         computed = processor_of(fleet, f"aggregator-{LAST}") - before
         taken = poll_counts(fleet, clients)
         memory = memory_of(fleet, f"aggregator-{LAST}")
@@ -242,7 +245,7 @@ def large_round(folder: Path, *, doors: int, clients: int, connections: int) -> 
         for at in (0, LAST):
             only(
                 Load((HOST, ports[at])).run(
-                    ([one] for one in prepared.uploads(0, clients, at=at)), connections=connections
+                    ([upload] for upload in prepared.uploads(0, clients, at=at)), connections=connections
                 )
             )
         uploaded = time.perf_counter()

@@ -37,9 +37,14 @@ class _Line:
     """One connection, on its way through a script: requests, each after the answer to the one before."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.sock, self.number, self.tls = sock, sock.fileno(), Client()
+        self.sock = sock
+        self.number = sock.fileno()
+        self.tls = Client()
         self.script: Iterator[bytes] | None = None
-        self.unsent, self.got, self.began, self.waits = b"", b"", 0.0, select.EPOLLIN
+        self.unsent = b""
+        self.got = b""
+        self.began = 0.0
+        self.waits = select.EPOLLIN
 
 
 class Load:
@@ -127,15 +132,16 @@ class Load:
         self._send(line, before + line.tls.send(request))
 
     def _read(self, line: _Line) -> None:
-        data, shaken = line.sock.recv(_READ), line.tls.shaken
+        data = line.sock.recv(_READ)
+        shaken = line.tls.shaken
         if not data:
             raise ConnectionError("expected an answer, got the end of the connection")
         line.got += line.tls.receive(data)
         if not shaken:
             self._begin(line)
             return
-        head, found, body = line.got.partition(b"\r\n\r\n")
-        if not found:
+        head, separator, body = line.got.partition(b"\r\n\r\n")
+        if not separator:
             return
         at = head.lower().find(b"content-length:")
         length = int(head[at + 15 :].partition(b"\r\n")[0]) if at >= 0 else 0

@@ -28,8 +28,8 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     seconds = round(report.duration, 3)
-    said = {} if report.passed else {"said": str(report.longrepr)[-2000:]}
-    _write(test=report.nodeid, when=report.when, outcome=report.outcome, seconds=seconds, **said)
+    failure = {} if report.passed else {"said": str(report.longrepr)[-2000:]}
+    _write(test=report.nodeid, when=report.when, outcome=report.outcome, seconds=seconds, **failure)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
@@ -37,7 +37,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
         _write(test=report.nodeid, when="collect", outcome="failed", seconds=0.0, said=str(report.longrepr)[-2000:])
 
 
-def _write(**told: object) -> None:
+def _write(**fields: object) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:  # workers tell the process that started them, which writes
         with Path(os.environ[REPORTS]).open("a") as file:
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(fields) + "\n")

@@ -87,10 +87,13 @@ class Client:
 
     def __init__(self) -> None:
         self._private = os.urandom(32)
-        self._transcript, self._raw, self._messages = sha256(), b"", b""
+        self._transcript = sha256()
+        self._raw = b""
+        self._messages = b""
         self._reads: _Way | None = None
         self._writes: _Way
-        self.shaken, self.finished = False, b""
+        self.shaken = False
+        self.finished = b""
 
     def hello(self) -> bytes:
         share = nacl.bindings.crypto_scalarmult_base(self._private)
@@ -114,23 +117,24 @@ class Client:
 
     def receive(self, incoming: bytes) -> bytes:
         """The data in what came."""
-        found = []
+        received = []
         for record in self._records(incoming):
             if record[0] == _CHANGE and not self.shaken:
                 continue  # it says nothing, to please what is in the way
             kind, data = (record[0], record[5:]) if self._reads is None else self._reads.open(record)
             if kind == _DATA and self.shaken:
-                found.append(data)
+                received.append(data)
             elif kind == _HANDSHAKE:
                 self._handshake(data)
             elif kind == _ALERT:
                 raise ConnectionError(f"expected the service to go on, got alert {data[1]}")
             else:
                 raise _fail("a record")
-        return b"".join(found)
+        return b"".join(received)
 
     def _records(self, incoming: bytes) -> Iterator[bytes]:
-        raw, at = self._raw + incoming, 0
+        raw = self._raw + incoming
+        at = 0
         while len(raw) - at >= 5 and len(raw) - at >= (end := 5 + int.from_bytes(raw[at + 3 : at + 5], "big")):
             yield raw[at : at + end]
             at += end
@@ -149,7 +153,8 @@ class Client:
                 raise _fail("nothing after the end")
 
     def _take(self, message: bytes) -> None:
-        kind, body, before = message[0], message[4:], self._transcript.digest()
+        kind, body = message[0], message[4:]
+        before = self._transcript.digest()
         self._transcript.update(message)
         if (kind == _SERVER_HELLO) != (self._reads is None):
             raise _fail("the messages in their order")
@@ -174,29 +179,32 @@ class Client:
         """Keys of the handshake, from the service's share."""
         at = 2 + 32 + 1 + body[34]
         suite, _, size = struct.unpack_from(">HBH", body, at)
-        found, at, end = {}, at + 5, at + 5 + size
+        extensions = {}
+        at, end = at + 5, at + 5 + size
         while at < end:
             kind, length = struct.unpack_from(">HH", body, at)
-            found[kind] = body[at + 4 : at + 4 + length]
+            extensions[kind] = body[at + 4 : at + 4 + length]
             at += 4 + length
         share = struct.pack(">HH", _GROUP, 32)
-        if suite != _SUITE or found.get(43) != struct.pack(">H", _VERSION) or found.get(51, b"")[:4] != share:
+        if suite != _SUITE or extensions.get(43) != struct.pack(">H", _VERSION) or extensions.get(51, b"")[:4] != share:
             raise _fail("the suite and the group that were offered")
         if body[2:34] == _RETRY:
             raise _fail("an answer to the first hello")
-        shared = nacl.bindings.crypto_scalarmult(self._private, found[51][4:])
-        secret, until = _hmac(_EARLY, shared), self._transcript.digest()
+        shared = nacl.bindings.crypto_scalarmult(self._private, extensions[51][4:])
+        secret = _hmac(_EARLY, shared)
+        until = self._transcript.digest()
         self._ours, self._theirs = _expand(secret, b"c hs traffic", until), _expand(secret, b"s hs traffic", until)
         self._master = _hmac(_expand(secret, b"derived", _NOTHING), bytes(32))
-        self._reads, self._proved = _Way(self._theirs), False
+        self._reads = _Way(self._theirs)
+        self._proved = False
 
     def _finish(self, body: bytes, before: bytes) -> None:
         """Check that both saw the same, say so, and go on to the keys for data."""
         if not self._proved or body != _hmac(_expand(self._theirs, b"finished"), before):
             raise _fail("the end")
         until = self._transcript.digest()
-        said = _hmac(_expand(self._ours, b"finished"), until)
-        self.finished = _Way(self._ours).seal(struct.pack(">B3s", _FINISHED, b"\0\0\x20") + said, _HANDSHAKE)
+        verify_data = _hmac(_expand(self._ours, b"finished"), until)
+        self.finished = _Way(self._ours).seal(struct.pack(">B3s", _FINISHED, b"\0\0\x20") + verify_data, _HANDSHAKE)
         self._reads = _Way(_expand(self._master, b"s ap traffic", until))
         self._writes = _Way(_expand(self._master, b"c ap traffic", until))
         self.shaken = True

@@ -127,7 +127,8 @@ def beside_peers() -> list[dict[str, Any]]:
                 eps: float | str = ask(*question)
                 taken = seconds(lambda ask=ask, question=question: ask(*question), 2)
             except (ValueError, RuntimeError) as error:
-                eps, taken = f"refuses: {error}"[:60], float("nan")
+                eps = f"refuses: {error}"[:60]
+                taken = float("nan")
             rows.append({"question": question, "who": name, "eps": eps, "seconds": taken})
     return rows
 
@@ -136,10 +137,10 @@ def at_the_largest() -> list[dict[str, Any]]:
     rows = []
     for name, settings in LARGEST.items():
         dim = 1 if name.endswith("_sum") else 10**6
-        asked = [name, "--n", "1000000", "--dim", str(dim), "--rounds", "10000", "--delta", "1e-6"]
+        options = [name, "--n", "1000000", "--dim", str(dim), "--rounds", "10000", "--delta", "1e-6"]
         free = {key: value for key, value in settings.items() if key not in NOISE}
-        rows.append({"protocol": name, **time_process(["account", "protocol", *asked, *words(settings)])})
-        rows.append({"protocol": name, **time_process(["calibrate", "--eps", "1", *asked, *words(free)])})
+        rows.append({"protocol": name, **time_process(["account", "protocol", *options, *words(settings)])})
+        rows.append({"protocol": name, **time_process(["calibrate", "--eps", "1", *options, *words(free)])})
     rows.append({"protocol": "amplify, n = 1e9", **time_process(["account", "amplify", *AMPLIFY])})
     return rows
 
@@ -151,7 +152,7 @@ def words(settings: dict[str, Any]) -> list[str]:
 def time_process(command: list[str]) -> dict[str, Any]:
     """The processor seconds of a whole process on one thread, imports included, and what it says first."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "dovetail.cli", *command],
         capture_output=True,
         text=True,
@@ -160,9 +161,9 @@ def time_process(command: list[str]) -> dict[str, Any]:
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    lines = (found.stdout or found.stderr).splitlines()
-    said = next((line for line in lines if "-DP" in line or "dovetail:" in line), lines[-1] if lines else "")
-    return {"command": command[0], "seconds": taken, "statement": said.strip()}
+    lines = (process.stdout or process.stderr).splitlines()
+    statement = next((line for line in lines if "-DP" in line or "dovetail:" in line), lines[-1] if lines else "")
+    return {"command": command[0], "seconds": taken, "statement": statement.strip()}
 
 
 def main() -> None:
@@ -176,10 +177,11 @@ def main() -> None:
         for name, (work, aim) in WORK.items()
         for taken in [seconds(work)]
     ]
-    peers, largest = beside_peers(), at_the_largest() if arguments.largest else []
+    peers = beside_peers()
+    largest = at_the_largest() if arguments.largest else []
     if arguments.json:
-        found = {"yardstick_seconds": unit, "rows": rows, "peers": peers, "largest": largest}
-        print(json.dumps({"benchmark": "accounting", **found}))
+        results = {"yardstick_seconds": unit, "rows": rows, "peers": peers, "largest": largest}
+        print(json.dumps({"benchmark": "accounting", **results}))
         return
     table = Table("work", "seconds", "yardsticks", "aim")
     table.add_row("binom.cdf on a million points", f"{unit:.4f}", "1.00", "")

@@ -35,7 +35,7 @@ def ours(workload: str, *, rounds: int, script: str = "dovetail_clients.py") -> 
 
 def rows(console: Console, peers_of: dict = PEERS, *, script: str = "dovetail_clients.py") -> list[dict]:
     """The result of every engine on every workload; ours is that of `script`."""
-    found = []
+    measured = []
     for workload, peers in peers_of.items():
         turns: dict[str, list[dict]] = {}
         for turn in range(TURNS):
@@ -47,24 +47,24 @@ def rows(console: Console, peers_of: dict = PEERS, *, script: str = "dovetail_cl
                 )
                 turns.setdefault(peer, []).append(_peers.measure(peer, workload, workers=2, **options))
         best = [min(results, key=seconds) for results in turns.values()]
-        found += [
+        measured += [
             {**result, "seconds": seconds(result), "dovetail_is_faster_by": seconds(result) / seconds(best[0])}
             for result in best
         ]
-    return found
+    return measured
 
 
 def seconds(result: dict) -> float:
     return statistics.median(result["seconds_per_round"])
 
 
-def show(name: str, found: list[dict], *, as_json: bool) -> None:
+def show(name: str, results: list[dict], *, as_json: bool) -> None:
     """Print the rows of a benchmark of this name."""
     if as_json:
-        print(json.dumps({"benchmark": name, "rows": found}))
+        print(json.dumps({"benchmark": name, "rows": results}))
         return
     table = Table("workload", "engine", "s/round", "Dovetail is faster by", "peak memory")
-    for row in found:
+    for row in results:
         table.add_row(
             row["workload"],
             row["engine"],

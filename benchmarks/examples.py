@@ -79,12 +79,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     console = Console(stderr=True)
-    found = rows(console)
+    results = rows(console)
     if arguments.json:
-        print(json.dumps({"benchmark": "examples", "rows": found}))
+        print(json.dumps({"benchmark": "examples", "rows": results}))
         return
     table = Table("engine", "method", "examples/s", "slowest turn", "Dovetail is faster by", "aim", "peak memory")
-    for row in found:
+    for row in results:
         table.add_row(
             row["engine"],
             row["method"],

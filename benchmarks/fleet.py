@@ -78,7 +78,7 @@ def one_run(name: str, *, seed: int, processes: int) -> tuple[Trained, Trained]:
             history = fleet.follow(seconds=1800)["history"]
             with contextlib.closing(fleet.analyzer()) as link:
                 moved = link.model(case.rounds) - link.model(0)
-        if [one["outcome"] for one in history] != ["released"] * case.rounds:
+        if [entry["outcome"] for entry in history] != ["released"] * case.rounds:
             raise RuntimeError(f"expected {case.rounds} released rounds, got {history}")
         settings = deployment.task.settings
     return Trained(history[-1]["accuracy"], float(np.linalg.norm(moved))), simulate(config, case, settings)
@@ -114,8 +114,8 @@ def compare(name: str, *, runs: int, first: int, processes: int, console: Consol
     for seed in range(first, first + runs):
         pair = one_run(name, seed=seed, processes=processes)
         shown = ", ".join(
-            f"{side} {one.accuracy:.4f} (distance {one.distance:.3f})"
-            for side, one in zip(("fleet", "simulation"), pair, strict=True)
+            f"{side} {trained.accuracy:.4f} (distance {trained.distance:.3f})"
+            for side, trained in zip(("fleet", "simulation"), pair, strict=True)
         )
         console.print(f"{name}, run {seed}: {shown}", highlight=False)
         pairs.append(pair)
@@ -167,7 +167,8 @@ def main() -> None:
         return
     table = Table("case", "rounds", "mean", "fleet", "simulation", "standard errors apart (below 2)")
     for row in rows:
-        means, apart = row["means"], row["standard_errors_apart"]
+        means = row["means"]
+        apart = row["standard_errors_apart"]
         table.add_row(
             row["case"], str(row["rounds"]), row["measure"], f"{means[0]:.4f}", f"{means[1]:.4f}", f"{apart:.2f}"
         )

@@ -11,7 +11,8 @@ from pathlib import Path
 from dovetail import compare
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, README = ROOT / "papers" / "results" / "compare", ROOT / "README.md"
+RESULTS = ROOT / "papers" / "results" / "compare"
+README = ROOT / "README.md"
 CHOOSING = ROOT / "dovetail" / "comparisons" / "results.json"
 USERS = {"mnist": 60_000}  # one per training record
 BEGIN, END = "<!-- headline: written by benchmarks/headline.py -->", "<!-- end of headline -->"
@@ -20,17 +21,17 @@ MODELS, EPS = ("logistic", "scatter"), ("0.24", "1", "2.5")
 
 def accuracies() -> dict[str, dict[str, str]]:
     """Accuracy by protocol and column, whom one must trust, and what a user sends in a round."""
-    found: dict[str, dict[str, str]] = {}
+    by_protocol: dict[str, dict[str, str]] = {}
     for folder in sorted(RESULTS.iterdir()):
         data = json.loads((folder / "comparison.json").read_text())
         column = f"{data['model']} {data['eps']:g}"
         for row in data["rows"]:
             if row["reason"]:
                 continue
-            line = found.setdefault(row["protocol"], {"trust": row["trust"]})
+            line = by_protocol.setdefault(row["protocol"], {"trust": row["trust"]})
             line[column] = f"{100 * row['mean']:.1f}"
             line[f"sent {data['model']}"] = compare.in_bytes(row["bytes_per_client"])
-    return found
+    return by_protocol
 
 
 def table() -> str:
@@ -39,10 +40,15 @@ def table() -> str:
     head = ["protocol", "a user must trust", "sent per user and round: logistic / scatter"]
     head += [f"{model}, eps {eps}" for model in MODELS for eps in EPS]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    found = accuracies()
-    for name in sorted(found, key=lambda one: -float(found[one].get("logistic 1", 0))):
-        sent = " / ".join(found[name].get(f"sent {model}", "-") for model in MODELS)
-        cells = [f"`{name}`", found[name]["trust"], sent, *(found[name].get(column, "-") for column in columns)]
+    by_protocol = accuracies()
+    for name in sorted(by_protocol, key=lambda name: -float(by_protocol[name].get("logistic 1", 0))):
+        sent = " / ".join(by_protocol[name].get(f"sent {model}", "-") for model in MODELS)
+        cells = [
+            f"`{name}`",
+            by_protocol[name]["trust"],
+            sent,
+            *(by_protocol[name].get(column, "-") for column in columns),
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -55,11 +61,11 @@ def per_round(data: dict, name: str) -> int:
 
 def in_short() -> str:
     """Every comparison's terms and accuracies as JSON."""
-    found = {}
+    comparisons = {}
     for folder in sorted(RESULTS.iterdir()):
         data = json.loads((folder / "comparison.json").read_text())
         rows = {row["protocol"]: row for row in data["rows"] if not row["reason"]}
-        found[folder.name] = {
+        comparisons[folder.name] = {
             **{name: data[name] for name in ("task", "model", "eps", "delta", "seeds")},
             "users": USERS[data["task"]],
             "dim": rows["fedavg"]["bytes_per_client"] // 4,
@@ -68,7 +74,7 @@ def in_short() -> str:
                 for name, row in sorted(rows.items())
             },
         }
-    return json.dumps(found, indent=1) + "\n"
+    return json.dumps(comparisons, indent=1) + "\n"
 
 
 def main() -> None:

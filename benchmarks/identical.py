@@ -78,9 +78,9 @@ def accounts() -> Iterator[list[str]]:
     questions += [(name, settings, size) for name, settings in _MORE for size in sizes[:2]]
     for name, settings, (n, size, delta, rounds, colluders) in questions:
         dim = _dim(name, size)
-        told = ["--n", f"{n}", "--dim", f"{dim}", "--delta", f"{delta}", "--rounds", f"{rounds}"]
-        told += ["--colluders", f"{colluders}"] if colluders else []
-        yield ["account", "protocol", name, *told, *_sets(settings)]
+        options = ["--n", f"{n}", "--dim", f"{dim}", "--delta", f"{delta}", "--rounds", f"{rounds}"]
+        options += ["--colluders", f"{colluders}"] if colluders else []
+        yield ["account", "protocol", name, *options, *_sets(settings)]
     for name, settings in _EVERY.items():
         if name != "fedavg":
             free = [setting for setting in settings if not _sets_noise(setting)]
@@ -184,13 +184,13 @@ def everything() -> dict[str, dict[str, str]]:
     logging.disable(logging.WARNING)
     asks = [(" ".join(question), lambda q=question: ask_command(q)) for question in (*accounts(), *audits())]
     asks += [("train " + " ".join(overrides), lambda o=overrides: train_and_hash(o)) for overrides in trainings()]
-    found = {}
+    answers = {}
     for index, (name, ask) in enumerate(asks):
         start = time.perf_counter()
-        found[name] = dict(numbers(ask()))
+        answers[name] = dict(numbers(ask()))
         took = time.perf_counter() - start
-        print(f"{index + 1}/{len(asks)} {took:5.1f} s {len(found[name]):4d} numbers  {name}", file=sys.stderr)
-    return found
+        print(f"{index + 1}/{len(asks)} {took:5.1f} s {len(answers[name]):4d} numbers  {name}", file=sys.stderr)
+    return answers
 
 
 def differences(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> Iterator[str]:
@@ -213,17 +213,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("file", type=Path)
-    told = parser.parse_args()
-    before = json.loads(told.file.read_text()) if told.what == "compare" else None
-    found = everything()
-    count = sum(map(len, found.values()))
+    arguments = parser.parse_args()
+    before = json.loads(arguments.file.read_text()) if arguments.what == "compare" else None
+    after = everything()
+    count = sum(map(len, after.values()))
     if before is None:
-        told.file.write_text(json.dumps(found, indent=1))
-        print(f"recorded {count} numbers of {len(found)} questions")
+        arguments.file.write_text(json.dumps(after, indent=1))
+        print(f"recorded {count} numbers of {len(after)} questions")
         return
-    lines = list(differences(before, found))
+    lines = list(differences(before, after))
     came = sum(": nothing -> " in line for line in lines)
-    print("\n".join([*lines, f"{count} numbers of {len(found)} questions: {len(lines) - came} differ, {came} are new"]))
+    print("\n".join([*lines, f"{count} numbers of {len(after)} questions: {len(lines) - came} differ, {came} are new"]))
     sys.exit(len(lines) > came)
 
 

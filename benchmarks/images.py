@@ -251,13 +251,13 @@ def main() -> None:
     use_all_cores()
     device = jax.devices()[0]
     clients = arguments.clients or (40 if device.platform == "cpu" else 1000)
-    found = rows(clients, arguments.samples, arguments.chunk, arguments.torch_chunk)
+    results = rows(clients, arguments.samples, arguments.chunk, arguments.torch_chunk)
     result = {"benchmark": "images", "device": device.device_kind, "clients": clients, "samples": arguments.samples}
     if arguments.json:
-        print(json.dumps({**result, "rows": found}))
+        print(json.dumps({**result, "rows": results}))
         return
     print(result)
-    for row in found:
+    for row in results:
         print(row, flush=True)
 
 

@@ -40,7 +40,8 @@ def search(job: tuple[str, str, float, dict[str, Any] | None, list[float], list[
     data = tomllib.loads((resources.files("dovetail") / "comparisons" / f"{model}.toml").read_text())["protocols"][name]
     overrides = [] if cohort is None else [("cohort", cohort)]
     (contender,) = compare.line_up(eps=eps, delta=DELTA[model], model=model, protocols=[name], overrides=overrides)
-    config, field = contender.config, data.get("clip")
+    config = contender.config
+    field = data.get("clip")
     tried: list[tuple[float, float, float]] = []
     try:
         noisy = experiment.prepare(config, task=TASK).sampler.protocol
@@ -68,10 +69,10 @@ def search(job: tuple[str, str, float, dict[str, Any] | None, list[float], list[
     for a, b in itertools.product(clips if field else (1.0,), steps):
         run(clip * a, step * b)
     for _ in range(3):  # on along a border that is best
-        best = max(tried, key=lambda one: one[2])
+        best = max(tried, key=lambda trial: trial[2])
         for a, b in ((1.0, 2.0), (1.0, 0.5), (2.0, 0.5), (0.5, 2.0)):
             run(best[0] * a, best[1] * b)
-    best = max(tried, key=lambda one: one[2])
+    best = max(tried, key=lambda trial: trial[2])
     return {"model": model, "protocol": name, "eps": eps, "cohort": cohort, "best": best, "tried": tried}
 
 
@@ -86,7 +87,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
     names = arguments.protocols or [
-        one.protocol for one in compare.line_up(eps=1.0, delta=1e-5, model=arguments.model) if one.config is not None
+        contender.protocol
+        for contender in compare.line_up(eps=1.0, delta=1e-5, model=arguments.model)
+        if contender.config is not None
     ]
     cohorts = [{"kind": "disjoint", "size": size, "epochs": 1} for size in arguments.sizes] or [None]
     grid = list(arguments.clips), list(arguments.steps)
@@ -94,8 +97,8 @@ def main() -> None:
         (arguments.model, name, eps, cohort, *grid) for name in names for eps in arguments.eps for cohort in cohorts
     ]
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        for found in pool.imap_unordered(search, jobs):
-            print(json.dumps(found), flush=True)
+        for result in pool.imap_unordered(search, jobs):
+            print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

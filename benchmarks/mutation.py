@@ -79,7 +79,7 @@ LAST = 20.0  # seconds before the end from which on no mutant is begun
 
 def sites(source: str) -> list[tuple[ast.AST, str, str]]:
     """Nodes that can be mutated, what replaces their text, and the function they are in."""
-    found: list[tuple[ast.AST, str, str]] = []
+    places: list[tuple[ast.AST, str, str]] = []
 
     def visit(node: ast.AST, function: str) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -87,13 +87,13 @@ def sites(source: str) -> list[tuple[ast.AST, str, str]]:
         if isinstance(node, ast.Raise | ast.JoinedStr) or function in SKIPPED:
             return  # words are tested as words, and have no places of their own
         if function and (text := _mutate(node)) is not None:
-            found.append((node, text, function))
+            places.append((node, text, function))
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, ast.arguments) and child not in getattr(node, "decorator_list", ()):
                 visit(child, function)
 
     visit(ast.parse(source), "")
-    return found
+    return places
 
 
 def _mutate(node: ast.AST) -> str | None:
@@ -199,21 +199,23 @@ class Ended:
 
     def failures(self) -> list[dict]:
         """Reports of tests that failed, or of files that could not be collected, one each."""
-        return list({told["test"]: told for told in self.reports if told.get("outcome") == "failed"}.values())
+        return list({report["test"]: report for report in self.reports if report.get("outcome") == "failed"}.values())
 
     def passes(self) -> dict[str, float]:
         """Tests that were run to their end and did not fail, with their seconds."""
-        failed, seconds, over = {told["test"] for told in self.failures()}, collections.Counter(), set()
-        for told in self.reports:
-            seconds[told["test"]] += told.get("seconds", 0.0)
-            if told.get("when") == "teardown":
-                over.add(told["test"])
+        failed = {report["test"] for report in self.failures()}
+        seconds = collections.Counter()
+        over = set()
+        for report in self.reports:
+            seconds[report["test"]] += report.get("seconds", 0.0)
+            if report.get("when") == "teardown":
+                over.add(report["test"])
         return {test: seconds[test] for test in over - failed}
 
     def under_way(self) -> dict[str, float]:
         """Tests that had begun and not ended, with the seconds since."""
-        begun = {told["test"]: told["began"] for told in self.reports if "began" in told}
-        over = {told["test"] for told in self.reports if told.get("when") not in (None, "setup", "call")}
+        begun = {report["test"]: report["began"] for report in self.reports if "began" in report}
+        over = {report["test"] for report in self.reports if report.get("when") not in (None, "setup", "call")}
         return {test: self.at - began for test, began in begun.items() if test not in over}
 
 
@@ -221,8 +223,11 @@ class Lane:
     """A copy of the tree in which one pytest runs at a time."""
 
     def __init__(self, folder: Path, *, workers: int, deselected: set[str]) -> None:
-        self.tree, self.notes, self.scratch = folder / "tree", folder / "notes", folder / "tmp"
-        self.workers, self.deselected = workers, deselected
+        self.tree = folder / "tree"
+        self.notes = folder / "notes"
+        self.scratch = folder / "tmp"
+        self.workers = workers
+        self.deselected = deselected
         self.process: subprocess.Popen | None = None
         shutil.rmtree(folder, ignore_errors=True)
         self.plugins = self.notes / "plugins"  # alone in a folder: this one has modules that tests have, too
@@ -270,8 +275,8 @@ class Lane:
                 at = time.time()
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        told = [json.loads(line) for line in reports.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        return Ended(process.returncode if over else None, told, at, output.read_text(errors="replace")[-2000:])
+        reported = [json.loads(line) for line in reports.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return Ended(process.returncode if over else None, reported, at, output.read_text(errors="replace")[-2000:])
 
     @contextlib.contextmanager
     def apply_mutant(self, mutant: dict, turn: int) -> Iterator[None]:
@@ -308,9 +313,9 @@ def _has_torch() -> bool:
 
 def _tracked_files() -> list[str]:
     """What git tracks; without git, all files but those in caches and in hidden folders of other things."""
-    asked = ["git", "ls-files", "-z"]
+    command = ["git", "ls-files", "-z"]
     with contextlib.suppress(OSError):
-        done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode == 0 and done.stdout:
             return [name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
     names = []
@@ -326,10 +331,13 @@ def _tracked_files() -> list[str]:
 
 def run(mutant: dict, lane: Lane, *, limit: float, end: float, turn: int) -> dict:
     """The mutant with its verdict; `batches` ended before, and those of an earlier call are not run again."""
-    began, files = time.time(), batches(test_files(mutant))
-    done, left, cut_off = mutant.get("batches", 0), limit, {"verdict": "cut off", "killed": None}
-    found = None
-    while found is None and done < len(files):
+    began = time.time()
+    files = batches(test_files(mutant))
+    done = mutant.get("batches", 0)
+    left = limit
+    cut_off = {"verdict": "cut off", "killed": None}
+    outcome = None
+    while outcome is None and done < len(files):
         batch = [file for file in files[done] if file not in lane.deselected]
         if not batch:
             done += 1
@@ -340,30 +348,30 @@ def run(mutant: dict, lane: Lane, *, limit: float, end: float, turn: int) -> dic
             ended = lane.pytest("-x", *batch, until=stop)
         left -= time.time() - started
         if ended.failures():
-            found = _judge_failures(lane, ended.failures(), end)
+            outcome = _judge_failures(lane, ended.failures(), end)
         elif ended.status in (0, 5):
             done += 1
         elif ended.status is None:
-            found = _judge_hang(lane, ended, end) if stop < end else cut_off
+            outcome = _judge_hang(lane, ended, end) if stop < end else cut_off
         else:  # pytest itself broke: nothing is known
-            found = {**cut_off, "said": ended.output}
-        if found is None and done < len(files) and (left <= 0 or time.time() >= end):
-            found = cut_off
-    found = found or {"verdict": "survived", "killed": None}
-    told = {key: value for key, value in mutant.items() if key not in ("source", "batches")}
-    return {**told, **found, "batches": done, "of": len(files), "seconds": round(time.time() - began, 1)}
+            outcome = {**cut_off, "said": ended.output}
+        if outcome is None and done < len(files) and (left <= 0 or time.time() >= end):
+            outcome = cut_off
+    outcome = outcome or {"verdict": "survived", "killed": None}
+    facts = {key: value for key, value in mutant.items() if key not in ("source", "batches")}
+    return {**facts, **outcome, "batches": done, "of": len(files), "seconds": round(time.time() - began, 1)}
 
 
 def _judge_failures(lane: Lane, failed: list[dict], end: float) -> dict | None:
     """The first of these tests that passes without the mutant killed it; None if all fail without it, too."""
-    for told in failed[:5]:
-        seconds = lane.passes_unchanged(told["test"], until=min(time.time() + CONFIRM, end))
+    for report in failed[:5]:
+        seconds = lane.passes_unchanged(report["test"], until=min(time.time() + CONFIRM, end))
         if seconds is not None and math.isinf(seconds):
-            return {"verdict": "cut off", "killed": None, "suspect": told["test"], "said": told["said"][-300:]}
+            return {"verdict": "cut off", "killed": None, "suspect": report["test"], "said": report["said"][-300:]}
         if seconds is not None:
-            return {"verdict": "killed", "killed": told["test"], "said": told["said"][-300:]}
-        print(f"fails as it is, left out from here on: {told['test']}", flush=True)
-        lane.deselected.add(told["test"])
+            return {"verdict": "killed", "killed": report["test"], "said": report["said"][-300:]}
+        print(f"fails as it is, left out from here on: {report['test']}", flush=True)
+        lane.deselected.add(report["test"])
     return None
 
 
@@ -372,14 +380,15 @@ def _judge_hang(lane: Lane, ended: Ended, end: float) -> dict:
         if waited >= HANG:
             seconds = lane.passes_unchanged(test, until=min(time.time() + CONFIRM, end))
             if seconds is not None and seconds * 10 <= waited:
-                said = f"under way for {waited:.0f} s, {seconds:.1f} s without the mutant"
-                return {"verdict": "killed", "killed": test, "said": said}
+                reason = f"under way for {waited:.0f} s, {seconds:.1f} s without the mutant"
+                return {"verdict": "killed", "killed": test, "said": reason}
     return {"verdict": "cut off", "killed": None}
 
 
 def study(mutants: list[dict], lanes: list[Lane], out: Path, *, limit: float, end: float) -> None:
     """Each lane takes the next mutant until none is left, or too little time; results are written as they come."""
-    waiting, lock = collections.deque(enumerate(mutants)), threading.Lock()
+    waiting = collections.deque(enumerate(mutants))
+    lock = threading.Lock()
 
     def work(lane: Lane) -> None:
         while time.time() < end - LAST:
@@ -387,12 +396,14 @@ def study(mutants: list[dict], lanes: list[Lane], out: Path, *, limit: float, en
                 turn, mutant = waiting.popleft()
             except IndexError:
                 return
-            found = run(mutant, lane, limit=limit, end=end, turn=turn)
+            outcome = run(mutant, lane, limit=limit, end=end, turn=turn)
             with lock:
                 with out.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
-                place = f"{found['file']}:{found['line']}"
-                print(f"{found['verdict']:8} {found['seconds']:5.0f} s {place} {found['killed'] or ''}", flush=True)
+                    file.write(json.dumps(outcome) + "\n")
+                place = f"{outcome['file']}:{outcome['line']}"
+                print(
+                    f"{outcome['verdict']:8} {outcome['seconds']:5.0f} s {place} {outcome['killed'] or ''}", flush=True
+                )
 
     with concurrent.futures.ThreadPoolExecutor(len(lanes)) as pool:
         try:
@@ -411,10 +422,10 @@ def baseline(lane: Lane, *, until: float, deselect: Path) -> int:
         "tests", "--dist", "worksteal", "--continue-on-collection-errors", "-rfE", "--durations", "20", until=until
     )
     print((lane.notes / "output").read_text(errors="replace"))
-    for told in ended.failures():
-        print(f"--- {told['test']} ({told['when']})\n{told['said']}\n")
+    for report in ended.failures():
+        print(f"--- {report['test']} ({report['when']})\n{report['said']}\n")
     hung = {test for test, waited in ended.under_way().items() if waited >= HANG}
-    dropped = sorted({told["test"] for told in ended.failures()} | hung)
+    dropped = sorted({report["test"] for report in ended.failures()} | hung)
     deselect.write_text("".join(f"{test}\n" for test in dropped))
     passed = ended.passes()
     print(
@@ -427,7 +438,7 @@ def baseline(lane: Lane, *, until: float, deselect: Path) -> int:
 def earlier(out: Path) -> dict[tuple[str, int], dict]:
     """The last word on each mutant of an earlier call."""
     lines = map(json.loads, out.read_text().splitlines()) if out.exists() else ()
-    return {(found["file"], found["line"]): found for found in lines}
+    return {(outcome["file"], outcome["line"]): outcome for outcome in lines}
 
 
 def main() -> int:
@@ -445,40 +456,41 @@ def main() -> int:
     parser.add_argument("--baseline", action="store_true", help="run all tests as they are, write those that fail")
     parser.add_argument("--strata", nargs="*", default=list(STRATA))
     parser.add_argument("--list", action="store_true", help="draw only")
-    asked = parser.parse_args()
-    end = time.time() + asked.until
+    arguments = parser.parse_args()
+    end = time.time() + arguments.until
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if asked.baseline:
-        if asked.deselect is None:
+    if arguments.baseline:
+        if arguments.deselect is None:
             parser.error("expected --deselect, the file that --baseline writes, got none")
-        lane = Lane(asked.tree / "0", workers=asked.workers, deselected=set())
-        return baseline(lane, until=min(time.time() + asked.limit, end), deselect=asked.deselect)
-    if asked.seed is None or (asked.out is None and not asked.list):
+        lane = Lane(arguments.tree / "0", workers=arguments.workers, deselected=set())
+        return baseline(lane, until=min(time.time() + arguments.limit, end), deselect=arguments.deselect)
+    if arguments.seed is None or (arguments.out is None and not arguments.list):
         parser.error("expected --seed and --out (or --list), or --baseline")
-    mutants = [mutant for mutant in draw(asked.seed, asked.count) if mutant["stratum"] in asked.strata]
-    mutants.sort(key=lambda mutant: asked.strata.index(mutant["stratum"]))
-    before = earlier(asked.out) if asked.out else {}
+    mutants = [mutant for mutant in draw(arguments.seed, arguments.count) if mutant["stratum"] in arguments.strata]
+    mutants.sort(key=lambda mutant: arguments.strata.index(mutant["stratum"]))
+    before = earlier(arguments.out) if arguments.out else {}
     known = [before.get((mutant["file"], mutant["line"])) for mutant in mutants]
     cut_off = [
-        {**mutant, "batches": found["batches"]}
-        for mutant, found in zip(mutants, known, strict=True)
-        if found is not None and found["verdict"] == "cut off"
+        {**mutant, "batches": outcome["batches"]}
+        for mutant, outcome in zip(mutants, known, strict=True)
+        if outcome is not None and outcome["verdict"] == "cut off"
     ]
-    mutants = [mutant for mutant, found in zip(mutants, known, strict=True) if found is None] + cut_off
-    if asked.list:
+    mutants = [mutant for mutant, outcome in zip(mutants, known, strict=True) if outcome is None] + cut_off
+    if arguments.list:
         for mutant in mutants:
             print(f"{mutant['file']}:{mutant['line']} {mutant['before']!r} -> {mutant['after']!r}")
         return 0
-    if asked.strata == list(STRATA):  # a study that ends early has then met all strata alike
-        random.Random(asked.seed).shuffle(mutants)
+    if arguments.strata == list(STRATA):  # a study that ends early has then met all strata alike
+        random.Random(arguments.seed).shuffle(mutants)
         mutants.sort(key=lambda mutant: "batches" in mutant)
-    deselected = set(asked.deselect.read_text().splitlines()) if asked.deselect else set()
+    deselected = set(arguments.deselect.read_text().splitlines()) if arguments.deselect else set()
     lanes = [
-        Lane(asked.tree / str(number), workers=asked.workers, deselected=deselected) for number in range(asked.lanes)
+        Lane(arguments.tree / str(number), workers=arguments.workers, deselected=deselected)
+        for number in range(arguments.lanes)
     ]
-    study(mutants, lanes, asked.out, limit=asked.limit, end=end)
-    if asked.deselect:
-        asked.deselect.write_text("".join(f"{test}\n" for test in sorted(deselected)))
+    study(mutants, lanes, arguments.out, limit=arguments.limit, end=end)
+    if arguments.deselect:
+        arguments.deselect.write_text("".join(f"{test}\n" for test in sorted(deselected)))
     return 0
 
 

@@ -66,8 +66,11 @@ def fields(kind: str, clients: int) -> dict[str, Any]:
 def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
     """Messages per second through the analyzer, over the raw rate times cores."""
     deployment = lay_out(folder, fields(kind, CLIENTS), shufflers=1, enrolled=[])
-    task, keys = deployment.task, KeyRing(folder / "analyzer" / "keys", "seal")
-    messages, public, purpose = task.messages(), task.analyzer.sealing_key(), task.purpose(1)
+    task = deployment.task
+    keys = KeyRing(folder / "analyzer" / "keys", "seal")
+    messages = task.messages()
+    public = task.analyzer.sealing_key()
+    purpose = task.purpose(1)
     sent = messages.randomize(np.zeros(task.dim, np.float32), sampler=ExactSampler())
     count = min(PART, RAW)
     bodies = [sent.body[i % len(sent.body)].tobytes() for i in range(count)]
@@ -77,8 +80,8 @@ def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
     parts = [Packed(slots, b"".join(pool.seal_all(bodies, public, purpose))).encode() for _ in range(2 + PARTS)]
     key = keys.find(task.analyzer.key_id).opening_key()
     begun = time.perf_counter()
-    for one in sealed:
-        sealing.open_sealed(one, key, purpose)
+    for message in sealed:
+        sealing.open_sealed(message, key, purpose)
     raw = count / (time.perf_counter() - begun)
     learning = Learning(initial=np.zeros(task.dim, np.float32), server=Server())
     analyzer = Analyzer(
@@ -135,7 +138,7 @@ def whole_round(folder: Path, clients: int, cores: int) -> dict[str, float]:
     )
     pool.shut()
     path = upload_path(deployment.task.task_id, 1, 0)
-    bodies = [sealed_upload(deployment, pair, bytes(4) + one) for pair, one in zip(pairs, sealed, strict=True)]
+    bodies = [sealed_upload(deployment, pair, bytes(4) + message) for pair, message in zip(pairs, sealed, strict=True)]
     headers = [sign_request(pair, "POST", path, body) for pair, body in zip(pairs, bodies, strict=True)]
     with Fleet(deployment, workers=cores) as fleet:
         fleet.start_analyzer()
@@ -231,23 +234,24 @@ def main() -> None:
 
 
 def at_the_front_end(folder: Path, cores: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {"door": []}
-    load = {"doors": cores, "clients": UPLOADS, "fresh": FRESH, "asked": ASKED, "connections": 256}
+    figures: dict[str, Any] = {"door": []}
+    load = {"doors": cores, "clients": UPLOADS, "fresh": FRESH, "num_questions": ASKED, "connections": 256}
     for kind in arguments.stores.split(",") if arguments.stores else ():
-        found["door"].append(_http_load.throughput(folder / f"door-{kind}", kind=kind, **load))
+        figures["door"].append(_http_load.throughput(folder / f"door-{kind}", kind=kind, **load))
     if arguments.polite:
         options = {"clients": arguments.polite, "connections": 256, "round_seconds": 600.0}
-        found["polite"] = _http_load.polite(folder / "polite", doors=cores, **options)
+        figures["polite"] = _http_load.polite(folder / "polite", doors=cores, **options)
     if arguments.large:
         options = {"clients": arguments.large, "connections": 128}
-        found["large"] = _http_load.large_round(folder / "large", doors=cores, **options)
-    return found
+        figures["large"] = _http_load.large_round(folder / "large", doors=cores, **options)
+    return figures
 
 
 def front_end_rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = []
     for door in figures["door"]:
-        bytes_, fresh = f"{door['upload_bytes']:,} bytes", f"{door['fresh_uploads_a_second']:,.0f}"
+        bytes_ = f"{door['upload_bytes']:,} bytes"
+        fresh = f"{door['fresh_uploads_a_second']:,.0f}"
         rows += [
             (f"{door['store']}: uploads of {bytes_} a second", f"{door['uploads_a_second']:,.0f}", ">= 3,800"),
             ("  of which 99 of 100 within", f"{door['uploads_p99_ms']:.0f} ms", "< 150 ms"),

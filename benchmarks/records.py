@@ -35,11 +35,13 @@ def main() -> None:
     arguments = parser.parse_args()
     for seed in range(arguments.seeds):
         for preset in arguments.presets:
-            asked = config.read(preset, [("seed", seed)])
+            settings = config.read(preset, [("seed", seed)])
             start = time.perf_counter()
-            plan = prepare(asked, task=task_of_packed(arguments.data, asked.task.name) if arguments.data else None)
+            plan = prepare(
+                settings, task=task_of_packed(arguments.data, settings.task.name) if arguments.data else None
+            )
             ready = time.perf_counter()
-            result = run(plan, evaluate_every=asked.cohort.rounds)
+            result = run(plan, evaluate_every=settings.cohort.rounds)
             row = {
                 "preset": preset,
                 "seed": seed,

@@ -89,7 +89,7 @@ def noise(draw: Callable[..., jax.Array], shape: tuple[int, ...], *, clients: in
 
     @jax.jit
     def add(key: jax.Array, x: jax.Array) -> jax.Array:
-        return x + (draw(key, shape) if clients is None else jax.vmap(lambda one: draw(one, shape))(key))
+        return x + (draw(key, shape) if clients is None else jax.vmap(lambda client_key: draw(client_key, shape))(key))
 
     def work() -> None:
         for _ in range(max(1, 1_000_000 // zeros.size)):

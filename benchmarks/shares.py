@@ -45,7 +45,8 @@ class Straight:
     """The analyzer as an intermediary sees it, without a network between them."""
 
     def __init__(self, analyzer: Analyzer, index: int) -> None:
-        self._analyzer, self._index = analyzer, index
+        self._analyzer = analyzer
+        self._index = index
         self.bytes = 0
 
     def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
@@ -75,10 +76,10 @@ def one_round(folder: Path, protocol: str, dim: int, users: int, *, aggregators:
         **named,
     )
     signed = sign(task, signer := KeyPair.generate("sign"))
-    asked = {"signed": signed, "signer": signer.public.key_id}
-    parties = [kind(folder / f"service-{i}", **asked, index=i, keys=pair) for i, pair in enumerate(pairs)]
+    common = {"signed": signed, "signer": signer.public.key_id}
+    parties = [kind(folder / f"service-{i}", **common, index=i, keys=pair) for i, pair in enumerate(pairs)]
     learning = Learning(initial=np.zeros(dim, np.float32), server=Server(learning_rate=1.0))
-    analyzer = Analyzer(folder / "analyzer", **asked, keys=ring, learning=learning, workers=1)
+    analyzer = Analyzer(folder / "analyzer", **common, keys=ring, learning=learning, workers=1)
     for party in parties:
         party.store.open_round(1, head=analyzer.status().head, closes=0.0)
     envelopes, client = _make_envelopes(folder, signed, dim, users)
@@ -86,7 +87,7 @@ def one_round(folder: Path, protocol: str, dim: int, users: int, *, aggregators:
     for envelope in envelopes:
         for party, upload in zip(parties, envelope.uploads, strict=True):
             party.accept(1, client=envelope.sender, upload=upload)
-    told = _close(parties)
+    roster_bytes = _close(parties)
     ways = [Straight(analyzer, index) for index in range(len(parties))]
     for party, way in zip(parties, ways, strict=True):
         party.forward(1, way)
@@ -97,14 +98,17 @@ def one_round(folder: Path, protocol: str, dim: int, users: int, *, aggregators:
         party.shut()
     analyzer.shut()
     sent = sum(len(upload.encode()) for upload in envelopes[0].uploads)
-    handed_on = (told + sum(way.bytes for way in ways)) / users
+    handed_on = (roster_bytes + sum(way.bytes for way in ways)) / users
     sizes = {"bytes": sent, "bytes_handed_on": handed_on, "all_bytes": sent + handed_on}
     return {"users": users, **sizes, "client_seconds": client, "server_seconds": server}
 
 
 def _make_envelopes(folder: Path, signed: Any, dim: int, users: int) -> tuple[list[Envelope], float]:
     """Everybody's envelopes, and the seconds that one takes after the first."""
-    policy, update, envelopes, begun = lenient_policy(signed), np.zeros(dim, np.float32), [], 0.0
+    policy = lenient_policy(signed)
+    update = np.zeros(dim, np.float32)
+    envelopes = []
+    begun = 0.0
     for user in range(users):
         if user == 1:
             begun = time.process_time()
@@ -130,7 +134,8 @@ def main() -> None:
     arguments = parser.parse_args()
     cases = [(name, FLAME, count) for name in ("ss_simple", "ss_topk") for count in (0, 2)]
     cases += [("secagg", 6010, 2), *([("secagg", arguments.large, 2)] if arguments.large else [])]
-    rows, memory = [], "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    rows = []
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     for protocol, dim, aggregators in cases:
         users = arguments.shared if aggregators else arguments.shuffled
         with tempfile.TemporaryDirectory(dir=memory) as folder:
@@ -139,7 +144,11 @@ def main() -> None:
         how = "shares" if aggregators else "messages"
         rows.append({"protocol": protocol, "dim": dim, "how": how, **row, "peak_mib": peak})
     for row in rows:
-        other = [one for one in rows if one["how"] == "messages" and one["protocol"] == row["protocol"]]
+        other = [
+            candidate
+            for candidate in rows
+            if candidate["how"] == "messages" and candidate["protocol"] == row["protocol"]
+        ]
         for name in RATIOS:
             row[f"{name}_ratio"] = other[0][name] / row[name] if other and row["how"] == "shares" else None
     if arguments.json:
@@ -151,9 +160,9 @@ def main() -> None:
     for row in rows:
         ratios = [row[f"{name}_ratio"] for name in RATIOS]
         times = [f"{1000 * row[name]:.1f}" for name in ("client_seconds", "server_seconds")]
-        said = ", ".join(f"{one:,.0f}" for one in ratios) if ratios[0] else ""
+        shown = ", ".join(f"{ratio:,.0f}" for ratio in ratios) if ratios[0] else ""
         sizes = [f"{row[name]:,.0f}" for name in ("bytes", "bytes_handed_on")]
-        table.add_row(row["protocol"], f"{row['dim']:,}", row["how"], *sizes, *times, said)
+        table.add_row(row["protocol"], f"{row['dim']:,}", row["how"], *sizes, *times, shown)
     Console().print(table)
 
 

@@ -162,12 +162,13 @@ def main() -> None:
         print(json.dumps(run_large_round()))
         return
     use_all_cores()
-    found, large = rounds(), streamed_alone()
+    results = rounds()
+    large = streamed_alone()
     if arguments.json:
-        print(json.dumps({"benchmark": "shuffle", "aim": AIM, "rows": found, "streamed": large}))
+        print(json.dumps({"benchmark": "shuffle", "aim": AIM, "rows": results, "streamed": large}))
         return
     table = Table("engine", "s/round", "Dovetail is faster by", "aim", "same law: mean squared difference (1)")
-    for row in found:
+    for row in results:
         ours = row["engine"] == "dovetail"
         table.add_row(
             row["engine"],

@@ -53,7 +53,8 @@ class Straight:
     """The analyzer as an aggregator sees it, without a network between them."""
 
     def __init__(self, analyzer: Analyzer, index: int) -> None:
-        self._analyzer, self._index = analyzer, index
+        self._analyzer = analyzer
+        self._index = index
 
     def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         self._analyzer.take(self._index, round, batch, number, part)
@@ -80,9 +81,9 @@ def run_deployed(folder: Path, learned: Federation, rounds: int) -> dict[str, An
         aggregators=tuple(pair.public for pair in pairs),
     )
     signed = sign(task, signer := KeyPair.generate("sign"))
-    asked = {"signed": signed, "signer": signer.public.key_id}
-    parties = [Aggregator(folder / f"aggregator-{i}", **asked, index=i, keys=pair) for i, pair in enumerate(pairs)]
-    analyzer = Analyzer(folder / "analyzer", **asked, keys=ring, learning=learned.learning(), workers=1)
+    common = {"signed": signed, "signer": signer.public.key_id}
+    parties = [Aggregator(folder / f"aggregator-{i}", **common, index=i, keys=pair) for i, pair in enumerate(pairs)]
+    analyzer = Analyzer(folder / "analyzer", **common, keys=ring, learning=learned.learning(), workers=1)
     policy = lenient_policy(signed)
     silos = [Client(folder / f"silo-{i}", policy=policy, key=KeyPair.generate("sign")) for i in range(SILOS)]
     trains = [learned.train(i) for i in range(SILOS)]
@@ -98,19 +99,22 @@ def run_deployed(folder: Path, learned: Federation, rounds: int) -> dict[str, An
         for index, party in enumerate(parties):
             party.close(round, [rosters[1 - index]])
             party.forward(round, Straight(analyzer, index))
-    said, statement = analyzer.privacy(), certify_task(task, rounds)[0]
+    privacy = analyzer.privacy()
+    statement = certify_task(task, rounds)[0]
     for party in parties:
         party.shut()
     analyzer.shut()
-    return {"history": said["history"], "accuracy": said["history"][-1]["accuracy"], "eps": statement.eps}
+    return {"history": privacy["history"], "accuracy": privacy["history"][-1]["accuracy"], "eps": statement.eps}
 
 
 def train_by_curator(learned: Federation, rounds: int, seed: int) -> float:
     """The accuracy with a curator: the same silos, dropouts and noise."""
-    rng, learning = np.random.default_rng(seed), learned.learning()
+    rng = np.random.default_rng(seed)
+    learning = learned.learning()
     server = learning.server.for_rounds(rounds, moments=None, noise_std=None)
     params = jax.numpy.asarray(learning.initial)
-    state, std = server.init(params), NOISE * CLIP * np.sqrt(2)
+    state = server.init(params)
+    std = NOISE * CLIP * np.sqrt(2)
     for round in range(1, rounds + 1):
         present = [i for i in range(SILOS) if i != round % SILOS]
         total = sum(clip_l2(learned.train(i)(np.asarray(params)).astype(np.float64), CLIP) for i in present)
@@ -127,13 +131,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
-    learned, memory = federation(config_of(arguments.task)), "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    learned = federation(config_of(arguments.task))
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     runs = []
     for _ in range(arguments.runs):
         with tempfile.TemporaryDirectory(dir=memory) as folder:
             runs.append(run_deployed(Path(folder), learned, arguments.rounds))
-    void = sum(one["outcome"] != "released" for run in runs for one in run["history"])
-    found = {
+    void = sum(entry["outcome"] != "released" for run in runs for entry in run["history"])
+    results = {
         "task": arguments.task,
         "rounds": arguments.rounds,
         "void": void,
@@ -142,10 +147,10 @@ def main() -> None:
         "curator": [train_by_curator(learned, arguments.rounds, seed) for seed in range(arguments.runs)],
     }
     if arguments.json:
-        print(json.dumps({"benchmark": "silos", **found}))
+        print(json.dumps({"benchmark": "silos", **results}))
         return
     table = Table("mean accuracy", "five silos, two aggregators", "a curator with the same noise", "void rounds")
-    means = [f"{100 * statistics.mean(found[name]):.2f} %" for name in ("deployed", "curator")]
+    means = [f"{100 * statistics.mean(results[name]):.2f} %" for name in ("deployed", "curator")]
     table.add_row(f"{arguments.task}, {arguments.rounds} rounds", *means, str(void))
     Console().print(table)
     Console().print(f"certified eps per silo: {runs[0]['eps']:.4g} at delta 1e-5", highlight=False)

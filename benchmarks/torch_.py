@@ -28,8 +28,8 @@ def main() -> None:
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("expected PyTorch in this environment: pip install torch")
     chosen = {name: PEERS[name] for name in arguments.workloads}
-    found = clients.rows(Console(stderr=True), chosen, script="dovetail_torch.py")
-    clients.show("torch", found, as_json=arguments.json)
+    results = clients.rows(Console(stderr=True), chosen, script="dovetail_torch.py")
+    clients.show("torch", results, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -66,13 +66,13 @@ def plain(data: Dataset, model: Model) -> Callable[[], object]:
 
 def medians(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, dict[str, float]]:
     """By both clocks, after one round to compile; the ways take turns."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(1 + rounds):
         for name, way in ways.items():
             wall, processor = time.perf_counter(), time.process_time()
             jax.block_until_ready(way())
-            found[name].append((time.perf_counter() - wall, time.process_time() - processor))
-    both = {name: np.median(taken[1:], axis=0) for name, taken in found.items()}
+            times[name].append((time.perf_counter() - wall, time.process_time() - processor))
+    both = {name: np.median(taken[1:], axis=0) for name, taken in times.items()}
     return {name: {"wall": float(wall), "processor": float(processor)} for name, (wall, processor) in both.items()}
 
 
@@ -83,11 +83,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     use_all_cores()
-    rows, data = [], dataset()
+    rows = []
+    data = dataset()
     for name in arguments.models:
         _, model = models.build(name, data)
-        found = medians({"dovetail": federated_training(data, model), "plain": plain(data, model)}, arguments.rounds)
-        rows.append({"model": name, **found})
+        by_engine = medians(
+            {"dovetail": federated_training(data, model), "plain": plain(data, model)}, arguments.rounds
+        )
+        rows.append({"model": name, **by_engine})
     if arguments.json:
         print(json.dumps({"benchmark": "transformer", "rows": rows}))
         return

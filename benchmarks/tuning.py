@@ -164,8 +164,9 @@ class Bench:
 
     def accuracies(self, settings: list[dict[str, Any]], *, noise: float, rounds: int, users: int, seed: int) -> Any:
         """Of the mean of the last half of the iterates, for several clip norms and steps at once."""
-        clip, step = (jnp.asarray([one[key] for one in settings]) for key in ("clip", "step"))
-        std, key = noise * clip / users, jax.random.key(seed)
+        clip, step = (jnp.asarray([setting[key] for setting in settings]) for key in ("clip", "step"))
+        std = noise * clip / users
+        key = jax.random.key(seed)
         weights = _train(self.rows, self.cosines, self.labels, clip, step, std, key, rounds=rounds)
         logits = jnp.einsum("nf,fsc->nsc", self.test_rows, weights[:-1]) + CONSTANT * weights[-1]
         return np.mean(np.asarray(logits.argmax(axis=2)) == self.test_labels[:, None], axis=0)
@@ -184,7 +185,7 @@ def _train(
     flat_rows = rows.reshape(-1, size)
     targets = jax.nn.one_hot(labels, CLASSES)[:, None, None]
 
-    def one(state: tuple[jax.Array, ...], index: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+    def iterate(state: tuple[jax.Array, ...], index: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
         weights, velocity, total = state
         logits = (flat_rows @ weights[:-1].reshape(size, -1)).reshape(records, number, -1, CLASSES)
         residual = (jax.nn.softmax(logits + CONSTANT * weights[-1]) - targets) / number
@@ -198,7 +199,7 @@ def _train(
         return (weights, velocity, total + jnp.where(2 * index >= rounds, 1.0, 0.0) * weights), None
 
     start = jnp.zeros((size + 1, len(clip), CLASSES))
-    (_, _, total), _ = jax.lax.scan(one, (start, start, start), jnp.arange(rounds))
+    (_, _, total), _ = jax.lax.scan(iterate, (start, start, start), jnp.arange(rounds))
     return total / (rounds - math.ceil(rounds / 2))
 
 
@@ -210,8 +211,8 @@ def candidates(study: Study, bench: Bench, fixed: dict[str, Any], seeds: int) ->
     settings = [{"clip": clip, "step": reach / clip} for clip, reach in itertools.product(study.clips, study.reaches)]
     for (eps, relation), rounds in itertools.product(study.targets, study.rounds):
         size = {"noise": noise_multiplier(eps, rounds, relation), "rounds": rounds, "users": study.users}
-        found = np.mean([bench.accuracies(settings, **size, seed=seed) for seed in range(seeds)], axis=0)
-        for setting, accuracy in zip(settings, found, strict=True):
+        accuracies = np.mean([bench.accuracies(settings, **size, seed=seed) for seed in range(seeds)], axis=0)
+        for setting, accuracy in zip(settings, accuracies, strict=True):
             yield {"eps": eps, "neighbors": relation, **fixed, **setting, **size, "accuracy": float(accuracy)}
 
 
@@ -240,7 +241,10 @@ def run(study: Study, folder: Path, *, seeds: int, oracle: bool, out: Path) -> N
             "looked at": f"{name}, training records alone" if held_out else f"{name}: its test records",
             "tried": tried,
             "best": [
-                max((one for one in tried if (one["eps"], one["neighbors"]) == goal), key=lambda one: one["accuracy"])
+                max(
+                    (candidate for candidate in tried if (candidate["eps"], candidate["neighbors"]) == goal),
+                    key=lambda candidate: candidate["accuracy"],
+                )
                 for goal in study.targets
             ],
         }
@@ -249,14 +253,16 @@ def run(study: Study, folder: Path, *, seeds: int, oracle: bool, out: Path) -> N
             print(label, json.dumps(best), flush=True)
     if oracle:
         record["transferred"] = [_same(record["oracle"]["tried"], best) for best in record["found"]["best"]]
-        for one in record["transferred"]:
-            print("transferred", json.dumps(one), flush=True)
+        for candidate in record["transferred"]:
+            print("transferred", json.dumps(candidate), flush=True)
         out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _same(tried: list[dict[str, Any]], setting: dict[str, Any]) -> dict[str, Any]:
     """The candidate with these settings."""
-    return next(one for one in tried if all(one[key] == setting[key] for key in setting if key != "accuracy"))
+    return next(
+        candidate for candidate in tried if all(candidate[key] == setting[key] for key in setting if key != "accuracy")
+    )
 
 
 def pack(folder: Path, names: list[str]) -> None:

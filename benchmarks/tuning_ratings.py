@@ -32,7 +32,8 @@ CLIPS, REACHES, ROUNDS = (0.1, 0.25, 0.5), (0.25, 0.5, 1.0, 2.0, 4.0, 8.0), (30,
 def reviews(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Hashed reviews with a constant behind them, and whether they are bad; in random order."""
     held = json.loads(path.read_text())
-    bad, rng = np.array([one["s"] == BAD for one in held]), np.random.default_rng(0)
+    bad = np.array([review["s"] == BAD for review in held])
+    rng = np.random.default_rng(0)
     few = rng.permutation(np.flatnonzero(bad))[: round((~bad).sum() * RARE / (1 - RARE))]
     chosen = rng.permutation(np.concatenate([np.flatnonzero(~bad), few]))
     rows = hash_texts([held[i]["t"] for i in chosen])
@@ -48,7 +49,7 @@ def fit_weights(
     Rows are (users, records, features). The two classes' gradients are opposite, their noise is independent.
     """
 
-    def one(state: tuple[jax.Array, ...], index: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+    def iterate(state: tuple[jax.Array, ...], index: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
         weights, velocity, total = state
         residual = jax.nn.sigmoid(rows @ weights) - labels
         gradients = jnp.einsum("urf,ur->uf", rows, residual) / rows.shape[1]
@@ -60,7 +61,7 @@ def fit_weights(
         return (weights, velocity, total + jnp.where(2 * index >= rounds, 1.0, 0.0) * weights), None
 
     start = jnp.zeros(rows.shape[2])
-    (_, _, total), _ = jax.lax.scan(one, (start, start, start), jnp.arange(rounds))
+    (_, _, total), _ = jax.lax.scan(iterate, (start, start, start), jnp.arange(rounds))
     return total / (rounds - -(-rounds // 2))
 
 
@@ -84,16 +85,20 @@ def main() -> None:
     arguments = parser.parse_args()
     rows, labels = reviews(arguments.reviews)
     each = len(rows) * 5 // 6 // USERS
-    shown, told = (jnp.asarray(part[: USERS * each].reshape(USERS, each, *part.shape[1:])) for part in (rows, labels))
+    train_rows, train_labels = (
+        jnp.asarray(part[: USERS * each].reshape(USERS, each, *part.shape[1:])) for part in (rows, labels)
+    )
     held, truth = rows[len(rows) * 5 // 6 :], labels[len(rows) * 5 // 6 :]
     tried = []
     for rounds, clip, reach in itertools.product(ROUNDS, CLIPS, REACHES):
         std = tuning.noise_multiplier(EPS, rounds, "replace-one") * clip / USERS
-        found = []
+        ratings = []
         for seed in range(arguments.seeds):
-            weights = fit_weights(shown, told, clip, reach / clip, std, jax.random.key(seed), rounds=rounds)
-            found.append(rate_weights(held, truth, np.asarray(weights)))
-        scores = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+            weights = fit_weights(
+                train_rows, train_labels, clip, reach / clip, std, jax.random.key(seed), rounds=rounds
+            )
+            ratings.append(rate_weights(held, truth, np.asarray(weights)))
+        scores = {name: float(np.mean([rating[name] for rating in ratings])) for name in ratings[0]}
         tried.append({"rounds": rounds, "clip": clip, "step": reach / clip, **scores})
         print(json.dumps(tried[-1]), flush=True)
     record = {
@@ -104,7 +109,7 @@ def main() -> None:
         "neighbors": "replace-one",
         "seeds": arguments.seeds,
         "tried": tried,
-        "best": min(tried, key=lambda one: one["loss"]),
+        "best": min(tried, key=lambda candidate: candidate["loss"]),
     }
     arguments.out.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record["best"]))

@@ -47,9 +47,9 @@ def federations() -> dict[str, Clients]:
 
 
 def seconds(dataset: Dataset, model: str, update: ClientUpdate, rounds: int, *, padded: bool) -> dict[str, float]:
-    found = federations()
+    federation_clients = federations()
     if padded:
-        found["padded"] = found["both"]
+        federation_clients["padded"] = federation_clients["both"]
     dataset, built = models.build(model, dataset)
     engines = {
         name: Engine(
@@ -63,13 +63,13 @@ def seconds(dataset: Dataset, model: str, update: ClientUpdate, rounds: int, *, 
             randomness=Randomness.from_os(0),
             performance=Performance(size_classes=1 if name == "padded" else None),
         )
-        for name, clients in found.items()
+        for name, clients in federation_clients.items()
     }
     states = {name: engine.start() for name, engine in engines.items()}
     taken: dict[str, list[float]] = {name: [] for name in engines}
     for index in range(rounds + 1):
         for name, engine in engines.items():
-            users = np.arange(found[name].num_clients, dtype=np.int32)
+            users = np.arange(federation_clients[name].num_clients, dtype=np.int32)
             began = time.perf_counter()
             states[name] = jax.block_until_ready(engine.step(states[name], users, index=index, capacity=len(users)))
             taken[name].append(time.perf_counter() - began)

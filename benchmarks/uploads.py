@@ -81,7 +81,8 @@ def silent_memory(fleet: Fleet, load: Load) -> float:
 
 def measure(prepared: Prepared, server: str, *, kept: int, fresh: int) -> dict[str, float]:
     """One server, from a store that is empty."""
-    deployment, name = prepared.deployment, f"aggregator-{LAST}"
+    deployment = prepared.deployment
+    name = f"aggregator-{LAST}"
     for path in (deployment.folder / name).iterdir():
         if path.name.startswith("store.db"):
             path.unlink()
@@ -96,9 +97,9 @@ def measure(prepared: Prepared, server: str, *, kept: int, fresh: int) -> dict[s
         memory = silent_memory(fleet, load)
         os.sync()
         start = processor_of(fleet, name)
-        stay = only(load.run(([one] for one in prepared.uploads(0, kept)), connections=64))
+        stay = only(load.run(([upload] for upload in prepared.uploads(0, kept)), connections=64))
         middle = processor_of(fleet, name)
-        new = only(load.run(([one] for one in prepared.uploads(kept, kept + fresh)), connections=64, fresh=True))
+        new = only(load.run(([upload] for upload in prepared.uploads(kept, kept + fresh)), connections=64, fresh=True))
         end = processor_of(fleet, name)
         if (taken := poll_counts(fleet, kept + fresh)["accepted"]) != kept + fresh:
             raise RuntimeError(f"{kept + fresh} uploads were sent and {taken} accepted")

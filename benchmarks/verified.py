@@ -39,12 +39,13 @@ SETTINGS = {"clip_norm": 1.0, "noise": "aggregators", "noise_multiplier": 2.0}
 
 def best(times: int, call: Callable[[], Any]) -> tuple[float, Any]:
     """Milliseconds of the fastest of several calls, and what it gave."""
-    fastest, found = float("inf"), None
+    fastest = float("inf")
+    result = None
     for _ in range(times):
         since = time.perf_counter()
-        found = call()
+        result = call()
         fastest = min(fastest, time.perf_counter() - since)
-    return 1e3 * fastest, found
+    return 1e3 * fastest, result
 
 
 def shared_forms(dim: int, users: int, settings: dict[str, Any]) -> list[Any]:
@@ -61,24 +62,27 @@ def shared_forms(dim: int, users: int, settings: dict[str, Any]) -> list[Any]:
 def cost(dim: int, *, users: int = 1000, times: int = 3) -> dict[str, Any]:
     """Bytes and milliseconds per user."""
     (_, plain, plainly), (_, proven, sharing) = shared_forms(dim, users, SETTINGS)
-    update, sampler, nonce = np.random.default_rng(0).standard_normal(dim), ExactSampler(), secrets.token_bytes(16)
+    update = np.random.default_rng(0).standard_normal(dim)
+    sampler = ExactSampler()
+    nonce = secrets.token_bytes(16)
     drawn = proven.draw(update, sampler=sampler)
     residues = plain.draw(update, sampler=sampler)
     splitting, contents = best(times, lambda: sharing.shard(drawn, nonce=nonce))
     plain_splitting, _ = best(times, lambda: plainly.shard(residues, nonce=nonce))
-    key, queried, milliseconds = secrets.token_bytes(32), [], []
+    key = secrets.token_bytes(32)
+    queried, milliseconds = [], []
     for index, content in enumerate(contents):
 
         def verify(index: int = index, content: bytes = content) -> Any:
             sharing.check(content, index)
-            found = sharing.proof.query(key, index, [sharing.report(content, nonce)])
+            answers = sharing.proof.query(key, index, [sharing.report(content, nonce)])
             sharing.add(sharing.empty_sum(), content, index)
-            return found[0]
+            return answers[0]
 
-        took, found = best(times, verify)
+        took, answer = best(times, verify)
         milliseconds.append(took)
-        queried.append(found)
-    deciding, (message,) = best(times, lambda: sharing.proof.decide([[one.verifier for one in queried]]))
+        queried.append(answer)
+    deciding, (message,) = best(times, lambda: sharing.proof.decide([[answer.verifier for answer in queried]]))
     if message is None:
         raise AssertionError("expected an honest report to be accepted, got it refused")
     field = 8 * dim + 8 + 8 + 32  # as one packed share and one seed
@@ -129,17 +133,18 @@ class Rounds:
 
     def _towards_target(self) -> np.ndarray:
         """An update that raises the target class's bias and lowers all others'."""
-        found = np.full(self._learned.dim, 0.0)
+        update = np.full(self._learned.dim, 0.0)
         classes = self._learned.dataset.num_classes
-        found[-classes:] = -1.0
-        found[len(found) - classes + TARGET] = 1.0
-        return found / np.linalg.norm(found)
+        update[-classes:] = -1.0
+        update[len(update) - classes + TARGET] = 1.0
+        return update / np.linalg.norm(update)
 
     def accuracy(self, attack: str | None, hostile: int, *, verified: bool, within: bool = False) -> dict[str, Any]:
         """Test accuracy after all rounds, and how many reports were refused of how many hostile ones."""
         protocol, shared, sharing = self._proven if verified else self._plain
         server = self._learning.server.for_rounds(self._rounds)
-        model, refused = jnp.asarray(self._learning.initial, jnp.float32), 0
+        model = jnp.asarray(self._learning.initial, jnp.float32)
+        refused = 0
         state = server.init(model)
         for _ in range(self._rounds):
             totals, counted = [sharing.empty_sum(), sharing.empty_sum()], 0
@@ -162,7 +167,8 @@ class Rounds:
     def _contents(self, protocol, shared, sharing, update, nonce, attack, within):  # type: ignore[no-untyped-def]
         if attack is None:
             return sharing.shard(shared.draw(update, sampler=self._sampler), nonce=nonce)
-        clip, dim = protocol.clip_norm, len(update)
+        clip = protocol.clip_norm
+        dim = len(update)
         if within:
             chosen = within_the_norm(attack, update, self._target, clip)
             return sharing.shard(shared.draw(chosen, sampler=self._sampler), nonce=nonce)
@@ -191,8 +197,8 @@ def is_accepted(sharing: VerifiedSharing, contents: list[bytes], key: bytes, non
     queried = [
         sharing.proof.query(key, index, [sharing.report(content, nonce)])[0] for index, content in enumerate(contents)
     ]
-    (message,) = sharing.proof.decide([[one.verifier for one in queried]])
-    return message is not None and all(one.seeds == message for one in queried)
+    (message,) = sharing.proof.decide([[answer.verifier for answer in queried]])
+    return message is not None and all(answer.seeds == message for answer in queried)
 
 
 def robustness(*, task: str, users: int, rounds: int, noise: float) -> list[dict[str, Any]]:
@@ -231,9 +237,9 @@ def main() -> None:
     parser.add_argument("--skip-robustness", action="store_true")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if not chosen.skip_costs:
-        found["costs"] = costs = [cost(dim) for dim in DIMS]
+        results["costs"] = costs = [cost(dim) for dim in DIMS]
         table = Table(title="per user")
         for name in costs[0]:
             table.add_column(name)
@@ -242,7 +248,7 @@ def main() -> None:
         Console(width=220).print(table)
     if not chosen.skip_robustness:
         rows = robustness(task=chosen.task, users=chosen.users, rounds=chosen.rounds, noise=chosen.noise)
-        found["robustness"] = rows
+        results["robustness"] = rows
         table = Table(title=f"accuracy, {chosen.task}, {chosen.users} users, {chosen.rounds} rounds")
         names = ("attack", "hostile", "unverified", "verified", "refused", "within_the_norm")
         for name in names:
@@ -251,7 +257,7 @@ def main() -> None:
             table.add_row(*(f"{row[n]:.3f}" if isinstance(row.get(n), float) else str(row.get(n, "")) for n in names))
         Console(width=160).print(table)
     if chosen.out:
-        chosen.out.write_text(json.dumps(found, indent=2))
+        chosen.out.write_text(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

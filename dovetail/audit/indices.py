@@ -14,6 +14,8 @@ expect.
 *Users to attack.* `Population` is a model that needs no data: coordinates of power-law scale, partly the same in all of
 a user's rounds. `gradients` takes them from a task: logistic regression, one record a user, the model moving by
 noiseless FedSGD.
+
+First come the results, then scores and guesses, users to attack, the claim, and `audit_indices`, which runs it all.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ class IndexAttack:
 
     @property
     def verdict_own_prior(self) -> str:
-        """The same with the own prior of the coordinates guessed for beta: popularity by itself refutes nothing."""
+        """The verdict if Def. 3 takes each coordinate's own prior for beta: popularity by itself refutes nothing."""
         return _verdict(refuted=self.lower > self.nu * self.chance_upper)
 
     def to_json(self) -> dict[str, Any]:
@@ -169,7 +171,7 @@ class IndexAudit:
 
     @property
     def verdict_own_prior(self) -> str:
-        """The same where the prior in Def. 3 is each coordinate's own."""
+        """The verdict if Def. 3 takes each coordinate's own prior: refuted if any attack refutes the claim then."""
         return _verdict(refuted=any(attack.verdict_own_prior == "refuted" for attack in self.attacks))
 
     def attack(self, knowledge: Knowledge, rounds: int) -> IndexAttack:
@@ -180,7 +182,7 @@ class IndexAudit:
         raise ValueError(f"no attack with {knowledge=} was made after {rounds=}")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Plain data, as `dovetail audit ss_topk --view shuffler --json` prints them."""
         return {
             "protocol": SsTopk.name,
             "dim": self.dim,
@@ -205,10 +207,16 @@ KNOWLEDGE: tuple[Knowledge, ...] = ("uniform", "population", "similar users")
 
 
 def score_coordinates(knowledge: Knowledge, other: np.ndarray, reported: np.ndarray, decoy_rate: float) -> np.ndarray:
-    """How likely each coordinate is among a user's k largest, up to order: (users, dim); -inf if not reported last.
+    """Scores (users, dim): the larger, the likelier a coordinate is among a user's k largest of the last round.
 
-    `other` are the k largest of the users learned from, (others, rounds, dim). Rounds are combined as if they were
-    independent given the last one, at the rate at which others keep a coordinate.
+    Rounds are combined as if they were independent given the last one, at the rate at which others keep a coordinate.
+    A coordinate that was not reported in the last round has -inf.
+
+    Arguments:
+        knowledge: what the adversary knows beside the reports.
+        other: a mask of the k largest of the users learned from, (others, rounds, dim).
+        reported: a mask of what the attacked users reported, (users, rounds, dim).
+        decoy_rate: how often a coordinate that is not among the k largest is reported.
     """
     if knowledge == "uniform":
         return np.where(reported[:, -1], reported.sum(axis=1, dtype=np.float64), -np.inf)
@@ -231,9 +239,10 @@ def score_coordinates(knowledge: Knowledge, other: np.ndarray, reported: np.ndar
 
 
 def _frequency_among_similar(other: np.ndarray, reported: np.ndarray, decoy_rate: float) -> np.ndarray:
-    """How often a coordinate is among the k largest of others, who count by how well they would explain the reports.
+    """How often each coordinate is among the k largest of similar users: (users, dim).
 
-    A coordinate is taken to be shared with such a user at the rate at which any two users share theirs.
+    Every other user counts by how well its k largest would explain the reports. A coordinate is taken to be shared with
+    such a user at the rate at which any two users share theirs. Arguments are those of `score_coordinates`.
     """
     _, rounds, dim = other.shape
     frequency = np.mean(other, axis=(0, 1))
@@ -245,17 +254,26 @@ def _frequency_among_similar(other: np.ndarray, reported: np.ndarray, decoy_rate
 
 
 def best_coordinates(score: np.ndarray) -> np.ndarray:
-    """The coordinates of highest score."""
+    """A mask (users, dim) of the coordinates with a user's highest score, all of them where several are equal."""
     return score == np.max(score, axis=1, keepdims=True)
 
 
 def success_rate(best: np.ndarray, largest: np.ndarray) -> float:
-    """How often a guess among the best is right, every one of them being as likely."""
+    """How often a uniform guess among each user's best coordinates is among its k largest, on average over users.
+
+    Arguments:
+        best: a mask (users, dim); `largest` likewise, of the k largest.
+    """
     return math.fsum(np.count_nonzero(best & largest, axis=1) / np.count_nonzero(best, axis=1)) / len(largest)
 
 
 def is_right(best: np.ndarray, largest: np.ndarray, coins: np.ndarray) -> np.ndarray:
-    """Whether the guess that the coin makes among the best is right, user by user."""
+    """Whether each user's guess is among its k largest, (users,): the best coordinate with the largest coin.
+
+    Arguments:
+        best: a mask (users, dim); `largest` likewise, of the k largest.
+        coins: uniform numbers (users, dim) that break ties.
+    """
     guess = np.argmax(np.where(best, coins, -1.0), axis=1)
     return largest[np.arange(len(guess)), guess]
 
@@ -441,7 +459,8 @@ def _select_and_report(
     key_updates, key_reports = jax.random.split(key)
     draw = jax.jit(Population.updates, static_argnums=(0, 2))
     step = min(users, max(1, _CHUNK_VALUES // (rounds * dim)))
-    largest, sent = np.empty((users, rounds, dim), bool), np.empty((users, rounds, dim), bool)
+    largest = np.empty((users, rounds, dim), bool)
+    sent = np.empty((users, rounds, dim), bool)
     for start in range(0, users, step):
         names = np.minimum(np.arange(start, start + step), users - 1)  # the last ones may be looked at twice
         if isinstance(updates, Population):
@@ -454,7 +473,12 @@ def _select_and_report(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _masks(protocol: SsTopk, xs: jax.Array, names: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The two masks of some users, from the protocol's own messages; every user and round has a key of its own."""
+    """The two masks of `_select_and_report` for some users, from the protocol's own messages.
+
+    Arguments:
+        xs: their updates, (users, rounds, dim).
+        names: their numbers, from which every user and round gets a key of its own.
+    """
     _, rounds, dim = xs.shape
 
     def client(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -469,7 +493,10 @@ def _masks(protocol: SsTopk, xs: jax.Array, names: jax.Array, key: jax.Array) ->
 
 
 def _lower_bound(outcomes: np.ndarray, error: float) -> float:
-    """The Clopper-Pearson bound: under a smaller probability, so many are right with probability below `error`."""
+    """The Clopper-Pearson lower bound on the probability of True, from independent outcomes; rounded down.
+
+    If the probability is smaller than the bound, so many outcomes are True with probability at most `error`.
+    """
     hits, misses = np.count_nonzero(outcomes), np.count_nonzero(~outcomes)
     return float(beta_law.ppf(error, hits, misses + 1)) * (1 - ROUNDING) if hits else 0.0
 
@@ -477,7 +504,13 @@ def _lower_bound(outcomes: np.ndarray, error: float) -> float:
 def _inequalities(
     own: np.ndarray, reported: np.ndarray, beta: float, nu: float, decoy_rate: float
 ) -> tuple[Inequality, ...]:
-    """Both of Def. 3 under both priors; where a probability is 0 before, there is nothing to compare."""
+    """Both inequalities of Def. 3 under both priors; where a probability is 0 before, there is nothing to compare.
+
+    Arguments:
+        own: how often each coordinate is among the k largest, (dim,).
+        reported: a mask of what users reported in the first round, (users, dim).
+        beta: the prior that the paper takes for every coordinate.
+    """
     after = posterior(own, decoy_rate=decoy_rate)
     results = []
     for name, prior in (("beta", np.full_like(own, beta)), ("own", own)):

@@ -25,15 +25,18 @@ from dovetail.statements import Trust
 
 __all__ = ["default_trials", "eps_from_counts", "from_scores", "lower_bound"]
 
-_PILOT = 0.5  # of the trials, for every pair of worlds
-_THRESHOLDS = 400
+_PILOT = 0.5  # trials of the pilot of each game, over those that are counted
+_THRESHOLDS = 400  # on a score: so many evenly over the pilot's trials, and as many again towards either end
 _WORK = 2e7  # reports that an audit draws in a world unless told otherwise
 _MOST_TRIALS = 50_000
 _LEAST_TRIALS = 500
 
 
 class _Cut(NamedTuple):
-    """Decides for `world` where sign * score >= threshold; `promise` is the bound that the pilot expects of it."""
+    """A test that decides for `world` (0 or 1) where sign * score >= threshold.
+
+    `promise` is the lower bound on eps that it gives on the pilot's trials.
+    """
 
     world: int
     sign: int
@@ -41,12 +44,12 @@ class _Cut(NamedTuple):
     promise: float
 
     def count_first(self, played: np.ndarray) -> int:
-        """In how many of these trials it decides for its world."""
+        """In how many of these trials, given by their scores, it decides for its world."""
         return int(np.sum(self.sign * played >= self.threshold))
 
 
 class _Test(NamedTuple):
-    """A cut of a score of a game."""
+    """A test that a pilot chose: a pair of worlds, the name of a score, and a cut of it."""
 
     game: Game
     score: str
@@ -76,7 +79,8 @@ def lower_bound(
         view: which adversary looks at the trials.
         trust: the model of trust of the certified statement, which says what the analyzer sees.
         trials: how many runs are counted in each world, after a pilot of half as many for every game.
-        observe: hears what is run next.
+        seed: of all randomness.
+        observe: called with what is run next.
 
     Guarantees:
         Whatever the scores are, the bound exceeds the true eps with probability at most 1 - confidence.
@@ -138,10 +142,10 @@ def from_scores(scored: Mapping[str, np.ndarray], *, delta: float, confidence: f
 def eps_from_counts(
     hits: np.ndarray | int, alarms: np.ndarray | int, trials: int, *, delta: float, confidence: float
 ) -> np.ndarray:
-    """The largest eps that a test refutes.
+    """The largest eps that a test refutes at this delta with this confidence; 0 or less where it refutes nothing.
 
     Arguments:
-        hits: in how many of `trials` runs of the first world the test said "first".
+        hits: in how many of `trials` runs of the first world the test said "first"; a number or an array of them.
         alarms: in how many of `trials` runs of the second world it did.
     """
     error = (1 - confidence) / 2
@@ -155,6 +159,7 @@ def eps_from_counts(
 def _play_and_score(
     game: Game, world: int, view: View, trust: Trust, trials: int, key: jax.Array, batch: int
 ) -> dict[str, np.ndarray]:
+    """Run trials of a game in one world, and compute their scores: by name, (trials,). NaN counts as infinite."""
     played = game.play(world, trials=trials, key=key, batch=batch)
     batches = [scores(game, trials_view, view=view, trust=trust) for trials_view in played]
     whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
@@ -162,11 +167,16 @@ def _play_and_score(
 
 
 def _count_first(test: _Test, world: int, view: View, trust: Trust, trials: int, key: jax.Array) -> int:
+    """In how many fresh trials of this world the test decides for its own world."""
     return test.cut.count_first(_play_and_score(test.game, world, view, trust, trials, key, trials)[test.score])
 
 
 def _best_cut(first: np.ndarray, second: np.ndarray, delta: float, confidence: float) -> _Cut:
-    """What gives the largest bound on the pilot's own trials: their intervals keep rare luck from being chosen."""
+    """The cut that gives the largest bound on the pilot's own trials, whose intervals keep rare luck from being chosen.
+
+    Arguments:
+        first: the score of each trial of the first world; `second` likewise.
+    """
     best = _Cut(world=0, sign=1, threshold=math.inf, promise=0.0)
     for world, sign in itertools.product((0, 1), (1, -1)):
         ours, theirs = (np.sort(sign * played) for played in ((first, second) if world == 0 else (second, first)))

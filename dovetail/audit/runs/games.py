@@ -44,7 +44,11 @@ _MOST_TRIALS = 5000  # that a batch holds
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Worlds:
-    """What everyone holds: the victim's rows, (2 worlds, rounds, rows, dim), NaN where it has none, and the others'."""
+    """What everyone holds in two neighbouring worlds.
+
+    `victim` are the victim's rows in both, (2, rounds, rows, dim), NaN where it has none; `others` are those of
+    everybody else in every round, (others, dim).
+    """
 
     name: str
     victim: np.ndarray
@@ -52,7 +56,7 @@ class Worlds:
 
     @property
     def direction(self) -> np.ndarray:
-        """The direction in which the worlds differ, (rounds, dim)."""
+        """The victim's sum in the first world less that in the second, (rounds, dim)."""
         held = np.nan_to_num(self.victim, nan=0.0).sum(axis=2)
         return held[0] - held[1]
 
@@ -109,7 +113,7 @@ class Game:
 
     @functools.cached_property
     def likelihood(self) -> bool:
-        """Whether the protocol knows the density of its reports on what everyone holds."""
+        """Whether the protocol knows the density of its reports on all that users hold, so that ratios can be used."""
         value = np.zeros((1, self.protocol.layout(self.dim).slots))
         held = [*self.worlds.victim.reshape(-1, self.dim), *np.unique(self.worlds.others, axis=0)]
         budget = None if self.budgets is None else float(self.budgets[0])
@@ -151,7 +155,13 @@ class _Rules:
     likelihood: bool
 
     def trial(self, victim: jax.Array, others: jax.Array, budgets: jax.Array | None, key: jax.Array) -> TrialView:
-        """Run all rounds; the protocol's public state goes from one to the next."""
+        """Run all rounds of one trial; the protocol's public state goes from one to the next.
+
+        Arguments:
+            victim: the victim's rows in this world, (rounds, rows, dim).
+            others: everybody else's, (others, dim).
+            budgets: everyone's, the victim first.
+        """
         state = self.protocol.init(others.shape[1])
         views = []
         for index, mine in enumerate(victim):
@@ -163,6 +173,12 @@ class _Rules:
     def _round(
         self, xs: jax.Array, owned: int, budgets: jax.Array | None, state: Any, key: jax.Array, index: int
     ) -> tuple[TrialView, Any]:
+        """Run one round; returns what it shows, and the protocol's state after it.
+
+        Arguments:
+            xs: all rows, the victim's first, NaN where one is absent.
+            owned: how many of the rows are the victim's.
+        """
         protocol = self.protocol
         dim = xs.shape[1]
         key_join, key_shuffle, key_estimate = jax.random.split(jax.random.fold_in(key, index), 3)
@@ -195,13 +211,14 @@ class _Rules:
         return view, after
 
     def _joins(self, rows: int, key: jax.Array) -> jax.Array:
-        """Who takes part: everyone, or a sample of users or records."""
+        """Which rows take part, as a mask: all, or a sample of users or of records."""
         if self.protocol.samples == "records":
             return jax.random.bernoulli(key, record_level(self.protocol).rate, (rows,))
         return sample_rows(self.cohort.participation, rows, key=key)
 
     @property
     def _divisor(self) -> Any:
+        """What `estimate` divides a sum by: users, or a batch of records; 1 where every user divided already."""
         if self.protocol.samples == "users":
             return self.cohort.size
         return 1 if self.protocol.private_steps else self.protocol.require("batch")
@@ -209,6 +226,7 @@ class _Rules:
     def _reports(
         self, xs: jax.Array, present: jax.Array, budgets: jax.Array | None, state: Any, keys: jax.Array
     ) -> Reports:
+        """The reports of all rows by the protocol's own `randomize`; rows that are not present report nothing valid."""
         protocol = self.protocol
         if protocol.private_steps:
             update = self._private_update(xs, present, keys[0])
@@ -242,14 +260,17 @@ class _Rules:
 def _run_trials(
     rules: _Rules, victim: jax.Array, others: jax.Array, budgets: jax.Array | None, keys: jax.Array
 ) -> TrialView:
+    """One trial for each key, as arrays with a leading axis of trials."""
     return jax.vmap(lambda key: rules.trial(victim, others, budgets, key))(keys)
 
 
 def _rows(table: Any, which: slice) -> Any:
+    """These rows of a table of reports, in all of its columns."""
     return type(table)(*(None if column is None else column[which] for column in table))
 
 
 def _counts(messages: ShuffledReports, slots: int) -> jax.Array:
+    """How many valid messages each slot has, (slots,)."""
     valid = messages.valid > 0
     if messages.slot is not None:
         return jnp.zeros(slots, jnp.int32).at[messages.slot].add(valid.astype(jnp.int32), mode="drop")
@@ -299,7 +320,7 @@ def neighboring_worlds(
 
 
 def _norm_worlds(protocol: Protocol, others: int, dim: int, worlds: Any) -> list[Worlds]:
-    """Where the protocol looks at all norms: a victim on either side of their middle."""
+    """Worlds for a protocol that looks at all norms: the victim's is above their middle or below. None for others."""
     if not protocol.needs_norms:
         return []
     along = np.eye(1, dim)[0]
@@ -309,17 +330,19 @@ def _norm_worlds(protocol: Protocol, others: int, dim: int, worlds: Any) -> list
 
 @functools.singledispatch
 def sample_rows(participation: Any, rows: int, *, key: jax.Array) -> jax.Array:
-    """Which of so many rows take part in a round: all, unless they are sampled."""
+    """Which of `rows` rows take part in a round, as a mask: all, unless this kind of participation samples them."""
     return jnp.ones(rows, bool)
 
 
 @sample_rows.register(Poisson)
 def _sample_by_coins(participation: Poisson, rows: int, *, key: jax.Array) -> jax.Array:
+    """Each row by a coin of its own."""
     return jax.random.bernoulli(key, participation.prob, (rows,))
 
 
 @sample_rows.register(FixedSize)
 def _sample_fixed_size(participation: FixedSize, rows: int, *, key: jax.Array) -> jax.Array:
+    """A uniform subset of exactly `participation.size` rows."""
     return jax.random.permutation(key, rows) < participation.size
 
 

@@ -1,4 +1,7 @@
-"""What an adversary makes of a trial: one number for each way of looking at it.
+"""What an adversary makes of a trial: scores, one number for each way of looking at it.
+
+In the shapes below, t are trials, r rounds, s slots and d coordinates; a table of reports is (trials, rounds, messages,
+slots), with one column for each slot that a message fills.
 
 Where a protocol knows the density of its reports, the score of a shuffled slot is its likelihood ratio. With f_0 and
 f_1 the victim's densities and g that of everybody else's messages together, a slot with messages y_i has
@@ -45,6 +48,7 @@ def scores(game: Game, trial: TrialView, *, view: View, trust: Trust) -> dict[st
 
 
 def _score_estimates(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
+    """The scores that need the released estimates and the public state alone."""
     by_name = {
         "direction of the estimate": _project(game, trial.estimate),
         "size of the estimate": np.log(np.maximum(_squared_norms(trial.estimate), _SMALL)),
@@ -56,6 +60,7 @@ def _score_estimates(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
 
 
 def _score_own_reports(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
+    """The scores of the victim's own reports, which are known to be the victim's."""
     by_name = {"direction of the victim's reports": _project(game, trial.own)}
     if game.rounds > 1:
         by_name["change of the victim's reports"] = -_squared_norms(np.diff(trial.own, axis=1))
@@ -70,6 +75,7 @@ def _score_own_reports(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
 
 
 def _score_messages(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
+    """The scores of all messages after the shuffle; some look for a shuffle that does not shuffle everything."""
     by_name = {
         "number of messages": _score_support(game, trial.counts),
         "direction of the messages that stand first": _project(game, trial.first),
@@ -90,15 +96,20 @@ def _score_messages(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
 
 
 def _project(game: Game, estimate: np.ndarray) -> np.ndarray:
+    """Estimates, (trials, rounds, dim), along the direction in which the worlds differ: (trials,)."""
     return np.einsum("trd,rd->t", estimate.astype(np.float64), game.worlds.direction)
 
 
 def _squared_norms(values: np.ndarray) -> np.ndarray:
+    """The squared norm of each trial's values over all rounds: (trials,)."""
     return np.sum(values.astype(np.float64) ** 2, axis=(1, 2))
 
 
 def _score_support(game: Game, counts: np.ndarray) -> np.ndarray:
-    """More messages where the victim is large in the first world; in all, where that says nothing."""
+    """The number of messages in slots where the victim is larger in the first world, less where it is smaller.
+
+    The number of all messages, where the worlds do not differ in that. `counts` are (trials, rounds, slots).
+    """
     held = np.abs(np.nan_to_num(game.worlds.victim)).sum(axis=2)
     weight = held[0] - held[1]
     if weight.shape[1] != counts.shape[2] or not weight.any():
@@ -107,6 +118,7 @@ def _score_support(game: Game, counts: np.ndarray) -> np.ndarray:
 
 
 def _own_likelihood(game: Game, trial: TrialView) -> np.ndarray:
+    """The log-likelihood ratio of the victim's reports over all rounds: (trials,)."""
     total = np.zeros(len(trial.own_value))
     for index in range(game.rounds):
         slots = game.protocol.layout(game.dim).slots
@@ -120,7 +132,11 @@ def _own_likelihood(game: Game, trial: TrialView) -> np.ndarray:
 
 
 def _message_likelihood(game: Game, trial: TrialView, rows: int, *, whole: bool = False) -> np.ndarray:
-    """Of the first `rows` messages of every slot, each on its own or, if `whole`, row by row."""
+    """The log-likelihood ratio of the first `rows` messages of every slot, summed over slots and rounds: (trials,).
+
+    Arguments:
+        whole: whether a row of messages, one for each slot, is taken to be one client's.
+    """
     total = np.zeros(len(trial.value))
     slots = game.protocol.layout(game.dim).slots
     for index in range(game.rounds):
@@ -136,7 +152,13 @@ def _message_likelihood(game: Game, trial: TrialView, rows: int, *, whole: bool 
 
 
 def _density_ratios(game: Game, value: np.ndarray, valid: np.ndarray, index: int, whole: bool) -> list[np.ndarray]:
-    """For either world and every slot: the sum over its messages of the victim's density over everybody else's."""
+    """For either world and every slot: the sum over its messages of the victim's density over everybody else's.
+
+    Arguments:
+        value: messages of one round, (trials, messages, slots); `valid` says which are there.
+        index: of the round.
+        whole: whether densities of a row are multiplied before they are summed: one column is left then.
+    """
     whole = whole or game.protocol.layout(game.dim).linkage == "vector"
     background = _background(game, value)
     visible = valid if background.shape == valid.shape else valid.any(axis=-1, keepdims=True)
@@ -152,7 +174,7 @@ def _density_ratios(game: Game, value: np.ndarray, valid: np.ndarray, index: int
 
 
 def _victim_or_dummy_density(game: Game, value: np.ndarray, world: int, index: int) -> np.ndarray:
-    """The victim's density; a dummy stands in its place as often as it leaves a coordinate out."""
+    """The log density of the message that the victim adds to a slot: its report, or a dummy if it leaves that out."""
     own = _victim_density(game, value, world, index)
     included = game.protocol.inclusion_rate(game.dim)
     padding = game.protocol.layout(game.dim).padding
@@ -162,7 +184,7 @@ def _victim_or_dummy_density(game: Game, value: np.ndarray, world: int, index: i
 
 
 def _background(game: Game, value: np.ndarray) -> np.ndarray:
-    """The average density of the others' messages and the dummies."""
+    """The log of the mean density of the others' messages and the dummies, in the shape of `log_density`."""
     protocol = game.protocol
     others = game.worlds.others
     included = protocol.inclusion_rate(game.dim)
@@ -172,20 +194,24 @@ def _background(game: Game, value: np.ndarray) -> np.ndarray:
     kinds, times = np.unique(np.column_stack([budgets, others]), axis=0, return_counts=True, equal_nan=True)
     for (budget, *x), count in zip(kinds, times, strict=True):
         density = _log_density(game, value, np.asarray(x), None if np.isnan(budget) else float(budget))
-        total, weight = total + count * included * np.exp(density), weight + count * included
+        total = total + count * included * np.exp(density)
+        weight = weight + count * included
     padding = protocol.layout(game.dim).padding
     if padding is not None and padding.pad_to > weight:
         dummies = padding.pad_to - weight
-        total, weight = total + dummies * np.exp(padding.blanket.log_density(value)), float(padding.pad_to)
+        total = total + dummies * np.exp(padding.blanket.log_density(value))
+        weight = float(padding.pad_to)
     return np.log(np.maximum(total / weight, _SMALL))
 
 
 def _victim_density(game: Game, value: np.ndarray, world: int, index: int) -> np.ndarray:
+    """The log density of messages as reports of the victim in this world and round, if they are its reports."""
     budget = None if game.budgets is None else float(game.budgets[0])
     return _log_density(game, value, np.nan_to_num(game.worlds.victim[world, index, 0]), budget)
 
 
 def _log_density(game: Game, value: np.ndarray, x: np.ndarray, budget: float | None) -> np.ndarray:
+    """The protocol's log density of messages as reports on x; refuses a protocol that does not know it."""
     density = game.protocol.log_density(value, x, budget=budget)
     if density is None:
         raise ValueError(f"{game.protocol.name!r} does not know the density of its reports: it has no log_density")
@@ -195,7 +221,12 @@ def _log_density(game: Game, value: np.ndarray, x: np.ndarray, budget: float | N
 def _by_slot(
     slot: np.ndarray | tuple[()], value: np.ndarray, valid: np.ndarray, index: int, slots: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The messages of a round with one column per slot, whatever part of the slots each of them fills."""
+    """The messages of a round, (trials, messages, slots), and which are there, whatever slots each of them fills.
+
+    Arguments:
+        slot: the slot of each value; () where the columns are the slots already.
+        index: of the round.
+    """
     value = value[:, index]
     valid = valid[:, index]
     if isinstance(slot, tuple):

@@ -39,13 +39,16 @@ __all__ = ["ATTACKS", "TrainingAudit", "audit"]
 ATTACKS = ("white-box", "black-box")
 _SHARES = (10, 5, 2, 1)  # of the coins a tenth, a fifth, half or all are guessed, unless the caller says how many
 _COINS = 2**31  # no other draw of a run starts from this number: seeds are smaller
-_ENOUGH_ROOM = 30  # coordinates to estimate a variance from
+_ENOUGH_ROOM = 30  # coordinates, beyond one for each canary, from which a variance can be estimated
 _LEAST_NOISE = 1e-3  # of a canary's update, where there is none: keeps the normal equations solvable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingAudit:
-    """What an attack on one training found, beside what is certified for the same training."""
+    """What an attack on one training found, beside what is certified for the same training.
+
+    Of `canaries` coins `guesses` were guessed, and `right` of the guesses were right.
+    """
 
     bound: LowerBound
     statement: Statement
@@ -56,7 +59,7 @@ class TrainingAudit:
 
     @property
     def consistent(self) -> bool:
-        """Whether the attack found no more than what is certified."""
+        """Whether the attack found no larger eps than is certified."""
         return self.bound.eps <= self.statement.eps
 
     def to_json(self) -> dict[str, Any]:
@@ -135,7 +138,10 @@ def audit(
 
 
 def _count_right(scores: np.ndarray, coins: np.ndarray, guesses: int) -> int:
-    """How many are right if the scores farthest from the mean are said to be heads above it, tails below."""
+    """How many of `guesses` guesses are right, made about the canaries whose scores are farthest from the mean.
+
+    A score above the mean is taken for True, one below for False.
+    """
     centred = scores - scores.mean()
     guessed = np.argsort(-np.abs(centred), kind="stable")[:guesses]
     return int(np.sum(coins[guessed] == (centred[guessed] > 0)))
@@ -146,6 +152,7 @@ def _plural_of(unit: Unit) -> str:
 
 
 def _refuse_hidden_steps(config: Config) -> None:
+    """Refuse server optimizers whose steps do not show the released sum."""
     if config.server.optimizer not in ("sgd", "ridge"):  # of moments, the sum itself is what is released
         raise ValueError(
             "a white-box attack reads sums off the steps of models and needs server.optimizer = 'sgd', "
@@ -176,7 +183,11 @@ def _make_canaries(config: Config, count: int) -> Canaries:
 
 
 def _train(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[AttackerView]:
-    """Train as any run does, and show what an observer of every model sees; `released` is filled on the way."""
+    """Train as any run does, and show what an observer of every model sees, a view for each released round.
+
+    Arguments:
+        released: the numbers of the rounds that were released; filled on the way.
+    """
     training = plan.engine.start()
     for index, users in rounds_due(plan, released):
         if len(users) < plan.sampler.schedule.min_size:
@@ -190,9 +201,14 @@ def _train(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[Attack
 
 
 def _score_white_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.ndarray:
-    """The mean of each coin (+1 or -1) given all released sums, as if their noise were Gaussian."""
+    """A score for each canary: the mean of its coin (+1 or -1) given all released sums, as if noise were Gaussian.
+
+    Half the difference of a canary's two updates is the column of a linear model, its coin the coefficient, with a
+    standard normal prior. The normal equations are summed up over rounds: `precision` @ means = `evidence`.
+    """
     attacker = Attacker(plan, hidden)
-    precision, evidence = np.eye(hidden.count), np.zeros(hidden.count)
+    precision = np.eye(hidden.count)
+    evidence = np.zeros(hidden.count)
     for view in _train(plan, hidden, released):
         weights = attacker.weights(view).astype(np.float32)
         there = np.flatnonzero(weights)
@@ -200,7 +216,8 @@ def _score_white_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.nd
         half = weights[there, None] * half[there]
         rest = attacker.released_sum(view) - attacker.others(view) - weights[there] @ middle[there]
         rest = rest.astype(np.float32)  # as the updates are: their products need no more
-        products, match = (half @ half.T).astype(np.float64), (half @ rest).astype(np.float64)
+        products = (half @ half.T).astype(np.float64)
+        match = (half @ rest).astype(np.float64)
         variance = _noise_variance(rest, products, match, planned=attacker.noise_std(view) ** 2)
         precision[np.ix_(there, there)] += products / variance
         evidence[there] += match / variance
@@ -208,7 +225,17 @@ def _score_white_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.nd
 
 
 def _noise_variance(rest: np.ndarray, products: np.ndarray, match: np.ndarray, *, planned: float) -> float:
-    """The noise as it is, and not as it should be: what no mixture of canaries explains, where there is room for it."""
+    """The variance of the noise on a coordinate, estimated from what no mixture of canaries explains.
+
+    The real noise, not the planned one, which may be wrong. Where there are hardly more coordinates than canaries
+    nothing is left to estimate from, and the planned variance is taken.
+
+    Arguments:
+        rest: the released sum without what is known of it, (dim,).
+        products: inner products of the canaries' updates with each other.
+        match: their inner products with `rest`.
+        planned: the variance that the plan's noise has.
+    """
     least = _LEAST_NOISE * float(np.trace(products)) / max(1, len(products)) or 1.0
     room = len(rest) - len(products)
     if room < _ENOUGH_ROOM:
@@ -219,7 +246,10 @@ def _noise_variance(rest: np.ndarray, products: np.ndarray, match: np.ndarray, *
 
 
 def _score_black_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.ndarray:
-    """How much lower than expected the last loss is on what a canary has in its first world, less in its second."""
+    """A score for each canary: how much lower its loss in the last model is than in one trained with half of each.
+
+    Of canaries that have other records in their second world, the same number for these is subtracted.
+    """
     attacker = Attacker(plan, hidden)
     last = expected = jnp.asarray(to_host(plan.engine.start().params))
     momentum = attacker.server.init(expected)

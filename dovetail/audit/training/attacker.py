@@ -24,12 +24,15 @@ from dovetail.statements import Unit
 
 __all__ = ["Attacker", "AttackerView"]
 
-_CHUNK = 256
-_CHUNK_FLOATS = 2**24
+_CHUNK = 256  # users whose updates are computed together, at most,
+_CHUNK_FLOATS = 2**24  # and the numbers that they may need
 
 
 class AttackerView(NamedTuple):
-    """A released round: its planned users, the model before and after, the states of protocol and server before."""
+    """A released round (`number`, from 0): its planned users, the flat model before and after, and states before.
+
+    `state` is the protocol's, `server` the server optimizer's.
+    """
 
     number: int
     users: np.ndarray
@@ -68,11 +71,14 @@ class Attacker:
         self._clipped = jax.jit(self._clip)
 
     def divisor(self, view: AttackerView) -> float:
-        """What the noised sum of updates in a round is divided by to give the estimate, by which the server moves."""
+        """What the noised sum of updates in this round is divided by to give the estimate that the server steps by."""
         return self._plan.sampler.divisor(view.number, learning_rate=self._plan.config.client.learning_rate)
 
     def released_sum(self, view: AttackerView) -> np.ndarray:
-        """The noised sum of updates that a step of SGD, with momentum or without, was made of."""
+        """The noised sum of updates, (dim,), read off the models before and after a step of SGD, momentum or not.
+
+        The step is linear in the estimate: what a step by 0 and by 1 would do gives its offset and its slope.
+        """
         nothing = jnp.zeros_like(view.before)
         without, _ = self.server.step(view.before, view.server, nothing)
         slope, _ = self.server.step(nothing, self.server.init(nothing), nothing + 1)
@@ -84,7 +90,7 @@ class Attacker:
         return self._plan.sampler.noise_std(view.number, dim=self._plan.engine.dim)
 
     def weights(self, view: AttackerView) -> np.ndarray:
-        """How many times each canary's update is in the sum, on average over what the adversary does not see."""
+        """How many times each canary's update is in the sum, (canaries,); on average where draws are secret."""
         hidden = self._hidden
         schedule = self._plan.sampler.schedule
         if hidden.unit is not Unit.USER or schedule.kind in ("fixed", "poisson", "secret"):
@@ -92,7 +98,10 @@ class Attacker:
         return np.isin(schedule.population - hidden.count + np.arange(hidden.count), view.users).astype(float)
 
     def others(self, view: AttackerView) -> np.ndarray:
-        """What the real users or records add; on average where who is drawn would tell of who else is."""
+        """The sum of the real users' or records' clipped updates, (dim,).
+
+        Where a fixed number of users is drawn, who is drawn would tell of the canaries: it is a mean over draws.
+        """
         schedule = self._plan.sampler.schedule
         users = view.users
         weight = 1.0
@@ -113,23 +122,29 @@ class Attacker:
         return (first + second) / 2, (first - second) / 2
 
     def losses(self, params: Any, rows: np.ndarray) -> np.ndarray:
-        """The model's loss on each of these records; with moments, that of the model they give."""
+        """The loss on each of these records of a model with these parameters; of moments, the model made of them."""
         params = jnp.asarray(params)
         params = self.server.model_to_publish(params, ()) if isinstance(self.server, Ridge) else params
         logits = self._logits(params, self._inputs[rows * self._views])
         return np.asarray(self._loss(logits, self._labels[rows]))
 
     def _updates(self, view: AttackerView, rows: np.ndarray) -> np.ndarray:
+        """The clipped updates, (rows, dim), of users who hold one of these records each."""
         counts = np.ones(len(rows), np.int32)
         return np.asarray(self._clipped(view.before, view.state, *self._training_rows(rows[:, None], counts)))
 
     def _training_rows(self, index: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What users with these records train on: inputs, labels and how many rows of them count."""
+        """What users train on: inputs, labels, and how many rows of them count.
+
+        Arguments:
+            index: the records of each user, (users, records), padded with any.
+            counts: how many of them count, (users,).
+        """
         rows = (index[:, :, None] * self._views + np.arange(self._views)).reshape(len(index), -1)
         return self._inputs[rows], self._labels[rows // self._views], counts * self._views
 
     def _sum_updates(self, view: AttackerView, index: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """The sum of the clipped updates of users with these records, a chunk at a time."""
+        """The sum of the clipped updates, (dim,), a chunk of users at a time; arguments as in `_training_rows`."""
         total = np.zeros(self._plan.engine.dim)
         floats = index.shape[1] * self._views * self._inputs[0].size
         size = max(1, min(_CHUNK, _CHUNK_FLOATS // (floats + 2 * self._plan.engine.dim)))
@@ -143,8 +158,9 @@ class Attacker:
         return total
 
     def _clip(self, params: Any, state: Any, inputs: Any, labels: Any, counts: Any) -> jax.Array:
-        """The updates of users with these records, as far as the protocol lets them count."""
+        """The updates, (users, dim), of users who train on these rows, clipped as the protocol clips them."""
         return self._plan.sampler.protocol.clip_update(self._update_of(params, inputs, labels, counts), state)
 
     def _logits(self, params: jax.Array, inputs: Any) -> jax.Array:
+        """The model's outputs for these inputs; `params` are flat."""
         return self._plan.model.apply(self._unravel(params), inputs)

@@ -22,7 +22,7 @@ from dovetail.statements import Unit
 __all__ = ["Canaries"]
 
 _BEYOND_CLIP = 4.0  # an update is this much longer than the clip norm at first: it shrinks as a canary is learned
-_PLACES = 2**31 + 1  # no other draw of a run starts from this number
+_PLACES = 2**31 + 1  # from which canaries are drawn: no other draw of a run starts from this number
 _SAMPLED_RECORDS = 1000  # real records whose norms say what is usual
 
 
@@ -66,6 +66,7 @@ class Canaries:
 
     @property
     def _records_of_a_world(self) -> int:
+        """How many records all canaries have together in one world."""
         return self.count * self.items
 
     @property
@@ -74,7 +75,7 @@ class Canaries:
         return self._records_of_a_world * (2 if self.swapped else 1)
 
     def join(self, dataset: Dataset, clients: Clients) -> tuple[Dataset, Clients]:
-        """The dataset with the records of both worlds, and the federation in which everybody is in the first."""
+        """The dataset with both worlds' records of canaries at its end, and who holds which if all coins are True."""
         if dataset.target != "classes":
             raise ValueError(f"canaries need a task of classes to hide in; this one has target={dataset.target!r}")
         rng = np.random.default_rng((_PLACES, self.seed))
@@ -88,7 +89,8 @@ class Canaries:
             about = dataset.subjects.max() + 1 + np.repeat(np.arange(self.count, dtype=np.int32), self.items)
         owners, num_clients = self._owners(clients, dataset, rng)
         if self.swapped:
-            inputs, labels = np.concatenate([inputs, -inputs]), np.tile(labels, 2)
+            inputs = np.concatenate([inputs, -inputs])
+            labels = np.tile(labels, 2)
             about = None if about is None else np.tile(about, 2)
         joined = dataclasses.replace(
             dataset,
@@ -104,7 +106,7 @@ class Canaries:
         )
 
     def draw_presence(self, held: Clients, num_records: int) -> Clients:
-        """The federation in the worlds that the coins say: where one is False, without the records or with the others.
+        """Who holds which records in the worlds that the coins say: where one is False, no records or the other ones.
 
         Arguments:
             held: who holds which records in the first world.
@@ -134,12 +136,16 @@ class Canaries:
         return users[(place < 0) | self.coins[np.maximum(place, 0)]]
 
     def rows(self, num_records: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """A record of each canary in the first world, and in the second if it has any there."""
+        """The number of one record of each canary in the first world, and in the second; None if it has none there.
+
+        Arguments:
+            num_records: of the dataset with all canaries in it.
+        """
         first = num_records - self.num_records + self.items * np.arange(self.count)
         return first, first + self._records_of_a_world if self.swapped else None
 
     def _length(self, real: np.ndarray, num_classes: int) -> float:
-        """The length of a canary's input: a usual one, or more where the clipping asks for it."""
+        """The norm of a canary's input: the median of real ones, or more if updates would not be clipped otherwise."""
         usual = float(
             np.median(np.linalg.norm(real[:_SAMPLED_RECORDS].reshape(min(len(real), _SAMPLED_RECORDS), -1), axis=1))
         )
@@ -150,7 +156,10 @@ class Canaries:
         return max(usual, wanted) or 1.0
 
     def _owners(self, clients: Clients, dataset: Dataset, rng: np.random.Generator) -> tuple[np.ndarray, int]:
-        """Who holds each canary's records, and how many users there are then."""
+        """The user who holds each of the canaries' records, (canaries * items,), and how many users there are then.
+
+        Users, and subjects in data that name none, come new; other canaries' records go to users who are there.
+        """
         if self.unit is Unit.USER or (self.unit is Unit.SUBJECT and dataset.subjects is None):
             return clients.num_clients + np.repeat(np.arange(self.count), self.items), clients.num_clients + self.count
         at_one = min(self.items, self.items_per_user or self.items)
@@ -164,6 +173,7 @@ class Canaries:
 
 
 def _to_float(inputs: np.ndarray) -> np.ndarray:
+    """Inputs as float32; bytes are scaled to [0, 1]."""
     return inputs.astype(np.float32) / np.float32(255) if inputs.dtype == np.uint8 else inputs
 
 

@@ -30,12 +30,12 @@ THEOREM = Theorem(
     where="Steinke, Nasr, Jagielski (NeurIPS 2023), Thm. 5.2",
     url="https://arxiv.org/abs/2305.08846",
 )
-_OUTWARD = 1 + 1e-9  # more than the error of a binomial tail
-_STEPS = 45
+_OUTWARD = 1 + 1e-9  # raises a binomial tail by more than its error
+_STEPS = 45  # of bisection
 
 
 def p_value(*, eps: float, delta: float, canaries: int, guesses: int, right: int) -> float:
-    """How probable so many right guesses are, at most, if the run is (eps, delta)-DP; rounded up.
+    """An upper bound on the probability of at least `right` right guesses, if the run is (eps, delta)-DP.
 
     Arguments:
         canaries: how many coins were tossed.
@@ -110,6 +110,7 @@ def best_of(
 
 
 def _check_counts(canaries: int, guesses: int, right: int) -> None:
+    """Refuse counts other than 1 <= guesses <= canaries and 0 <= right <= guesses."""
     _validate.integer(canaries=canaries, guesses=guesses, right=right)
     _validate.at_least(1, canaries=canaries)
     _validate.in_interval(1, canaries, guesses=guesses)
