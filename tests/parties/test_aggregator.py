@@ -143,9 +143,13 @@ def test_a_share_of_another_form_is_turned_away(tmp_path):
     open_round([party], analyzer)
     client, report = sharing.users[0].public.key_id, bytes(range(16))
     purpose = sharing.task.upload_purpose(1, 0, sender=client, report=report)
-    for content in (b"", bytes(40), b"\x01" * 41):
+    for content, reason in (
+        (b"", "expected a share of 40 bytes, got 0 bytes"),
+        (b"\x01" * 41, "expected a share of 40 bytes, got 41 bytes"),
+        (b"\x01" * 40, "this is not a share of"),
+    ):
         sealed = seal(content, sharing.keys[0].seal.public.sealing_key(), purpose)
-        with pytest.raises(UploadRefused, match="this is not a share of"):
+        with pytest.raises(UploadRefused, match=reason):
             party.accept(1, client=client, upload=Upload(report, sealed))
 
 
