@@ -4,6 +4,7 @@ populations, several rounds, with and without colluders."""
 import itertools
 import math
 import sys
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -210,3 +211,16 @@ def test_large_losses_count_as_infinite_and_are_charged():
     (side,) = pair.loss(interval=1e-2).sides
     assert 0.005 * math.exp(-25 / 40) < side.infinite < 0.005 * math.exp(-20 / 40)
     assert np.isinf(pair.renyi(np.array([2.0]))).all()
+
+
+@pytest.mark.parametrize("prob", [1.0, 0.1, 1e-6, 1e-10, 1e-13, 1e-20, 1e-60])
+def test_the_loss_of_a_sampled_round_is_within_four_ulp_at_any_probability(prob):
+    losses = np.concatenate([np.geomspace(1e-6, 1.0, 40), np.linspace(1.0, 699.0, 400)])
+    with localcontext() as context:
+        context.prec = 400
+        exact = [(1 + Decimal(prob) * (Decimal(float(loss)).exp() - 1)).ln() for loss in losses]
+        apart = [
+            abs(Decimal(float(mine)) / loss - 1)
+            for mine, loss in zip(symmetric._sampled_loss(prob, losses), exact, strict=True)
+        ]
+    assert max(apart) <= 4 * Decimal(sys.float_info.epsilon)

@@ -64,8 +64,7 @@ _MOST_LOSSES = 2**20  # points that a sum may take
 _OUTWARD = 1 + 1e-10  # more than the error of the slopes between nodes
 LARGEST_LOSS = 20.0  # beyond, tanh is too close to 1
 _LEAST_DRAWN = 1e-60  # a delta of a sampled round that is not told from a smaller one
-_LARGEST_EXPONENT = 700.0  # of a loss that is asked about
-_MODERATE = 30.0  # losses up to which e^loss is computed
+_LARGEST_EXPONENT = 700.0  # of a loss that is asked about: e^loss is computed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -444,7 +443,7 @@ def sampled_pair(
     inner = nodes.at(std, min(eps_pure, _LARGEST_EXPONENT))
     inner = np.append(inner, eps_pure) if eps_pure < _LARGEST_EXPONENT else inner
     end = 1.0
-    for node, outer in zip(inner, _log1p_expm1(prob, inner) * (1 + 8 * numerics.ULP), strict=True):
+    for node, outer in zip(inner, _sampled_loss(prob, inner) * (1 + 8 * numerics.ULP), strict=True):
         if outer > LARGEST_LOSS:
             break
         if node == eps_pure:
@@ -459,11 +458,12 @@ def sampled_pair(
     return _pair(t, excess, folds=1)
 
 
-def _log1p_expm1(prob: float, eps: np.ndarray) -> np.ndarray:
-    """ln(1 + prob (e^eps - 1)) at eps >= 0, without overflow: the sampled round's loss where the round's is eps."""
-    small = np.log1p(prob * np.expm1(np.minimum(eps, _MODERATE)))
-    large = eps + np.log(prob + (1 - prob) * np.exp(-np.maximum(eps, _MODERATE)))
-    return np.where(eps <= _MODERATE, small, large)
+def _sampled_loss(prob: float, loss: np.ndarray) -> np.ndarray:
+    """ln(1 + prob (e^loss - 1)): the sampled round's loss where the round's own is `loss`, between 0 and 700.
+
+    To within 4 ULP at any prob, which `sampled_pair` rounds out by twice as much.
+    """
+    return np.log1p(prob * np.expm1(loss))
 
 
 def _pair(t: np.ndarray, excess: np.ndarray, folds: int) -> SymmetricPair:
