@@ -20,6 +20,7 @@ from dovetail.parties.common.files import WatchedFile
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.notices import (
     Notices,
+    Rotation,
     SignedNotice,
     announce_rotation,
     digest_of,
@@ -199,6 +200,8 @@ def test_a_successor_needs_the_old_keys_word(tmp_path):
         ValueError, match=f"{new.public.key_id.hex()} is not endorsed by the key {old.public.key_id.hex()}"
     ):
         rotate_key(old.public, new.public, by=thief.sign)
+    with pytest.raises(ValueError, match="this one names no key"):
+        Rotation().check()
     with pytest.raises(ValueError, match="has a successor of another kind"):
         rotate_key(old.public, new.public.sign, by=old.sign)
     stolen = msgspec.structs.replace(rotate_key(old.public, new.public, by=old.sign), new_seal=thief.public.seal)

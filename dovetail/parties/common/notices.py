@@ -67,7 +67,9 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return _id_of(self.new_sign, self.new_seal)
 
     def check(self) -> None:
-        """Refuse a successor of another kind, or one that the old key has not endorsed."""
+        """Refuse a rotation of no key, a successor of another kind, or one that the old key has not endorsed."""
+        if not self.old:
+            raise ValueError("a rotation names the key that is replaced and its successor, and this one names no key")
         if (self.old_sign is None, self.old_seal is None) != (self.new_sign is None, self.new_seal is None):
             raise ValueError(
                 f"the key {self.old.hex()} has a successor of another kind: a key to sign with is followed by a key to "
