@@ -29,6 +29,7 @@ from dovetail.cli._shared import (
     settings_of,
 )
 from dovetail.numbers import at_least, at_most
+from dovetail.wording import attack_in_words
 
 __all__ = ["audit"]
 
@@ -238,6 +239,7 @@ def _audit_training(settings: Any, canaries: int, black_box: bool, confidence: f
             highlight=False,
         )
         out_console.print(f"certified: {result.statement}", markup=False, highlight=False)
+        _print_in_words(result.statement, result.bound)
         out_console.print("consistent" if result.consistent else "NOT CONSISTENT", highlight=False)
     _fail_unless(result.consistent)
 
@@ -253,12 +255,19 @@ def _print_finding(finding: Any) -> None:
     print_statement("claimed", finding.claimed)
     if finding.claim_refuted:
         out_console.print("the claim is refuted by this attack", highlight=False)
+    _print_in_words(finding.certified, finding.bound)
     verdict = (
         "no attack found more than is certified"
         if finding.consistent
         else "NOT CONSISTENT: an attack found more than is certified"
     )
     out_console.print(verdict, highlight=False)
+
+
+def _print_in_words(statement: Any, bound: Any) -> None:
+    """One line for whoever reads no eps."""
+    said = attack_in_words(statement, eps=bound.eps, delta=bound.delta, trials=bound.trials)
+    out_console.print(said, markup=False, highlight=False)
 
 
 def _claim_cell(finding: Any) -> str:

@@ -18,6 +18,7 @@ from dovetail.pages.words import at_least, at_most, number, view_of
 from dovetail.protocols import PROTOCOLS
 from dovetail.statements import Statement, Verdict
 from dovetail.templating import draw_inline, write_page
+from dovetail.wording import attack_in_words
 
 __all__ = ["write"]
 
@@ -199,14 +200,17 @@ def _audit(folder: Path) -> dict[str, Any] | None:
     if finding.get("reason"):
         return {"reason": finding["reason"]}
     counted = f"in {finding['trials']:,} trials, confidence {finding['confidence']:g}"
+    certified = Statement.from_json(finding["certified"])
+    eps = math.inf if finding["unbounded"] else finding["eps_lower"]
     return {
         "reason": None,
+        "in_words": attack_in_words(certified, eps=eps, delta=finding["delta"], trials=finding["trials"]),
         "delta": number(finding["delta"]),
         "lower": "there is no guarantee: no finite eps holds"
         if finding["unbounded"]
         else f"eps is at least {at_least(finding['eps_lower'])}",
         "how": counted if finding["trials"] else "computed exactly",
-        "certified": view_of(Statement.from_json(finding["certified"])),
+        "certified": view_of(certified),
         "consistent": finding["consistent"],
         "attack": finding["attack"],
         "figures": draw_inline([Figure.from_json(finding["figure"])] if finding.get("figure") else []),

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from dovetail.figures.axes import short
 from dovetail.numbers import round_to
-from dovetail.statements import TUNING_ASSUMPTION, Neighbors, Statement, Trust, Unit, Verdict
+from dovetail.statements import TUNING_ASSUMPTION, Neighbors, Statement, Trust, Verdict
+from dovetail.wording import CHANGED, DATA, WHOSE, change, largest_certainty, percent, trust
 
 __all__ = [
     "Badge",
@@ -34,13 +35,6 @@ __all__ = [
     "whom",
 ]
 
-_WHOSE = {
-    Unit.ITEM: "one record",
-    Unit.USER: "one user, including all of that user's data",
-    Unit.SUBJECT: "one subject: all data about one person, at any number of users",
-}
-_DATA = {Unit.ITEM: "that record", Unit.USER: "that user's data", Unit.SUBJECT: "that person's data"}
-_CHANGED = {Neighbors.REPLACE_ONE: "is replaced by any other", Neighbors.ADD_REMOVE: "is added or removed"}
 _COLLUSION = {
     Trust.SHUFFLE: "more shufflers than the assumptions allow",
     Trust.SHARES: "all aggregators",
@@ -94,21 +88,7 @@ def title(statement: Statement) -> str:
 
 def whom(statement: Statement) -> str:
     """Who is protected, and between which two cases one cannot tell: "one record; that record is replaced ..."."""
-    return f"{_WHOSE[statement.unit]}; {_DATA[statement.unit]} {_CHANGED[statement.neighbors]}"
-
-
-def trust(statement: Statement) -> str:
-    """Whom one must trust for the statement to hold, in a sentence."""
-    match statement.trust:
-        case Trust.CURATOR:
-            return "You must trust the curator, who sees every update."
-        case Trust.SHUFFLE:
-            return "Shufflers are trusted as the assumptions state: only so many may collude with the analyzer."
-        case Trust.SHARES:
-            return "You must trust one of the aggregators, whichever it is: all others may collude with the analyzer."
-        case Trust.LOCAL:
-            return "You need not trust anybody."
-    return "There is no guarantee, so there is nobody to trust for it."
+    return f"{WHOSE[statement.unit]}; {DATA[statement.unit]} {CHANGED[statement.neighbors]}"
 
 
 def sentences(statement: Statement) -> list[str]:
@@ -119,22 +99,22 @@ def sentences(statement: Statement) -> list[str]:
     span = f" over {statement.span}" if statement.span else ""
     if statement.is_unbounded:
         return [
-            f"There is no guarantee for {_WHOSE[statement.unit]}, against the {statement.adversary}{span}.",
+            f"There is no guarantee for {WHOSE[statement.unit]}, against the {statement.adversary}{span}.",
             f"Reason: {statement.proof}.",
         ]
     count = len(statement.assumptions)
     holds = f"It holds under the {count} assumptions below." if count > 1 else "It holds under the assumption below."
     reproducible = statement.verdict in (Verdict.REPRODUCIBLE, Verdict.DECLARED_REPRODUCIBLE)
-    protects = f"This training protects {_WHOSE[statement.unit]}."
+    protects = f"This training protects {WHOSE[statement.unit]}."
     if reproducible:
         protects = (
             f"This was a simulation with noise from a known seed: whoever knows the seed can subtract the noise. "
-            f"With secret noise it would protect {_WHOSE[statement.unit]}."
+            f"With secret noise it would protect {WHOSE[statement.unit]}."
         )
     paragraphs = [
         protects,
-        f"If {_DATA[statement.unit]} {_CHANGED[statement.neighbors]}, what the {statement.adversary} sees{span} hardly "
-        f"changes: it is differentially private with eps = {at_most(statement.eps)} and "
+        f"If {DATA[statement.unit]} {CHANGED[statement.neighbors]}, what the {statement.adversary} sees{span} "
+        f"{change(statement)}: it is differentially private with eps = {at_most(statement.eps)} and "
         f"delta = {at_most(statement.delta)}.",
         trust(statement),
         f"Proof: {statement.proof}." + (f" {holds}" if count else ""),
@@ -150,12 +130,14 @@ def sentences(statement: Statement) -> list[str]:
 
 
 def meaning(statement: Statement) -> list[str]:
-    """What eps and delta mean for an adversary, a paragraph each: odds, and the power of a test; none if unbounded."""
+    """What eps and delta mean for an adversary, a paragraph each: a guess, odds, a test; none if unbounded."""
     if statement.is_unbounded:
         return []
     factor = math.exp(min(statement.eps, 700.0))
     odds = at_most(factor) if statement.eps < 700 else "more than 1e304"
     return [
+        f"In plain words: a guess between the two cases, both equally likely before, is right at most "
+        f"{percent(largest_certainty(statement), up=True)} of the time; a coin toss is right 50% of the time.",
         f"What eps means: whatever the adversary knew before, its odds between the two cases change by a factor of at "
         f"most e^eps = {odds}"
         + (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 
 import pytest
@@ -49,6 +50,9 @@ def test_the_tables_for_people(command):
     status, out, _ = command("audit", "binary_sum", "--n", "100", "--dim", "1", "--trials", "100")
     assert status == 0
     assert "no attack found more than is certified" in out
+    assert re.search(
+        r"In plain words: the best attack that we ran can tell with [\d.]+% certainty .* allows at most", out
+    )
     assert "at delta" in out
     assert "5e-06" in out.split("certified")[0], "no eps without its delta"
     status, out, _ = command(
