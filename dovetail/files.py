@@ -1,19 +1,22 @@
-"""How files are written: complete or not at all, into folders that can be written to."""
+"""How files are written, on every system: complete or not at all, into folders that can be written to; and locks."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import io
 import json
 import os
+import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["hold", "make_folder", "replacing", "write_atomically", "write_json", "write_table"]
+__all__ = ["lock", "make_folder", "replacing", "write_atomically", "write_json", "write_table"]
+
+_PATIENCE = 1.0  # seconds
 
 
 def make_folder(path: Path) -> None:
@@ -26,20 +29,26 @@ def make_folder(path: Path) -> None:
         raise ValueError(f"the folder {str(path)!r} cannot be written to ({error.strerror})") from error
 
 
-def hold(folder: Path) -> IO[bytes]:
-    """Lock a folder for this process, until the file that is returned is closed; refuses one that another has locked.
+@contextlib.contextmanager
+def lock(path: Path, *, wait: float = 0.0) -> Iterator[None]:
+    """Keep everybody else who locks the same file out while the block runs, in this process and in others.
 
-    The folder is made if need be, and its owner alone can read it.
+    The file is made if need be, stays empty, and is left there. It is an SQLite database without tables, for SQLite
+    locks in the same way on every system; a process that dies lets go of its lock.
+
+    Arguments:
+        wait: seconds to wait for whoever has the lock; BlockingIOError if it is still taken then.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder.chmod(0o700)
-    lock = (folder / "lock").open("wb")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise ValueError(f"another process is working in {str(folder)!r}") from error
-    return lock
+    with contextlib.ExitStack() as stack:
+        try:
+            database = sqlite3.connect(path, timeout=wait, isolation_level=None, check_same_thread=False)
+            stack.callback(database.close)
+            database.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                raise BlockingIOError(f"another process holds the lock {str(path)!r}") from error
+            raise OSError(f"the file {str(path)!r} cannot be locked ({error})") from error
+        yield
 
 
 @contextlib.contextmanager
@@ -55,14 +64,32 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
+        _replace(Path(temporary), path)
         _sync_folder(path.parent)
     finally:
         Path(temporary).unlink(missing_ok=True)
 
 
+def _replace(temporary: Path, path: Path) -> None:
+    """Give a file its name; where that fails because somebody is reading the old one (Windows), try for `_PATIENCE`."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            temporary.replace(path)
+            return
+        except PermissionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PATIENCE / 50)
+
+
 def _sync_folder(folder: Path) -> None:
-    """Make a new name durable: a file that was replaced could come back after a power cut."""
+    """Make a new name durable: a file that was replaced could come back after a power cut.
+
+    Windows opens no folders; there the file system's own journal must do.
+    """
+    if os.name == "nt":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

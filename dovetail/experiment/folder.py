@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import io
 import json
@@ -30,7 +29,7 @@ import numpy as np
 
 from dovetail import _imports, protocols
 from dovetail.data.readers.recipes import Recipe
-from dovetail.files import make_folder, write_atomically, write_json
+from dovetail.files import lock, make_folder, write_atomically, write_json
 from dovetail.guarantee.record import Record
 
 __all__ = ["BANNER", "SETTINGS", "TIMING_BANNER", "Checkpoint", "RunFolder"]
@@ -40,7 +39,7 @@ BANNER = "diagnostics of raw updates: not covered by the statement, not for rele
 
 TIMING_BANNER = "how long rounds took may depend on the data: not covered by the statement, not for release"
 
-_CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER, _RECIPE, _TIMING = (
+_CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER, _RECIPE, _TIMING, _LOCK = (
     "config.toml",
     "metrics.jsonl",
     "diagnostics.jsonl",
@@ -50,6 +49,7 @@ _CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER, _RECIPE
     "ledger.json",
     "recipe.json",
     "timing.json",
+    ".lock",
 )
 
 
@@ -263,12 +263,19 @@ class RunFolder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes from working on the same run while the block runs; refuses if one of them does."""
-        with (self.path / _CONFIG).open("rb") as config:
+        with contextlib.ExitStack() as locks:
+            locks.callback(self._tidy_up)  # once the lock is let go of
             try:
-                fcntl.flock(config, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                locks.enter_context(lock(self.path / _LOCK))
+            except BlockingIOError as error:
                 raise ValueError(f"another process is using the run in {str(self.path)!r}") from error
             yield
+
+    def _tidy_up(self) -> None:
+        """Delete the lock's file of a run that has ended: whoever locks it next finds nothing to do."""
+        if self.is_finished:
+            with contextlib.suppress(OSError):  # Windows keeps a file that another process has open
+                (self.path / _LOCK).unlink()
 
     def read_ledger(self, *, trust_code: bool = False) -> Record:
         """The rounds that are charged, as `run` wrote them; a protocol "module:Class" is imported only if trusted."""

@@ -24,11 +24,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dovetail.files import hold
 from dovetail.parties.analyzer.incoming import incoming_of
 from dovetail.parties.analyzer.learning import Learner, Learning
 from dovetail.parties.analyzer.store import AnalyzerStore, Refusals, Stale, StoredModel
 from dovetail.parties.common.database import locate_store, retry_until_available
+from dovetail.parties.common.files import hold
 from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.keys import KeyRing
 from dovetail.parties.common.ledger import Ledger, Overspent

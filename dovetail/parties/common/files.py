@@ -1,18 +1,19 @@
-"""JSON files of tasks, public keys and policies, and files that are read again when they change."""
+"""JSON files of tasks, public keys and policies, files that are read again when they change, and folders of services."""
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import IO, Generic, TypeVar
 
 import msgspec
 
 from dovetail._structs import ready
 
-__all__ = ["WatchedFile", "read_json"]
+__all__ = ["WatchedFile", "hold", "read_json"]
 
 _LOG = logging.getLogger(__name__)
 _Content = TypeVar("_Content")
@@ -35,6 +36,22 @@ def read_json(path: Path, kind: type[_Content], what: str) -> _Content:
         raise ValueError(
             f"expected {what} in {str(path)!r}, which this version cannot read as one ({error})"
         ) from error
+
+
+def hold(folder: Path) -> IO[bytes]:
+    """Lock a folder for this process, until the file that is returned is closed; refuses one that another has locked.
+
+    The folder is made if need be, and its owner alone can read it.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    lock = (folder / "lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise ValueError(f"another process is working in {str(folder)!r}") from error
+    return lock
 
 
 class WatchedFile(Generic[_Content]):

@@ -16,8 +16,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from dovetail.files import hold
 from dovetail.parties.common.database import locate_store, retry_until_available
+from dovetail.parties.common.files import hold
 from dovetail.parties.common.http_clients import AnalyzerClient, Gone, IntermediaryClient
 from dovetail.parties.common.keys import ServicePairs
 from dovetail.parties.common.sealing import OVERHEAD, Purpose, Unsealable, open_sealed
