@@ -1,4 +1,4 @@
-"""JSON files of tasks, public keys and policies, files that are read again when they change, and folders of services."""
+"""JSON files of tasks, public keys and policies; files read again when they change; folders that services hold."""
 
 from __future__ import annotations
 
