@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 
+import msgspec
 import numpy as np
 import pytest
 from grids import later
@@ -15,6 +16,7 @@ from dovetail.learners.server import Ridge, Server
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.analyzer.learning import Learner, Learning
 from dovetail.parties.analyzer.party import Analyzer
+from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.http_clients import Gone, Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.wire import PART, Closed, Malformed, Packed, TooEarly, TooLate, vector_from
@@ -180,6 +182,49 @@ def test_a_void_round_moves_nothing_and_stays_spent(tmp_path):
         analyzer.take(0, 3, BATCH, 0, b"")
 
 
+def test_a_round_to_which_nobody_reports_costs_nothing(tmp_path):
+    """Two rounds without a report reserved 23.4 of eps 30; the next round takes their place, also after a restart."""
+    small = Small(tmp_path / "fleet", settings={"clip_value": 1.0, "eps_local": 1.0})
+    analyzer, helpers = small.analyzer(), small.shufflers()
+    one_round = certify_task(small.deployment.task, 1)[0].eps
+    play(small, analyzer, helpers, users=range(0))
+    facts = analyzer.privacy()
+    assert analyzer.status().round == 2 and analyzer.ledger.reserved_rounds == [1, 2]
+    assert facts["spent"]["eps"] == analyzer.ledger.total[0] == one_round == facts["statement"]["eps"]
+    assert facts["without_trust"]["eps"] == certify_task(small.deployment.task, 2)[1].eps  # which takes nobody's word
+    assert facts["rounds_unused"] == 1 and facts["history"][0]["unused"]
+    assert facts["history"][0]["reason"].endswith("nothing came, so it costs nothing")
+    analyzer.shut()
+    again = small.analyzer()
+    play(small, again, helpers)
+    assert [one["outcome"] for one in again.privacy()["history"]] == ["void", "released"]
+    assert again.ledger.total[0] == certify_task(small.deployment.task, 2)[0].eps > one_round  # round 3 is open
+    play(small, again, helpers, users=range(0))
+    assert again.status().over
+    assert again.privacy()["spent"]["eps"] == again.privacy()["statement"]["eps"] == one_round
+    with pytest.raises(TooLate, match="round 1 is over"):
+        again.take(0, 1, BATCH, 0, b"")
+
+
+@pytest.mark.parametrize("case", ["a batch was sent", "one of two has users", "nobody says anything"])
+def test_a_round_of_which_something_may_have_come_stays_spent(tmp_path, case):
+    small = Small(tmp_path / "fleet", settings={"clip_value": 1.0, "eps_local": 1.0}, shufflers=2)
+    analyzer, void = small.analyzer(), Closed(state="void", parts=0, uploads=0, batch=BATCH)
+    if case == "a batch was sent":
+        analyzer.take(0, 1, BATCH, 0, small.content(0))
+    if case == "nobody says anything":
+        analyzer.note_closed(0, 1, void)
+        analyzer.give_up(1)
+    else:
+        analyzer.note_closed(0, 1, void)
+        uploads = 1 if case == "one of two has users" else 0
+        analyzer.note_closed(1, 1, msgspec.structs.replace(void, uploads=uploads))
+    facts = analyzer.privacy()
+    assert facts["history"][0]["outcome"] == "void" and "unused" not in facts["history"][0]
+    assert facts["rounds_unused"] == 0
+    assert facts["spent"]["eps"] == certify_task(small.deployment.task, 2)[0].eps
+
+
 def test_a_share_that_does_not_open_spoils_the_round(tmp_path):
     settings = {"clip_norm": 4.0, "noise_multiplier": 1e-6, "shufflers": 2, "shares": 4}
     small = Small(tmp_path / "fleet", protocol="split_and_mix", settings=settings, shufflers=2)
@@ -201,7 +246,7 @@ def test_the_training_ends_when_the_budget_does(tmp_path):
     small = Small(tmp_path / "fleet", **fields, eps=1.5 * one)
     analyzer = small.analyzer()
     analyzer.note_closed(
-        0, 1, Closed(state="void", parts=0, uploads=0, batch=BATCH)
+        0, 1, Closed(state="void", parts=0, uploads=1, batch=BATCH)
     )  # users would not have agreed to such a task
     assert analyzer.status().over
     assert analyzer.status().round == 1

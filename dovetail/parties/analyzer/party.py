@@ -8,6 +8,10 @@ anybody get it. Each step is durable before the next, and done again after a cra
 A round with fewer users than the minimum is void. It is spoiled if shares do not open, if other numbers of messages
 came than its users send, if aggregators added up different users, or if somebody began a second batch or drew a part
 anew, as a party does whose store was restored from a copy: the model stays as it is, and what was reserved stays spent.
+
+A round is unused if every shuffler or aggregator says that it counts nobody and sends nothing, as where all users fail
+before they report: nothing of it has reached the analyzer or can reach it later, so that the next round takes its place
+in what is certified and reserved. The statement for those who trust nobody takes nobody's word, and counts it.
 """
 
 from __future__ import annotations
@@ -289,7 +293,8 @@ class Analyzer:
         self._over = round > self.task.rounds or self.task.is_over() or ended is not None
         if not self._over:
             try:
-                certified, _ = certify_task(self.task, round)
+                charged = round - len(self._store.unused_rounds(before=round))
+                certified, _ = certify_task(self.task, charged)
                 spent, _ = self.ledger.total
                 self._head = self.ledger.reserve(round, eps=max(certified.eps, spent), delta=self.task.delta)
             except Overspent:
@@ -315,7 +320,10 @@ class Analyzer:
         round = self._round
         uploads = min(closed.uploads for closed in closures.values())
         if (why := _why_void(self.task, closures)) is not None:
-            self._store.end_round(round, "void", uploads=uploads, accuracy=None, reason=why)
+            unused = all(closed.state == "void" and closed.uploads == 0 for closed in closures.values())
+            unused = unused and not any(self._store.parts(round, sender) for sender in closures)
+            why = f"{why}; nothing came, so it costs nothing" if unused else why
+            self._store.end_round(round, "void", uploads=uploads, accuracy=None, reason=why, unused=unused)
         elif not self.incoming.is_complete(round, closures, self._store):
             why = _why_spoiled(self.task, closures, self._store.refusals(round))
             self._store.end_round(round, "spoiled", uploads=uploads, accuracy=None, reason=why)
@@ -418,13 +426,17 @@ def _privacy_facts(
         return dataclasses.replace(statement, assumptions=(*statement.assumptions, *notes)).to_json()
 
     reserved = max((entry.round for entry in ledger.entries), default=0)
-    certified, local = certify_task(task, max(1, reserved))
-    eps, delta = ledger.total
+    unused = store.unused_rounds()
+    charged = [entry for entry in ledger.entries if entry.kind == "reserve" and entry.round not in unused]
+    certified, _ = certify_task(task, max(1, len(charged)))
+    _, local = certify_task(task, max(1, reserved))  # whoever trusts nobody does not believe that a round was unused
+    eps, delta = (charged[-1].bound, charged[-1].delta) if charged else (0.0, 0.0)
     return {
         "task": task.name,
         "task_id": task.task_id.hex(),
         "protocol": task.protocol,
         "rounds_reserved": reserved,
+        "rounds_unused": len(unused),
         "rounds": task.rounds,
         "budget": {"eps": task.eps, "delta": task.delta},
         "spent": {"eps": None if math.isinf(eps) else eps, "delta": delta},

@@ -242,6 +242,7 @@ class AnalyzerStore(Database):
         accuracy: float | None,
         measured: Mapping[str, Any] | None = None,
         reason: str | None = None,
+        unused: bool = False,
     ) -> None:
         """End a round, and delete its sums; an outcome that is there stays.
 
@@ -252,8 +253,9 @@ class AnalyzerStore(Database):
             accuracy: the score of the model after it, if there is one.
             measured: the task's measures of the round.
             reason: why nothing was released, for the operator.
+            unused: whether nothing of the round came or can come, so that it costs nothing.
         """
-        notes = {"measured": measured, "reason": reason}
+        notes = {"measured": measured, "reason": reason, "unused": unused}
         body = msgspec.json.encode({name: value for name, value in notes.items() if value}).decode()
         with self._transaction():
             query = "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
@@ -278,6 +280,10 @@ class AnalyzerStore(Database):
         """The number of the last round that ended; 0 before the first has."""
         (last,) = self._one("SELECT MAX(round) FROM outcomes") or (None,)
         return 0 if last is None else int(last)
+
+    def unused_rounds(self, *, before: float = math.inf) -> set[int]:
+        """The rounds of which nothing came or can come, of those before a round."""
+        return {number for number, *_, notes in self.outcomes() if number < before and notes.get("unused")}
 
     def outcomes(self) -> list[tuple[int, Outcome, int, float | None, dict[str, Any]]]:
         """Every round that ended: number, outcome, users who counted, accuracy after it, measures and reason."""
