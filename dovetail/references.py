@@ -121,6 +121,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     "dovetail.poisson-replacement": ("Dovetail", "DGKMPS22"),
     "dovetail.fixed-size": ("Dovetail", "ZDW22", "BBG18"),
     "dovetail.blanket-composition": ("Dovetail", "BBGN19", "FMT23"),
+    "dovetail.across-runs": ("Dovetail", "RRUV16", "ST22", "DRS22"),
     "dovetail.binary": ("Dovetail", "FMT23"),
     "dovetail.blankets": ("Dovetail", "BBGN19", "FMT23"),
     "dovetail.personalized-clones": ("Dovetail", "FMT23"),

@@ -17,7 +17,7 @@ from dovetail.guarantee.record import Record
 from dovetail.guarantee.units import ScopedRounds
 from dovetail.statements import Bound, NotApplicable, Scope, Trust
 
-__all__ = ["best_of", "bound", "compose"]
+__all__ = ["best_of", "bound", "compose", "concatenate"]
 
 _OBSERVER = "observer of the chosen trial's models"
 _KEPT = (
@@ -45,14 +45,14 @@ def compose(records: Sequence[Record], *, tuning: str) -> Record:
     revealing = [slot for slot in slots if release_of(slot).refusal is not None]
     return dataclasses.replace(
         records[0],
-        own=ScopedRounds(rounds=_concatenate([record.own.rounds for record in records]), scope=scope),
+        own=ScopedRounds(rounds=concatenate([record.own.rounds for record in records]), scope=scope),
         replaced=ScopedRounds(
-            rounds=_concatenate([trial.rounds for trial in replaced]),
+            rounds=concatenate([trial.rounds for trial in replaced]),
             scope=_with_assumptions(replaced[0].scope, replaced, tuning),
         )
         if len(replaced) == len(records)
         else None,
-        reports=_concatenate([record.reports for record in records]),
+        reports=concatenate([record.reports for record in records]),
         slots=next(iter((*revealing, *slots)), None),
         declared=_declarations(records),
     )
@@ -127,7 +127,7 @@ def _with_assumptions(scope: Scope, views: Sequence[ScopedRounds], tuning: str) 
     return dataclasses.replace(scope, assumptions=tuple(assumptions), tuning=tuning)
 
 
-def _concatenate(trials: Sequence[Sequence[Round]]) -> tuple[Round, ...]:
+def concatenate(trials: Sequence[Sequence[Round]]) -> tuple[Round, ...]:
     """The rounds of all trials; equal ones become one object, which the accountant counts fast."""
     rounds: list[Round] = []
     same: dict[Round, Round] = {}
