@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dovetail import events
     from dovetail.data import Dataset, Model, Task
     from dovetail.experiment import Callback, Result, load, train
+    from dovetail.experiment.verify import verify
     from dovetail.guarantee.quotes import Terms, quote
     from dovetail.protocols import Protocol
     from dovetail.statements import Statement
@@ -30,6 +31,7 @@ __all__ = [
     "load",
     "quote",
     "train",
+    "verify",
 ]
 # [end]
 
@@ -45,6 +47,7 @@ _HOMES = {
     "load": "dovetail.experiment",
     "quote": "dovetail.guarantee.quotes",
     "train": "dovetail.experiment",
+    "verify": "dovetail.experiment.verify",
 }
 
 

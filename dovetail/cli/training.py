@@ -146,16 +146,22 @@ def verify(
     quiet: Quiet = False,
     data_key: Annotated[
         Path | None,
-        typer.Option(help="The key of the data's fingerprint: load the config's data, check that they are the run's."),
+        typer.Option(help="The key of the data's fingerprint: check that --data, or the config's data, are the run's."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Data to check: a Dataset, a Task or a function that returns one.", metavar="MODULE:OBJECT"),
     ] = None,
     trust_code: TrustCode = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Recompute a run's statements from its ledger; exits with status 1 if privacy.json, or the data, disagree."""
+    from dovetail.experiment.verify import import_data
     from dovetail.experiment.verify import verify as verify_run
 
     with progress_console.status("accounting"):
-        verification = verify_run(run, data_key=data_key, trust_code=trust_code)
+        given = None if data is None else import_data(data)
+        verification = verify_run(run, data=given, data_key=data_key, trust_code=trust_code)
     if as_json:
         print_json(verification.to_json())
     else:
@@ -168,7 +174,7 @@ def verify(
         verdict = "agrees" if verification.agrees else "does not agree"
         ledger = f"the ledger of {verification.rounds} round{'s' * (verification.rounds != 1)}"
         out_console.print(f"privacy.json {verdict} with {ledger}", markup=False, highlight=False)
-        if data_key is not None:
+        if verification.data_checked:
             out_console.print(f"data: {verification.data or 'the same as in the run'}", markup=False, highlight=False)
     if not verification.agrees:
         raise typer.Exit(1)

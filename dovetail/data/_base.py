@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Clients",
     "Dataset",
+    "HeldOut",
     "HostLearner",
     "LoadData",
     "Loss",
@@ -39,6 +40,13 @@ __all__ = [
 Target = Literal["classes", "number", "labels"]
 Loss = Callable[[Any, Any], Any]  # outputs and labels of some records -> one loss per record
 Metric = Callable[[np.ndarray, np.ndarray], float]  # outputs and labels of all test records -> a number
+
+
+class HeldOut(NamedTuple):
+    """The public rule by which test records were taken out of the data: about this share of users, by this seed."""
+
+    share: float
+    seed: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,7 +65,8 @@ class Dataset(Sources):
     several `views` of each training record, rows r * views to r * views + views - 1 of `inputs` are those of record r,
     its own first. `notes` are what else every statement about these data assumes, and `declared` what only the author
     of code that made the inputs knows, which makes a statement one *as declared*; `recipe` says how rows of the table
-    that they came from became inputs. `from_csv`, `from_pandas` and others make a dataset of what you have.
+    that they came from became inputs. `name` is what reports call the data, and `held_out` how test records were taken
+    out of them, None where they came apart. `from_csv`, `from_pandas` and others make a dataset of what you have.
 
     Guarantees:
         Inputs and labels are held in the types that compute, other floats and whole numbers converted to them.
@@ -77,6 +86,8 @@ class Dataset(Sources):
     notes: tuple[str, ...] = ()
     declared: tuple[str, ...] = ()
     recipe: Recipe | None = None
+    name: str | None = None
+    held_out: HeldOut | None = None
 
     def __post_init__(self) -> None:
         _validate.integer(views=self.views)

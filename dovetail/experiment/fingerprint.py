@@ -31,11 +31,12 @@ import numpy as np
 
 from dovetail import _imports, protocols
 from dovetail._version import __version__
-from dovetail.data import Clients, Dataset, Task, resolve, views
+from dovetail.data import TASKS, Clients, Dataset, Task, resolve, views
 from dovetail.experiment.config import Config, read
+from dovetail.experiment.declared import UNNAMED, declared_public
 from dovetail.experiment.folder import RunFolder
-from dovetail.experiment.population import load_data
-from dovetail.guarantee import Spread
+from dovetail.experiment.population import load_inputs
+from dovetail.guarantee import Guarantee
 from dovetail.protocols import Protocol
 
 __all__ = [
@@ -165,22 +166,23 @@ def _update(digest: Any, array: np.ndarray) -> None:
 
 
 def origin_of(
-    config: Config, task: Task, protocol: Protocol, dataset: Dataset, spread: Spread, out: Path
+    config: Config, task: Task, protocol: Protocol, dataset: Dataset, guarantee: Guarantee, out: Path
 ) -> dict[str, Any]:
     """What a simulated run says of where it comes from, as plain data; makes the data's key if there is none.
 
     Arguments:
         protocol: the settled protocol.
-        spread: how many users and records there are, as far as that is public.
+        guarantee: knows how many users and records there are, as far as that is public, and what is assumed.
         out: the run's folder, in which the data's key must not lie.
     """
     return {
         "setting": "simulation",
-        "users": spread.users,
-        "records": spread.items,
+        "users": guarantee.spread.users,
+        "records": guarantee.spread.items,
         "library": {"version": __version__, "commit": _commit(), "code": _package_code()},
         "own_code": own_code(config, task, protocol),
         "data": _fingerprint_of_data(dataset, out),
+        "declared": declared_public(config, task, dataset, assumptions=guarantee.assumptions),
     }
 
 
@@ -238,8 +240,15 @@ def _read_key(path: Path) -> bytes:
     return key
 
 
-def different_data(run: Path, key: Path, *, task: Task | None = None, trust_code: bool = False) -> str | None:
-    """Why the data that the run's config names, or `task`, are not shown to be the run's; None if they are the same.
+def different_data(
+    run: Path, key: Path, *, given: Dataset | Task | None = None, trust_code: bool = False
+) -> str | None:
+    """Why data are not shown to be the run's; None if they are the same.
+
+    Arguments:
+        key: the file of the key that the run's data were fingerprinted with.
+        given: the data; by default those that the run's config names.
+        trust_code: whether code that the config names may be imported.
 
     Guarantees:
         Data are the same only if every array the model reads is, bit by bit: inputs, labels, test records, subjects,
@@ -258,9 +267,26 @@ def different_data(run: Path, key: Path, *, task: Task | None = None, trust_code
         return f"the fingerprint was made with another key, key_id {stated['key_id']}"
     config = read(str(folder.config), code_beside=trust_code)
     with _imports.reading_data(f"the run in {str(run)!r}", trust_code=trust_code):
-        dataset, _, _ = load_data(config, task or resolve(config.task.name))
+        dataset = load_inputs(config, _task_of(given, config.task.name))
     same = hmac.compare_digest(_mac(secret, dataset), stated["hmac_sha256"])
     return None if same else "the data are not those of the run"
+
+
+def _task_of(given: Dataset | Task | None, name: str) -> Task:
+    """What was given as a task, or the task of this name; refuses what only the program had that trained on it."""
+    if isinstance(given, Dataset):
+        return Task(name=UNNAMED, load=lambda *, folder: given)
+    if given is not None and not isinstance(given, Task):
+        raise ValueError(
+            f"expected data= as a Dataset or a Task, got {type(given).__name__}: make a dataset of it as for the run, "
+            "by Dataset.from_... with the same arguments"
+        )
+    if given is None and ":" not in name and name not in TASKS:
+        raise ValueError(
+            f"the data of task.name = {name!r} were given to the run by a Python program: give them again, "
+            "dovetail.verify(run, data=dataset), or dovetail verify RUN --data module:object"
+        )
+    return given or resolve(name)
 
 
 def _fingerprint_of_data(dataset: Dataset | None, out: Path | None) -> dict[str, str]:

@@ -34,6 +34,7 @@ __all__ = [
     "data_assumptions",
     "load_data",
     "load_data_for_parties",
+    "load_inputs",
     "num_records",
     "schedule_of",
     "spread_of",
@@ -83,6 +84,13 @@ def load_data(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
     else:
         dataset, model = models.build(config.task.model, dataset, features=all_features)
     return dataset, clients, model if task.loss is None else dataclasses.replace(model, loss=task.loss)
+
+
+def load_inputs(config: Config, task: Task) -> Dataset:
+    """The data of a config as `load_data` returns them, without giving them to anybody or making a model."""
+    folder = None if config.task.folder is None else Path(config.task.folder)
+    dataset = views.add_views(with_recipe(task.load(folder=folder)), config.client.views)
+    return features.apply(dataset, config.task.all_features)
 
 
 def with_partition(config: Config, dataset: Dataset) -> Config:

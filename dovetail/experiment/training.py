@@ -33,6 +33,7 @@ from dovetail.engine.devices import to_host
 from dovetail.engine.scoring import baseline
 from dovetail.experiment.callbacks import OVERHEARD, STOPPED, Callback, Callbacks, Diagnosis, RunStart
 from dovetail.experiment.config import parse, presets, read, to_toml
+from dovetail.experiment.declared import UNNAMED
 from dovetail.experiment.fingerprint import check_key, difference, fingerprint, origin_of
 from dovetail.experiment.folder import Checkpoint, RunFolder
 from dovetail.experiment.preparation import Plan, prepare, rounds_due
@@ -102,7 +103,6 @@ def train(
     return run(plan, out=None if out is None else Path(out), resume=resume, callbacks=callbacks)
 
 
-_DATASET_TASK = "dataset"  # the name of a task that is made of a dataset
 _ROUNDS = 30  # of a training on a dataset, unless settings say otherwise
 # which method of Dataset reads a file, by its ending
 _FILES = {".csv": "from_csv", ".gz": "from_csv", ".parquet": "from_parquet", ".pq": "from_parquet", ".tsv": "from_csv"}
@@ -125,7 +125,7 @@ def task_of(
 def _resolve_task(offered: object) -> Task:
     """A task, a dataset or a registered name as a task; says how to make a dataset of anything else."""
     if isinstance(offered, Dataset):
-        return Task(name=_DATASET_TASK, load=lambda *, folder: offered)
+        return Task(name=UNNAMED, load=lambda *, folder: offered)
     if isinstance(offered, Task):
         return offered
     if isinstance(offered, str | Path):
@@ -376,7 +376,7 @@ class _Run:
                 protocol=describe_protocol(plan.sampler.protocol),
                 record=record,
                 origin=functools.partial(
-                    origin_of, plan.config, plan.task, plan.sampler.protocol, plan.dataset, guarantee.spread
+                    origin_of, plan.config, plan.task, plan.sampler.protocol, plan.dataset, guarantee
                 ),
             ),
         )

@@ -7,17 +7,19 @@ records every round that is charged; `privacy.json` is what the run states. Data
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from dovetail.data import Task
-from dovetail.experiment.fingerprint import different_data
+from dovetail import _imports
+from dovetail.data import Dataset, Task
+from dovetail.experiment.fingerprint import different_data, key_path
 from dovetail.experiment.folder import RunFolder
 from dovetail.statements import Statement
 
-__all__ = ["Verification", "verify"]
+__all__ = ["Verification", "import_data", "verify"]
 
 _CLOSE = 1e-9  # relative difference of numbers that count as equal: other versions of the libraries round differently
 
@@ -53,13 +55,21 @@ class Verification:
 
 
 def verify(
-    run: Path, *, data_key: Path | None = None, task: Task | None = None, trust_code: bool = False
+    run: str | Path,
+    *,
+    data: Dataset | Task | None = None,
+    data_key: str | Path | None = None,
+    trust_code: bool = False,
 ) -> Verification:
-    """Recompute the statements of a finished run from its ledger.
+    """Recompute the statements of a finished run from its ledger; with data or their key, check the data as well.
 
-    With `data_key`, the file of the key that the run's data were fingerprinted with, the data are checked as well:
-    those that its config names, or those of `task`. A protocol or a task that the run names as "module:name" is
-    imported only with `trust_code`.
+    Arguments:
+        run: the folder of the run.
+        data: what should be the run's data, read as they were read for the run; by default those that its config names,
+            which needs `data` where the run was given a dataset.
+        data_key: the file of the key that the run's data were fingerprinted with; by default, where there are `data`,
+            the user's own.
+        trust_code: whether a protocol or a task that the run names as "module:name" may be imported.
 
     Guarantees:
         Every statement of `privacy.json` but the paper's claim is compared, and every part of it; so are the noise's
@@ -69,6 +79,8 @@ def verify(
         A ledger that no run can write, such as one of fewer than no rounds, is refused.
         No code is imported that the folder holds or names, unless `trust_code`.
     """
+    run = Path(run)
+    key = key_path() if data is not None and data_key is None else None if data_key is None else Path(data_key)
     folder = RunFolder(run)
     stated = folder.read_privacy()
     record = folder.read_ledger(trust_code=trust_code)
@@ -86,9 +98,22 @@ def verify(
             *folder.find_changes(),
         ),
         missing=folder.missing,
-        data_checked=data_key is not None,
-        data=None if data_key is None else different_data(run, data_key, task=task, trust_code=trust_code),
+        data_checked=key is not None,
+        data=None if key is None else different_data(run, key, given=data, trust_code=trust_code),
     )
+
+
+def import_data(text: str) -> Dataset | Task:
+    """The dataset or task "module:object" that a user names; the object may be a function that returns one."""
+    found = _imports.load(text, what="dataset", kind="Dataset, Task, or function that returns one", accept=_gives_data)
+    made = found if isinstance(found, Dataset | Task) else found()
+    if not isinstance(made, Dataset | Task):
+        raise ValueError(f"expected {text!r} to return a Dataset or a Task, got {type(made).__name__}")
+    return made
+
+
+def _gives_data(value: object) -> TypeGuard[Any]:
+    return isinstance(value, Dataset | Task) or inspect.isfunction(value)
 
 
 def _differences(where: str, computed: Any, stated: Any) -> Iterator[str]:

@@ -14,6 +14,7 @@ from dovetail import __version__, references
 from dovetail.experiment.folder import BANNER, RunFolder
 from dovetail.figures import Figure, Line
 from dovetail.pages import review, words
+from dovetail.pages.declarations import declarations, name_of
 from dovetail.pages.words import at_least, at_most, number, view_of
 from dovetail.protocols import PROTOCOLS
 from dovetail.statements import Statement, Verdict
@@ -41,13 +42,16 @@ def write(folder: Path) -> Path:
     statement = Statement.from_json(summary["certified"])
     others = {key: Statement.from_json(summary[key]) for key in _OTHERS if summary.get(key) is not None}
     config = (folder / "config.toml").read_text()
+    recipe = folder / "recipe.json"
+    origin = summary.get("origin") or {}
     run = RunFolder(folder)
     finished = datetime.datetime.fromtimestamp((folder / "privacy.json").stat().st_mtime, datetime.UTC)
     return write_page(
         folder / "report.html",
         "run.html.jinja",
         title=words.title(statement),
-        task=tomllib.loads(config).get("task", {}).get("name", "its data"),
+        name=name_of(origin, tomllib.loads(config)),
+        declared=declarations(origin, json.loads(recipe.read_text()) if recipe.is_file() else None),
         version=__version__,
         finished=f"{finished:%Y-%m-%d %H:%M}",
         **_promise(statement),

@@ -173,6 +173,17 @@ def test_a_reviewer_can_tick_sign_and_follow_the_page(browser, pages_drawn):
     )
     assert len(boxes) > 5
     assert all(ticked and large and owner for ticked, large, owner in boxes)
+    lines = browser.evaluate(
+        """[...document.querySelectorAll('.declared tbody tr')].map(row => {
+            const box = row.querySelector('input'); box.click();
+            const range = document.createRange(), frame = box.getBoundingClientRect();
+            range.selectNodeContents(row.querySelector('th'));
+            const beside = frame.right <= range.getBoundingClientRect().left;
+            return [box.checked, Math.min(frame.width, frame.height) >= 15, beside, row.cells.length];
+        })"""
+    )
+    assert len(lines) >= 3
+    assert all(line == [True, True, True, 4] for line in lines)
     fields = browser.evaluate("[...document.querySelectorAll('.sign thead th')].map(th => th.innerText.trim())")
     assert fields == ["", "Name", "Role", "Date", "Signature"]
     blank = "[...document.querySelectorAll('.sign td')].every(td => td.getBoundingClientRect().height >= 40)"

@@ -568,3 +568,28 @@ def test_keywords_are_spelled_out_as_they_are_read(method, function):
     keywords = {name: one.default for name, one in read.items() if one.kind is inspect.Parameter.KEYWORD_ONLY}
     assert keywords.items() <= {name: one.default for name, one in shown.items()}.items()
     assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in shown.values())
+
+
+# what a report says of where the data come from
+
+
+def test_data_are_called_by_their_name_or_that_of_the_file(tmp_path):
+    written(tmp_path / "visits.csv")
+    (tmp_path / "more.visits.csv.gz").write_bytes(gzip.compress((tmp_path / "visits.csv").read_bytes()))
+    assert Dataset.from_csv(tmp_path / "visits.csv", **HOW).name == "visits"
+    assert Dataset.from_csv(str(tmp_path / "more.visits.csv.gz"), **HOW).name == "more"
+    assert Dataset.from_csv(tmp_path / "visits.csv", name="ours", **HOW).name == "ours"
+    assert Dataset.from_pandas(COLUMNS, name="ours", **HOW).name == "ours"
+    assert Dataset.from_pandas(COLUMNS, **HOW).name is None
+
+
+def test_how_test_records_were_held_out_is_kept():
+    assert Dataset.from_pandas(COLUMNS, **HOW).held_out == (0.5, 1)
+    apart = Dataset.from_pandas(COLUMNS, test=COLUMNS, **{**HOW, "test_share": None})
+    assert apart.held_out is None
+
+
+def test_categories_of_numpy_can_be_written():
+    """They once ended a run in an error, after the training."""
+    data = Dataset.from_pandas(COLUMNS, **{**HOW, "categories": {"city": np.unique(COLUMNS["city"])}})
+    assert data.recipe.to_json()["columns"][3]["categories"] == ("Oslo", "Rome")

@@ -5,14 +5,20 @@ import hashlib
 import json
 import os
 import stat
+import sys
 import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import TASK
 
+import dovetail
 from dovetail import experiment
+from dovetail.data import Task
+from dovetail.data.readers.assembly import TESTED_NOTE
 from dovetail.experiment import config, fingerprint
+from dovetail.experiment.declared import declared_public
 from dovetail.experiment.verify import verify
 
 RUN = {
@@ -84,8 +90,8 @@ def test_the_fingerprint_says_nothing_without_the_key(tmp_path, key, monkeypatch
 )
 def test_one_changed_record_is_found(tmp_path, key, changes):
     trained(tmp_path / "run")
-    assert verify(tmp_path / "run", data_key=key, task=TASK).agrees
-    found = verify(tmp_path / "run", data_key=key, task=other_task(**changes))
+    assert verify(tmp_path / "run", data_key=key, data=TASK).agrees
+    found = verify(tmp_path / "run", data_key=key, data=other_task(**changes))
     assert not found.agrees
     assert found.to_json()["data"] == "the data are not those of the run"
 
@@ -118,9 +124,9 @@ def test_the_same_bytes_are_other_data_in_another_shape_type_or_place(other):
 def test_another_key_is_told_from_other_data(tmp_path, key):
     trained(tmp_path / "run")
     fingerprint.data_key(tmp_path / "other.key")
-    assert "another key" in verify(tmp_path / "run", data_key=tmp_path / "other.key", task=TASK).data
+    assert "another key" in verify(tmp_path / "run", data_key=tmp_path / "other.key", data=TASK).data
     with pytest.raises(ValueError, match="there is no file"):
-        verify(tmp_path / "run", data_key=tmp_path / "none.key", task=TASK)
+        verify(tmp_path / "run", data_key=tmp_path / "none.key", data=TASK)
     assert "same_data" not in verify(tmp_path / "run").to_json()
 
 
@@ -153,7 +159,7 @@ def test_where_no_key_can_be_made_the_run_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
     trained(tmp_path / "run")
     assert "no key could be made" in origin(tmp_path / "run")["data"]["missing"]
-    assert "has no fingerprint" in verify(tmp_path / "run", data_key=tmp_path / "any", task=TASK).data
+    assert "has no fingerprint" in verify(tmp_path / "run", data_key=tmp_path / "any", data=TASK).data
 
 
 def test_the_key_stands_in_the_users_configuration(tmp_path, monkeypatch):
@@ -203,3 +209,101 @@ def test_a_statement_that_is_there_twice_is_refused(tmp_path):
     (tmp_path / "privacy.json").write_text('{"certified": {"eps": 0.001}, "certified": {"eps": 20.0}}')
     with pytest.raises(ValueError, match="the name 'certified' occurs twice"):
         verify(tmp_path)
+
+
+# data that a program gave
+
+
+FRAME = {
+    "patient": [f"patient {i % 20}" for i in range(60)],
+    "age": np.linspace(20, 90, 60),
+    "city": np.array(["Oslo", "Rome", "Rome"] * 20),
+    "ill": np.array(["no", "yes"] * 30),
+}
+
+
+def frame_dataset(frame=FRAME, **changes):
+    how = {"user": "patient", "target": "ill", "bounds": {"age": (0, 100)}, "test_share": 0.2, "name": "visits"}
+    return dovetail.Dataset.from_pandas(frame, **{**how, "categories": {"city": np.unique(FRAME["city"])}, **changes})
+
+
+def on_frame(folder, data, **more):
+    settings = {"cohort.rounds": 2, "protocol.noise_multiplier": 5.0}
+    return dovetail.train(data, settings=settings, out=folder, **more)
+
+
+@pytest.fixture
+def frame_run(tmp_path, key):
+    on_frame(tmp_path / "run", frame_dataset())
+    return tmp_path / "run"
+
+
+def test_data_that_a_program_gave_are_checked_by_giving_them_again(frame_run, key):
+    assert dovetail.verify(frame_run, data=frame_dataset()).agrees, "by the user's own key"
+    assert dovetail.verify(str(frame_run), data=frame_dataset(), data_key=str(key)).agrees
+    younger = {**FRAME, "age": np.append(FRAME["age"][:-1], 89.0)}
+    found = dovetail.verify(frame_run, data=frame_dataset(younger))
+    assert (found.agrees, found.data) == (False, "the data are not those of the run")
+    assert not dovetail.verify(frame_run, data=frame_dataset(bounds={"age": (0, 99)})).agrees
+    with pytest.raises(ValueError, match=r"given to the run by a Python program: .*data=dataset.*--data module:object"):
+        dovetail.verify(frame_run, data_key=key)
+    with pytest.raises(ValueError, match=r"data= as a Dataset or a Task, got dict: make a dataset of it"):
+        dovetail.verify(frame_run, data=FRAME)
+
+
+def test_the_data_of_a_model_of_ones_own_are_checked_without_the_model(tmp_path, key):
+    zeros = jnp.zeros((3, 2))
+    model = dovetail.Model(name="mine", init=lambda key: zeros, apply=lambda weights, inputs: inputs @ weights)
+    on_frame(tmp_path / "run", frame_dataset(), model=model)
+    assert dovetail.verify(tmp_path / "run", data=frame_dataset()).agrees
+
+
+def test_the_command_takes_the_name_of_data(frame_run, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code = "from experiment.test_origin import frame_dataset\ndata = frame_dataset()\nwhat = 3\nbroken = lambda: 3\n"
+    (tmp_path / "my_data_to_verify.py").write_text(code)
+    for name in ("data", "frame_dataset"):
+        status, out, err = command("verify", str(frame_run), "--data", f"my_data_to_verify:{name}")
+        assert (status, err) == (0, "")
+        assert "data: the same as in the run" in out
+    status, _, err = command("verify", str(frame_run), "--data", "my_data_to_verify:what")
+    assert (status, "to be a Dataset, Task, or function that returns one, got a int" in err) == (2, True)
+    status, _, err = command("verify", str(frame_run), "--data", "my_data_to_verify:broken")
+    assert (status, "to return a Dataset or a Task, got int" in err) == (2, True)
+    status, out, _ = command("verify", str(frame_run), "--data", "tiny:TASK", "--json")
+    assert status == 1
+    assert json.loads(out)["same_data"] is False
+
+
+# what is declared public
+
+
+def test_what_was_declared_is_in_the_origin_and_in_the_chain(frame_run):
+    declared = origin(frame_run)["declared"]
+    tested = len(frame_dataset().test_labels)
+    assert declared == {
+        "name": "visits",
+        "published": False,
+        "classes": "read off the data",
+        "tests": {"records": tested, "share": 0.2, "seed": 0},
+        **dict.fromkeys(("roster", "users", "records", "subjects", "spread")),
+    }
+    stated = json.loads((frame_run / "privacy.json").read_text())
+    stated["origin"]["declared"]["classes"] = "declared"
+    (frame_run / "privacy.json").write_text(json.dumps(stated))
+    assert any("origin is not what the run wrote" in said for said in dovetail.verify(frame_run).differences)
+
+
+def test_nothing_is_told_of_test_records_that_are_not_assumed_to_be_public():
+    data = frame_dataset(classes=["no", "yes"])
+    settings = config.parse({**RUN, "task": {"name": "dataset", "users": 30}}, ())
+    task = Task(name="dataset", load=lambda *, folder: data)
+    public = declared_public(settings, task, data, assumptions=(TESTED_NOTE,))
+    assert public["tests"]["records"] == len(data.test_labels)
+    assert (public["classes"], public["users"]) == ("declared", 30)
+    assert declared_public(settings, task, data, assumptions=())["tests"] is None
+    published = dataclasses.replace(task, published=True)
+    assert declared_public(settings, published, data, assumptions=())["tests"] == public["tests"]
+    unnamed = dataclasses.replace(data, name=None)
+    assert declared_public(settings, task, unnamed, assumptions=())["name"] is None

@@ -228,6 +228,7 @@ def test_the_order_is_the_reviewers(runs):
         "What eps means",
         "test accuracy",
         "What ran, on what",
+        "Declared public",
         "Who is protected",
         "Who sees what",
         "Mechanism",
@@ -292,6 +293,7 @@ def test_text_from_files_is_text(runs, tmp_path):
     evil["certified"].update(adversary=samples.EVIL, span=samples.EVIL, assumptions=[samples.EVIL])
     evil["certified"]["proof"]["theorems"][0].update(where=samples.EVIL, key=samples.EVIL)
     evil["protocol"]["name"] = samples.EVIL
+    evil["origin"]["declared"]["name"] = samples.EVIL
     for name in ("metrics.jsonl",):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     config = (folder / "config.toml").read_text()
@@ -300,9 +302,14 @@ def test_text_from_files_is_text(runs, tmp_path):
     (tmp_path / "config.toml").write_text(named + "# </pre>" + samples.EVIL)
     (tmp_path / "privacy.json").write_text(json.dumps(evil))
     (tmp_path / "audit.json").write_text(json.dumps({"reason": samples.EVIL}))
+    columns = [{"name": samples.EVIL, "bounds": None, "categories": [samples.EVIL]}]
+    recipe = json.loads((folder / "recipe.json").read_text())
+    (tmp_path / "recipe.json").write_text(json.dumps({**recipe, "columns": columns}))
     page = read(pages.write(tmp_path)).text
     for text in (
         "training run on {}",
+        "Column {}",
+        "1 values: {}",
         "Not audited: {}.",
         "against the {};",
         "by {}",

@@ -29,6 +29,7 @@ class _Options(TypedDict, total=False):
     """Keywords of all readers.
 
     Arguments:
+        name: what reports call the data; by default the name of the file.
         roster: the public list of all users, with data or without, which add-remove needs (docs/concepts/counts.md).
         classes: the values that the target may have; without, they are read off the data.
         kind: what labels are, where the first guess is wrong.
@@ -36,6 +37,7 @@ class _Options(TypedDict, total=False):
         test_seed: which users that are.
     """
 
+    name: str | None
     roster: Sequence[Any] | None
     classes: Sequence[Any] | None
     kind: Kind | None
@@ -127,9 +129,9 @@ class Sources:
 
         Arguments: `target`, and those of `TableOptions`.
         """
-        return cls.from_pandas(
-            _read_table(path), target=target, test=None if test is None else _read_table(test), **options
-        )
+        table = _read_table(path)
+        options["name"] = options.get("name") or Path(path).name.partition(".")[0]
+        return cls.from_pandas(table, target=target, test=None if test is None else _read_table(test), **options)
 
     @classmethod
     @_with_keywords_of(TableOptions)
@@ -193,6 +195,7 @@ class Sources:
         classes: Sequence[str] | None = None,
         size: tuple[int, int] | None = None,
         grey: bool = False,
+        name: str | None = None,
         test: str | Path | None = None,
         test_share: float | None = None,
         test_seed: int = 0,
@@ -203,6 +206,7 @@ class Sources:
             user: who holds an image, from its path; None makes every image a user.
             subject: whom an image is about, from its path.
             size: (height, width) to which images are resized; without, all must have one size.
+            name: what reports call the data; by default the name of the folder.
             test: another folder.
         """
         from dovetail.data.readers.sources import from_folder
@@ -211,6 +215,7 @@ class Sources:
             folder,
             size=size,
             grey=grey,
+            name=name,
             user=user,
             subject=subject,
             classes=classes,

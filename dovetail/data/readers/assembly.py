@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dovetail import _validate
-from dovetail.data._base import Dataset
+from dovetail.data._base import Dataset, HeldOut
 from dovetail.data.readers.recipes import Answer, InputColumn, Recipe
 from dovetail.data.readers.tables import Table
 
@@ -89,6 +89,7 @@ def assemble(
     test_seed: int,
     declared: bool,
     columns: tuple[InputColumn, ...] | None = None,
+    name: str | None = None,
 ) -> Dataset:
     """Make a dataset of records, with the notes that its statements need.
 
@@ -99,6 +100,7 @@ def assemble(
         test_seed: which users that are.
         declared: whether the classes were declared, and not read off the data.
         columns: how the columns of a table were read, if the records come from one.
+        name: what reports call the data.
     """
     if (test is None) == (test_share is None):
         raise ValueError(
@@ -142,6 +144,8 @@ def assemble(
         notes=(*(() if declared or answer.kind != "classes" else (CLASSES_NOTE,)), TESTED_NOTE),
         recipe=recipe,
         target=answer.kind,
+        name=name,
+        held_out=None if test_share is None else HeldOut(share=float(test_share), seed=test_seed),
     )
 
 

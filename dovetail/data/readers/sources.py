@@ -18,7 +18,7 @@ from dovetail import _validate
 from dovetail.data._base import Dataset, Target
 from dovetail.data.readers.assembly import Rows, assemble
 from dovetail.data.readers.recipes import Answer, InputColumn, matrix
-from dovetail.data.readers.tables import Table, import_optional
+from dovetail.data.readers.tables import Table, import_optional, plain
 
 __all__ = ["from_arrays", "from_folder", "from_huggingface", "from_items", "from_table"]
 
@@ -46,6 +46,7 @@ def from_table(
     bounds: Mapping[str, tuple[float, float]] | None = None,
     classes: Sequence[Any] | None = None,
     kind: Target | None = None,
+    name: str | None = None,
     test: Any = None,
     test_share: float | None = None,
     test_seed: int = 0,
@@ -63,9 +64,9 @@ def from_table(
     owner = None if isinstance(user, EllipsisType) else user
     if isinstance(user, EllipsisType):
         refuse_unclear_users(table, spoken_for)
-    for name in spoken_for:
-        table.column(name)
-    names = [name for name in table.columns if name not in spoken_for] if inputs is None else list(inputs)
+    for column in spoken_for:
+        table.column(column)
+    names = [column for column in table.columns if column not in spoken_for] if inputs is None else list(inputs)
     columns = _columns(names, categories or {}, bounds or {}, targets=targets)
     tables = [table] if other is None else [table, other]
     answer = Answer.from_tables(
@@ -90,6 +91,7 @@ def from_table(
         test_seed=test_seed,
         declared=classes is not None,
         columns=columns,
+        name=name,
     )
 
 
@@ -102,6 +104,7 @@ def from_arrays(
     roster: Sequence[Any] | None = None,
     classes: Sequence[Any] | None = None,
     kind: Target | None = None,
+    name: str | None = None,
     test: tuple[Any, Any] | None = None,
     test_share: float | None = None,
     test_seed: int = 0,
@@ -143,6 +146,7 @@ def from_arrays(
         test_share=test_share,
         test_seed=test_seed,
         declared=classes is not None,
+        name=name,
     )
 
 
@@ -181,6 +185,7 @@ def from_huggingface(
             "datasets", needed_by="a Hugging Face dataset by name", install="datasets"
         ).load_dataset(source)
         _validate.known_name(f"split of {source}", "train", splits)
+        options = {**options, "name": options.get("name") or source}
         source = splits["train"]
         if test is None and options.get("test_share") is None:
             test = splits.get("test")
@@ -220,6 +225,7 @@ def from_folder(
     classes: Sequence[str] | None = None,
     size: tuple[int, int] | None = None,
     grey: bool = False,
+    name: str | None = None,
     test: str | Path | None = None,
     test_share: float | None = None,
     test_seed: int = 0,
@@ -236,6 +242,7 @@ def from_folder(
         user=None if user is None else [str(user(file)) for file in files],
         subject=None if subject is None else [str(subject(file)) for file in files],
         classes=classes,
+        name=name or Path(folder).resolve().name,
         test=other,
         test_share=test_share,
         test_seed=test_seed,
@@ -310,7 +317,7 @@ def _columns(
         InputColumn(
             name=name,
             bounds=None if name not in bounds else (float(bounds[name][0]), float(bounds[name][1])),
-            categories=None if name not in categories else tuple(categories[name]),
+            categories=None if name not in categories else tuple(plain(value) for value in categories[name]),
         )
         for name in names
     )
