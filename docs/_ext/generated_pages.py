@@ -28,7 +28,7 @@ __all__ = ["MODULES", "command_page", "config_page", "modules_of", "setup"]
 
 MODULES = {  # a page: what it shows, in this order; a package stands for all its public modules
     "dovetail": ("dovetail.experiment", "dovetail.watching", "dovetail.randomness"),
-    "statements": ("dovetail.statements", "dovetail.proofs", "dovetail.numbers"),
+    "statements": ("dovetail.statements", "dovetail.wording", "dovetail.proofs", "dovetail.numbers"),
     "guarantee": ("dovetail.guarantee",),
     "events": ("dovetail.events",),
     "accounting": ("dovetail.accounting",),
