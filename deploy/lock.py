@@ -42,9 +42,11 @@ def resolve(machine: str) -> dict[str, tuple[str, str]]:
 
 
 def requirements() -> list[str]:
-    """What pyproject.toml asks for, with PostgreSQL, and what builds the package."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["postgres"], BUILD]
+    """What pyproject.toml asks for, for parties on PostgreSQL, and what builds the package."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["parties"], *extras["postgres"], BUILD]
+    return [one for one in wanted if not one.startswith(f"{project['name']}[")]
 
 
 def main() -> None:
@@ -59,7 +61,7 @@ def main() -> None:
             sys.exit(f"expected one version of {name} for all platforms, got {', '.join(sorted(versions))}")
         hashes = sorted({one[name][1] for one in made if name in one})
         lines.append(" \\\n".join([f"{name}=={versions.pop()}", *(f"    --hash=sha256:{one}" for one in hashes)]))
-    (ROOT / "deploy" / "requirements.txt").write_text("\n".join(lines) + "\n")
+    (ROOT / "deploy" / "requirements.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

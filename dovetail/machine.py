@@ -1,14 +1,20 @@
-"""The machine that this runs on, in words, to be put beside whatever was measured on it."""
+"""The machine that this runs on: its cores, and in words what to put beside whatever was measured on it."""
 
 from __future__ import annotations
 
 import os
 import platform
+from importlib import metadata
 from pathlib import Path
 
-import jax
+from dovetail._jax import jax
 
-__all__ = ["describe", "has_accelerator"]
+__all__ = ["describe", "has_accelerator", "num_cores"]
+
+
+def num_cores() -> int:
+    """How many cores this process may use: of a container or a batch job, fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def has_accelerator() -> bool:
@@ -18,18 +24,18 @@ def has_accelerator() -> bool:
 
 def describe() -> str:
     """This machine in a line: accelerators, cores, processor, and the versions of Python and JAX."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     devices = jax.devices()
     on = f"{len(devices)} x {devices[0].device_kind}, " if has_accelerator() else ""
     count = f"{cores} core{'s' * (cores > 1)}"
-    return f"{on}{count} ({_processor()}), Python {platform.python_version()}, jax {jax.__version__}"
+    return f"{on}{count} ({_processor()}), Python {platform.python_version()}, jax {metadata.version('jax')}"
 
 
 def _processor() -> str:
     """The processor's own name, where the system tells it."""
     information = Path("/proc/cpuinfo")
     if information.exists():
-        for line in information.read_text().splitlines():
+        for line in information.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -7,6 +7,7 @@ else; progress and logs go to stderr.
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import os
 import sys
@@ -87,6 +88,8 @@ def main() -> None:
     """Entry point: one sentence and exit 2 for bad input."""
     # or JAX takes three quarters of a GPU at once, and 3.4 GB of the host's memory with it
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe on Windows may not know every letter that a user's file has
+        sys.stdout.reconfigure(errors="replace")
     logging.basicConfig(level=logging.WARNING, handlers=[_log_handler()])
     try:
         _command_tree()(prog_name="dovetail")

@@ -166,8 +166,13 @@ def reproduce(
 
 
 def _read_exhibits(folder: Path) -> dict[str, Any]:
-    facts = json.loads((folder / "paper.json").read_text())
-    return {**facts, "exhibits": {key: json.loads((folder / f"{key}.json").read_text()) for key in facts["exhibits"]}}
+    facts = json.loads((folder / "paper.json").read_text(encoding="utf-8"))
+    return {
+        **facts,
+        "exhibits": {
+            key: json.loads((folder / f"{key}.json").read_text(encoding="utf-8")) for key in facts["exhibits"]
+        },
+    }
 
 
 def _eps_with_verdict(statement: dict[str, Any]) -> str:

@@ -80,7 +80,7 @@ def line_up(
                 f"--set {key} cannot be set here: give --eps and --delta for privacy, --protocols for protocols"
             )
     resolve(task)
-    data = tomllib.loads((resources.files("dovetail") / "comparisons" / f"{model}.toml").read_text())
+    data = tomllib.loads((resources.files("dovetail") / "comparisons" / f"{model}.toml").read_text(encoding="utf-8"))
     contenders = []
     for name in protocols or PROTOCOLS:
         if name not in data["protocols"] and find(name) not in BUNDLED:
@@ -165,7 +165,7 @@ class Committed:
 
 def committed_comparisons() -> list[Committed]:
     """All comparisons in `results.json`, which `benchmarks/headline.py` writes."""
-    text = (resources.files("dovetail") / "comparisons" / "results.json").read_text()
+    text = (resources.files("dovetail") / "comparisons" / "results.json").read_text(encoding="utf-8")
     return [Committed(name=name, **facts) for name, facts in json.loads(text).items()]
 
 

@@ -232,7 +232,7 @@ class Comparison:
     def read(cls, folder: Path) -> Comparison:
         """What `write` wrote."""
         try:
-            data = json.loads((folder / _DATA).read_text())
+            data = json.loads((folder / _DATA).read_text(encoding="utf-8"))
             return cls(
                 **{name: data[name] for name in _TERMS},
                 outcomes=tuple(Outcome.from_json(row) for row in data["rows"]),

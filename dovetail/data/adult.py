@@ -84,7 +84,7 @@ def load(*, folder: Path | None) -> Dataset:
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Features, float32 in [0, 1] of shape (people, NUM_FEATURES), and labels, 1 for more than 50,000 dollars."""
-    lines = [line.strip().rstrip(".") for line in path.read_text().splitlines()]
+    lines = [line.strip().rstrip(".") for line in path.read_text(encoding="utf-8").splitlines()]
     rows = [line.split(", ") for line in lines if line and not line.startswith("|")]
     inputs = np.zeros((len(rows), NUM_FEATURES), np.float32)
     labels = np.empty(len(rows), np.int32)

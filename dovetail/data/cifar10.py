@@ -63,7 +63,7 @@ def read_images(path: Path) -> np.ndarray:
 
 def read_labels(path: Path) -> np.ndarray:
     """The labels in a JSON file, a list of whole numbers, as int32."""
-    values = json.loads(path.read_text())
+    values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, list) or not all(isinstance(label, int) for label in values):
         raise ValueError(f"{path} is not a list of whole numbers: fetch the file anew")
     return np.asarray(values, np.int32)

@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dovetail import _validate
+from dovetail import _validate, machine
 from dovetail._fields import with_fields_in_help
 from dovetail.randomness import Randomness
 
@@ -65,7 +65,7 @@ def use_all_cores() -> None:
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "") or "JAX_NUM_CPU_DEVICES" in os.environ:
         return
     with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+        jax.config.update("jax_num_cpu_devices", machine.num_cores())
 
 
 def chunk_bytes(platform: str) -> int:

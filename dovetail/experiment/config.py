@@ -185,7 +185,10 @@ def presets() -> list[str]:
 def preset_titles() -> dict[str, str]:
     """What each bundled config is, by name: the first line of its file."""
     folder = resources.files("dovetail") / "presets"
-    return {name: (folder / f"{name}.toml").read_text().partition("\n")[0].lstrip("# ") for name in presets()}
+    return {
+        name: (folder / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        for name in presets()
+    }
 
 
 def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = (), *, code_beside: bool = True) -> Config:
@@ -198,11 +201,14 @@ def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = (), *, code_
     """
     path = Path(source)
     if path.is_file():
-        text = path.read_text()
+        try:
+            text = path.read_text(encoding="utf-8-sig")  # editors of Windows put a mark before the first letter
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{str(source)!r} is not text in UTF-8: save it with that encoding") from error
         if code_beside:
             _imports.add_search_folder(path.parent)
     elif str(source) in presets():
-        text = (resources.files("dovetail") / "presets" / f"{source}.toml").read_text()
+        text = (resources.files("dovetail") / "presets" / f"{source}.toml").read_text(encoding="utf-8")
     elif path.suffix == ".toml" or path.exists():
         raise FileNotFoundError(f"there is no config file {str(source)!r}")
     else:

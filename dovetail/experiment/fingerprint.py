@@ -216,7 +216,7 @@ def _make_key(path: Path) -> None:
     """Write a new key to a file of its own and link it to `path`, so that `path` never holds half a key."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # its owner alone can read it
     try:
-        with os.fdopen(handle, "w") as file:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(secrets.token_hex(_KEY_BYTES) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -229,10 +229,10 @@ def _make_key(path: Path) -> None:
 
 def _read_key(path: Path) -> bytes:
     """The key in this file; refuses a file that others than its owner can read, or that holds something else."""
-    if path.stat().st_mode & 0o077:
+    if os.name == "posix" and path.stat().st_mode & 0o077:  # elsewhere the mode says nothing about who may read it
         raise ValueError(f"others can read the data's key in {str(path)!r}: chmod 600 it, or make a new one")
     try:
-        key = bytes.fromhex(path.read_text().strip())
+        key = bytes.fromhex(path.read_text(encoding="utf-8").strip())
     except ValueError:
         key = b""
     if len(key) != _KEY_BYTES:
@@ -310,7 +310,7 @@ def _fingerprint_of_data(dataset: Dataset | None, out: Path | None) -> dict[str,
 def _below_home(path: Path) -> str:
     """The path as text, with ~ for the user's home, so that a published page does not name the user."""
     home = Path.home()
-    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+    return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
 
 
 def _key_id(key: bytes) -> str:

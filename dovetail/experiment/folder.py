@@ -141,14 +141,14 @@ class RunFolder:
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         """Append a line of JSON to a file; values that are not finite are written as null."""
-        with (self.path / name).open("a") as file:
+        with (self.path / name).open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(_null_if_not_finite(line)) + "\n")
 
     def _read_lines(self, name: str) -> list[dict[str, Any]]:
         """The lines of a file up to the first that is not JSON, for a kill may have cut the last one short."""
         lines = []
         if (self.path / name).exists():
-            for line in (self.path / name).read_text().splitlines():
+            for line in (self.path / name).read_text(encoding="utf-8").splitlines():
                 try:
                     lines.append(json.loads(line))
                 except json.JSONDecodeError:
@@ -281,7 +281,7 @@ class RunFolder:
         """The rounds that are charged, as `run` wrote them; a protocol "module:Class" is imported only if trusted."""
         data = self._read_json(_LEDGER)
         with contextlib.suppress(OSError, TypeError, KeyError, tomllib.TOMLDecodeError):
-            name = tomllib.loads((self.path / _CONFIG).read_text())["protocol"]["name"]
+            name = tomllib.loads((self.path / _CONFIG).read_text(encoding="utf-8"))["protocol"]["name"]
             with _imports.reading_data(f"the run in {str(self.path)!r}", trust_code=trust_code):
                 protocols.find(name)  # one from outside the package brings its own events
         return Record.from_json(data)
@@ -326,7 +326,7 @@ class RunFolder:
         if not self.path.is_dir():
             raise ValueError(f"{str(self.path)!r} is not a folder")
         try:
-            data = json.loads((self.path / name).read_text(), object_pairs_hook=_refuse_duplicates)
+            data = json.loads((self.path / name).read_text(encoding="utf-8"), object_pairs_hook=_refuse_duplicates)
         except FileNotFoundError as error:
             raise ValueError(f"{str(self.path)!r} has no {name}: the run has not finished") from error
         except json.JSONDecodeError as error:

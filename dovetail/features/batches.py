@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from dovetail import machine
 
 __all__ = ["in_batches", "on_one_core"]
 
@@ -42,5 +43,5 @@ def in_batches(
     starts = range(0, len(images), size)
     if not on_cpu:
         return jnp.concatenate([rows_from(start) for start in starts])
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(machine.num_cores()) as pool:
         return np.concatenate(list(pool.map(lambda start: np.asarray(rows_from(start)), starts)))

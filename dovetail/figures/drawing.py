@@ -125,7 +125,7 @@ def save(figure: Figure, path: Path) -> None:
     check_file(path)
     try:
         if path.suffix == ".svg":
-            path.write_text(svg(figure))
+            path.write_text(svg(figure), encoding="utf-8")
             return
         import vl_convert
 

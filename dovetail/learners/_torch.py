@@ -14,7 +14,6 @@ import contextlib
 import copy
 import functools
 import itertools
-import os
 import queue
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that PyTorch's users know
 
+from dovetail import machine
 from dovetail.learners._torch_isolation import Snapshot, is_hooked
 
 __all__ = [
@@ -298,7 +298,7 @@ def on_one_thread() -> Iterator[None]:
 
 def num_threads() -> int:
     """How many threads compute at a time: one for each core."""
-    return len(os.sched_getaffinity(0))
+    return machine.num_cores()
 
 
 @functools.cache

@@ -32,7 +32,7 @@ def registry(folder: Path) -> dict[str, Any]:
     path = folder / "privacy.json"
     if not path.is_file():
         raise ValueError(f"{str(folder)!r} is not the folder of a finished run: it has no privacy.json")
-    summary = json.loads(path.read_text())
+    summary = json.loads(path.read_text(encoding="utf-8"))
     statement = Statement.from_json(summary["certified"])
     origin = summary.get("origin") or {}
     tuned = review.tuning(statement, summary)

@@ -38,10 +38,10 @@ def write(folder: Path) -> Path:
         The page holds the statement of privacy.json and no number that is not in the folder's files.
         It loads nothing and runs nothing. What raw updates were like is on a page of its own, `diagnostics.html`.
     """
-    summary = json.loads((folder / "privacy.json").read_text())
+    summary = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
     statement = Statement.from_json(summary["certified"])
     others = {key: Statement.from_json(summary[key]) for key in _OTHERS if summary.get(key) is not None}
-    config = (folder / "config.toml").read_text()
+    config = (folder / "config.toml").read_text(encoding="utf-8")
     recipe = folder / "recipe.json"
     origin = summary.get("origin") or {}
     run = RunFolder(folder)
@@ -51,7 +51,7 @@ def write(folder: Path) -> Path:
         "run.html.jinja",
         title=words.title(statement),
         name=name_of(origin, tomllib.loads(config)),
-        declared=declarations(origin, json.loads(recipe.read_text()) if recipe.is_file() else None),
+        declared=declarations(origin, json.loads(recipe.read_text(encoding="utf-8")) if recipe.is_file() else None),
         version=__version__,
         finished=f"{finished:%Y-%m-%d %H:%M}",
         **_promise(statement),
@@ -200,7 +200,7 @@ def _audit(folder: Path) -> dict[str, Any] | None:
     """What attacks on the run found, from `audit.json`, as the template shows it; None if none were made."""
     if not (folder / "audit.json").exists():
         return None
-    finding = json.loads((folder / "audit.json").read_text())
+    finding = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
     if finding.get("reason"):
         return {"reason": finding["reason"]}
     counted = f"in {finding['trials']:,} trials, confidence {finding['confidence']:g}"

@@ -109,7 +109,7 @@ def reproduction(folder: Path) -> Path:
 
 def index(folder: Path) -> Path:
     """Write the page of all papers that were reproduced and return its path."""
-    names = json.loads((folder / "index.json").read_text())["papers"]
+    names = json.loads((folder / "index.json").read_text(encoding="utf-8"))["papers"]
     papers = {name: paper for name in names if (paper := _read_paper(folder / name)) is not None}
     return write_page(
         folder / "index.html",
@@ -124,7 +124,7 @@ def _read_paper(folder: Path) -> dict[str, Any] | None:
     """The content of `paper.json`; None if there is none, or no part of the paper was finished."""
     if not (folder / "paper.json").exists():
         return None
-    paper: dict[str, Any] = json.loads((folder / "paper.json").read_text())
+    paper: dict[str, Any] = json.loads((folder / "paper.json").read_text(encoding="utf-8"))
     return paper if paper.get("exhibits") else None
 
 
@@ -132,7 +132,7 @@ def _read_exhibits(folder: Path, paper: dict[str, Any]) -> Iterator[dict[str, An
     """The content of each part's JSON file (see `papers.exhibits.write`), in the paper's order."""
     for key in paper["exhibits"]:
         if (folder / f"{key}.json").exists():
-            yield json.loads((folder / f"{key}.json").read_text())
+            yield json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
 
 
 def _facts(exhibits: list[dict[str, Any]]) -> list[tuple[str, str]]:

@@ -86,7 +86,7 @@ def _parts_in(paper: Paper, out: Path, only: Sequence[str]) -> list[str]:
     if not only or not (out / "paper.json").is_file():
         return []
     try:
-        before = json.loads((out / "paper.json").read_text())
+        before = json.loads((out / "paper.json").read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"paper.json in {str(out)!r} was not written by `dovetail reproduce`: {error}") from error
     return [key for key in before.get("exhibits", ()) if before.get("paper") == paper.name and key not in only]

@@ -151,7 +151,7 @@ def set_up(
         shufflers=between.get("shufflers", 0),
         aggregators=between.get("aggregators", 0),
     )
-    (folder / CONFIG).write_text(to_toml(config))
+    (folder / CONFIG).write_text(to_toml(config), encoding="utf-8")
     policy = lenient_policy(deployment.signed)
     is_personal = deployment.task.build()[0].budgets is not None
     for user, pair in enumerate(pairs):
@@ -391,7 +391,7 @@ class Fleet:
     def refused_users(self) -> list[dict[str, Any]]:
         """The users whose proofs aggregators refused, and the rounds, from the file for whoever enrols users."""
         path = self.deployment.folder / self.deployment.services[0] / REFUSED
-        return json.loads(path.read_text()) if path.exists() else []
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
     def counts(self, name: str) -> dict[str, int]:
         """The counts of a service, by its name: "analyzer", "shuffler-0" or "aggregator-0"."""
@@ -423,5 +423,5 @@ class Fleet:
     def _check(self) -> None:
         for name, process in self.processes.items():
             if process.poll() not in (None, 0):
-                log = (self.deployment.folder / f"{name}.log").read_text().strip().splitlines()
+                log = (self.deployment.folder / f"{name}.log").read_text(encoding="utf-8").strip().splitlines()
                 raise RuntimeError(f"{name} ended with status {process.returncode}: {log[-1] if log else ''}")

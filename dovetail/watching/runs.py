@@ -120,7 +120,7 @@ def read(folder: Path, *, name: str | None = None) -> RunFacts:
         raise ValueError(f"{str(folder)!r} is not the folder of a run")
     run = RunFolder(folder)
     try:
-        config = tomllib.loads(run.config.read_text())
+        config = tomllib.loads(run.config.read_text(encoding="utf-8"))
         config["task"]["name"], config["protocol"]["name"]
         summary = run.read_privacy() if run.is_finished else None
         if summary is not None:

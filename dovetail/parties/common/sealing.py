@@ -1,8 +1,7 @@
-"""Sealing messages: HPKE (RFC 9180) from `cryptography`, a fresh encapsulation a message, bound to what it is for.
+"""Sealing messages: HPKE, a fresh encapsulation a message, bound to what it is for.
 
-The suite is DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, AES-128-GCM in base mode. `Purpose` is mandatory and goes into
-HPKE's `info`: a message that was sealed for another task, round, role or key does not open. Base mode says nothing
-about who sealed a message; dummies and reports must look alike.
+`Purpose` is mandatory and goes into HPKE's `info`: a message that was sealed for another task, round, role or key does
+not open. The suite's base mode says nothing about who sealed a message; dummies and reports must look alike.
 
 Plaintexts of a purpose have one length, and so have ciphertexts: `OVERHEAD` bytes more. Sealing and opening many is
 spread over worker processes, for every message takes scalar multiplications.
@@ -23,10 +22,10 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives import hpke
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from dovetail import _validate
+from dovetail import _validate, hpke
+from dovetail.hpke import OVERHEAD
 from dovetail.parties.common.keys import KEY_ID
 
 __all__ = ["OVERHEAD", "REPORT_ID", "VERSION", "Purpose", "Unsealable", "Workers", "open_sealed", "seal"]
@@ -34,8 +33,6 @@ __all__ = ["OVERHEAD", "REPORT_ID", "VERSION", "Purpose", "Unsealable", "Workers
 _LOG = logging.getLogger(__name__)
 VERSION = 1
 REPORT_ID = 16  # bytes of the id of an upload
-OVERHEAD = 32 + 16  # the encapsulated key, and the tag
-_SUITE = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_128_GCM)
 _ROLES = ("report", "model", "upload", "sum")  # dummies are sealed as reports: nothing may tell them apart
 _NAMES_SENDER = ("upload", "sum")
 _CHUNK = 512  # messages that a worker opens at a time
@@ -93,7 +90,7 @@ class Purpose:
 
 def seal(plaintext: bytes, key: X25519PublicKey, purpose: Purpose) -> bytes:
     """Seal a plaintext to the holder of the private key, afresh each time: `OVERHEAD` bytes longer."""
-    return _SUITE.encrypt(plaintext, key, info=purpose.info)
+    return hpke.encrypt(plaintext, key, purpose.info)
 
 
 def open_sealed(ciphertext: bytes, key: X25519PrivateKey, purpose: Purpose) -> bytes:
@@ -101,7 +98,7 @@ def open_sealed(ciphertext: bytes, key: X25519PrivateKey, purpose: Purpose) -> b
     if len(ciphertext) < OVERHEAD:
         raise Unsealable(f"expected a ciphertext of at least {OVERHEAD} bytes, got {len(ciphertext)} bytes")
     try:
-        return _SUITE.decrypt(ciphertext, key, info=purpose.info)
+        return hpke.decrypt(ciphertext, key, purpose.info)
     except (InvalidTag, ValueError) as error:
         raise Unsealable(
             f"this was not sealed for the key {purpose.key_id.hex()} as {purpose.role} of round {purpose.round} of "

@@ -57,7 +57,7 @@ def notify_systemd(message: str) -> None:
     if path[:1] not in ("/", "@"):
         return
     address = "\0" + path[1:] if path[0] == "@" else path
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
         line.setblocking(False)
         line.sendto(message.encode(), address)
 

@@ -70,7 +70,7 @@ def rollback_guard_of(folder: Path, key: KeyPair, guards: Path) -> RollbackGuard
         key: its key pair.
         guards: the folder of rollback guards, elsewhere, with a file for every user.
     """
-    first = (folder / USER).read_text().strip() if (folder / USER).exists() else key.public.key_id.hex()
+    first = (folder / USER).read_text(encoding="utf-8").strip() if (folder / USER).exists() else key.public.key_id.hex()
     return RollbackGuard(guards / f"{first}.json")
 
 

@@ -159,7 +159,7 @@ class Spending:
         """Refuse a second report in an epoch; a clock that was set back does not prolong it for ever."""
         path = self._folder / _LAST
         wait = self._policy.epoch_seconds
-        if wait and path.exists() and time.time() < (last := float(path.read_text())) + wait:
+        if wait and path.exists() and time.time() < (last := float(path.read_text(encoding="utf-8"))) + wait:
             if last > time.time() + wait:  # the clock was ahead: the epoch begins again, by the clock as it is
                 write_atomically(path, repr(last := time.time()).encode())
             raise Later(

@@ -357,7 +357,7 @@ def _draw_budgets(name: str, num_users: int) -> np.ndarray:
 
 def _from_file(path: Path) -> np.ndarray:
     """The budgets in a file with one number per line; empty lines do not count."""
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     values = []
     for line in lines:
         try:
