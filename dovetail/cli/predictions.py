@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import typer
 
@@ -17,6 +17,13 @@ __all__ = ["predict"]
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     data: Annotated[Path, typer.Argument(help="Rows to predict: .csv, .tsv, .parquet, or an array in .npy.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Your own model, if the run trained one: an object of a module, which is imported.",
+            metavar="MODULE:OBJECT",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to write. Default: standard output.")] = None,
     trust_code: TrustCode = False,
     quiet: Quiet = False,
@@ -27,8 +34,8 @@ def predict(
     from dovetail.files import write_table
 
     with progress_console.status("predicting"):
-        model = experiment.load(run, trust_code=trust_code)
-        rows = _rows(model.predictor, data)
+        loaded = experiment.load(run, model=None if model is None else _own_model(model), trust_code=trust_code)
+        rows = _rows(loaded.predictor, data)
     if out is not None:
         write_table(out, rows)
     if as_json:
@@ -39,6 +46,22 @@ def predict(
         writer.writerows(rows)
     else:
         out_console.print(f"{len(rows)} predictions: {out}", markup=False, highlight=False)
+
+
+def _own_model(name: str) -> Any:
+    """The model that the user names as "module:object"; naming it is to trust it."""
+    from dovetail import _imports
+
+    if ":" not in name:
+        raise ValueError(f"expected --model module:object, such as --model mynet:net, got {name!r}")
+    return _imports.load(
+        name, what="model", kind="model, a module or a function that makes one", accept=_is_model_or_maker
+    )
+
+
+def _is_model_or_maker(value: object) -> TypeGuard[Any]:
+    """Whether this may be a model; what it is exactly `load` finds out."""
+    return value is not None and (callable(value) or type(value).__name__ == "Model")
 
 
 def _rows(predictor: Any, data: Path) -> list[dict[str, Any]]:

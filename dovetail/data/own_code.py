@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 if TYPE_CHECKING:
     from dovetail.data._base import Dataset, Target
 
-__all__ = ["PerRecord", "RecordSpec", "escapes"]
+__all__ = ["PerRecord", "RecordSpec", "escapes", "refusal_of_records"]
 
 _FOREIGN = (
     *("custom_vmap_call", "custom_partitioning", "pallas_call"),  # their authors say what becomes of batches
@@ -66,6 +66,23 @@ class RecordSpec:
             f"a function that builds a model gets the shapes of records, not the records: expected one of {fields}, "
             f"got {name!r}"
         )
+
+
+def refusal_of_records(name: str, shape: tuple[int, ...], error: Exception) -> ValueError:
+    """The error of a model that fails on records of a shape: which model and shape, and the first line of what it said.
+
+    Arguments:
+        name: what the model is called.
+        shape: that of a record.
+        error: what was raised.
+    """
+    records = f"{shape[0]} numbers" if len(shape) == 1 else f"shape {shape}"
+    batch = ", ".join(map(str, ("records", *shape)))
+    reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    return ValueError(
+        f"model {name!r} cannot read a batch of these data, of shape ({batch}): build it for records of {records} "
+        f"({reason})"
+    )
 
 
 class PerRecord:

@@ -1,7 +1,8 @@
 """The model of a finished run, back from its folder: ready to be asked, with its config and its statement.
 
 The data are not needed: `recipe.json` says what the model reads, `config.toml` which model and features it is. A run's
-folder is data: a model of one's own is given, or imported with its task ("module:name") if the caller trusts that code.
+folder is data: a model of one's own is given again, or imported with its task ("module:name") if the caller trusts that
+code.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from dovetail import _imports
-from dovetail.data import TASKS, Model, resolve
+from dovetail.data import TASKS, resolve
 from dovetail.experiment.config import Config, read
 from dovetail.experiment.folder import RunFolder
 from dovetail.experiment.result import facts_of, html_table
-from dovetail.learners.prediction import Predictor, model_from_recipe
+from dovetail.learners.prediction import Predictor, model_from_recipe, own_model_from_recipe
 from dovetail.statements import Statement
 
 __all__ = ["LoadedRun", "load"]
@@ -50,6 +51,10 @@ class LoadedRun:
         """The probability of every class, (rows, classes), or of every label, by the model."""
         return self.predictor.predict_proba(rows)
 
+    def state_dict(self) -> Any:
+        """The parameters in the form that the model's own library loads: see `Result.state_dict`."""
+        return self.predictor.state_dict()
+
     def __repr__(self) -> str:
         return f"LoadedRun({', '.join(f'{key}: {value}' for key, value in self._facts().items())})"
 
@@ -61,12 +66,22 @@ class LoadedRun:
         return facts_of(self.privacy, self.statement, out=self.folder)
 
 
-def load(folder: str | Path, *, model: Model | None = None, trust_code: bool = False) -> LoadedRun:
+def load(folder: str | Path, *, model: Any = None, trust_code: bool = False) -> LoadedRun:
     """The model of the finished run in a folder, with its statement and its config.
 
-    A task or features that the run names as "module:name" are imported only with `trust_code`, also from the folder.
-    `model` is for runs whose model is your own and was not named as "module:name"; a parameter that does not fit is
-    refused. The statement is what the run states; `dovetail verify` recomputes it.
+    Arguments:
+        folder: what `train(out=)`, `Result.save` or `dovetail run` wrote.
+        model: if the run trained a model of your own, the same again: a `Model`, a module of PyTorch, Flax or Equinox,
+            or a function from a `RecordSpec` to one of these. Its weights are replaced by those of the run; what
+            training left as it was, such as frozen layers and buffers, stays that of the model that you pass.
+        trust_code: whether a task or features that the run names as "module:name" may be imported, also from its
+            folder.
+
+    Guarantees:
+        Parameters that do not fit the model by name and shape are refused.
+        No code that the run names is imported, unless `trust_code` says so.
+
+    The statement is what the run states; `dovetail verify` recomputes it.
     """
     run = RunFolder(Path(folder))
     config = read(run.config, code_beside=trust_code)
@@ -74,15 +89,22 @@ def load(folder: str | Path, *, model: Model | None = None, trust_code: bool = F
     recipe = run.read_recipe()
     features = config.task.all_features
     with _imports.reading_data(f"the run in {str(folder)!r}", trust_code=trust_code):
-        own_model = model or _model_of(config) or model_from_recipe(config.task.model, recipe, features)
+        source = model if model is not None else _model_of(config)
         if ":" in features.kind:
             _imports.refuse_untrusted(features.kind, what="features")  # which are imported when rows are predicted
-    if model is None and own_model.name != recipe.model:
+    if source is not None:
+        found = own_model_from_recipe(source, recipe, features)
+    elif recipe.model == config.task.model:
+        found = model_from_recipe(config.task.model, recipe, features)
+    else:
+        found = None
+    if found is None or (model is None and found.name != recipe.model):
         raise ValueError(
-            f"the run in {str(folder)!r} is of model {recipe.model!r}, not {own_model.name!r}: pass your own as model="
+            f"the run in {str(folder)!r} is of {recipe.model!r}, a model of your own, and its folder holds parameters "
+            "but no code: pass the same model again, model=... (--model module:object)"
         )
     predictor = Predictor(
-        model=own_model,
+        model=found,
         parameters=run.read_parameters(),
         recipe=recipe,
         features=features,
@@ -90,7 +112,7 @@ def load(folder: str | Path, *, model: Model | None = None, trust_code: bool = F
     try:
         predictor.check()
     except ValueError as error:
-        raise ValueError(f"the model does not fit the parameters in {str(folder)!r}: {error}") from error
+        raise ValueError(f"model {found.name!r} does not fit the parameters in {str(folder)!r}: {error}") from error
     return LoadedRun(
         folder=run.path,
         config=config,
@@ -100,7 +122,7 @@ def load(folder: str | Path, *, model: Model | None = None, trust_code: bool = F
     )
 
 
-def _model_of(config: Config) -> Model | None:
+def _model_of(config: Config) -> Any:
     """The model that the config's task brings, if the task can be found by its name; else None."""
     name = config.task.name
     return resolve(name).model if ":" in name or name in TASKS else None

@@ -152,14 +152,16 @@ class Result:
         """Whether the model beats the best constant guess on the test records; None where there is none."""
         return beats_baseline(self.metrics, self.baseline)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The parameters as PyTorch tensors by the module's own names, for `module.load_state_dict`.
+    def state_dict(self) -> Any:
+        """The trained parameters in the form that the model's own library loads.
 
-        What was not trained is not in it: pass ``strict=False`` for a module with buffers or frozen parameters.
+        - Of a PyTorch module: tensors by the module's own names, for `module.load_state_dict`. What was not trained is
+          not in it: pass ``strict=False`` for a module with buffers or frozen parameters.
+        - Of other models: NumPy arrays, nested as the model's `init` nests them. With Flax that is
+          ``module.apply({"params": state}, x)``, with Flax NNX ``nnx.update(module, state)``; of an Equinox module the
+          list of its arrays of floating-point numbers, in the order of `jax.tree.leaves`.
         """
-        import torch
-
-        return {name: torch.from_numpy(np.array(value)) for name, value in self.parameters.items()}
+        return self._predictor.state_dict()
 
     def to_json(self) -> dict[str, Any]:
         """The summary that `dovetail run --json` prints and `privacy.json` holds."""

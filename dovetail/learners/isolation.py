@@ -24,7 +24,7 @@ from dovetail.data.own_code import RecordSpec, escapes
 from dovetail.learners import losses
 from dovetail.learners.functions import FunctionLearner
 
-__all__ = ["inspect_model"]
+__all__ = ["inspect_model", "map_over_records"]
 
 _PROBES = 4
 
@@ -79,6 +79,11 @@ def _map_over_records(model: Model, loss: str | Loss, *, own_model: bool) -> Mod
     """The model with itself, if it is somebody else's (`own_model`), and its own loss applied record by record."""
     own = model.loss if isinstance(loss, str) else _map_loss(loss)
     return dataclasses.replace(model, apply=_map_records(model.apply) if own_model else model.apply, loss=own)
+
+
+def map_over_records(model: Model) -> Model:
+    """A model in JAX, applied to the records of a batch one at a time, as it is where it is trained."""
+    return dataclasses.replace(model, apply=_map_records(model.apply))
 
 
 def _map_records(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.data._base import Dataset, Loss, Model
+from dovetail.data.own_code import refusal_of_records
 
 __all__ = [
     "LOSSES",
@@ -99,18 +100,31 @@ def loss_for(model: Model, dataset: Dataset) -> str | Loss:
             _check_own(own, outputs, dataset)
         return own
     _validate.known_name("loss", own, LOSSES)
-    _check_fit(own, outputs, dataset)
+    _check_fit(own, outputs, dataset, model=model.name)
     return own
 
 
 def _outputs(model: Model, dataset: Dataset) -> jax.ShapeDtypeStruct:
-    """The shape and type of a model's outputs for two records; JAX models are only traced."""
+    """The shape and type of a model's outputs for two records; JAX models are only traced.
+
+    Refuses a model that cannot read such records, or does not return one output, or row of outputs, for each.
+    """
     shape = (2, *dataset.test_inputs.shape[1:])
-    if model.learner is None:
-        parameters = jax.eval_shape(model.init, jax.random.key(0))
-        return jax.eval_shape(model.apply, parameters, jax.ShapeDtypeStruct(shape, jnp.float32))
-    outputs = model.learner.outputs(model.init(jax.random.key(0)), np.zeros(shape, np.float32))
-    return jax.ShapeDtypeStruct(outputs.shape, outputs.dtype)
+    try:
+        if model.learner is None:
+            parameters = jax.eval_shape(model.init, jax.random.key(0))
+            outputs = jax.eval_shape(model.apply, parameters, jax.ShapeDtypeStruct(shape, jnp.float32))
+        else:
+            outputs = model.learner.outputs(model.init(jax.random.key(0)), np.zeros(shape, np.float32))
+    except Exception as error:  # of whatever kind its library raises
+        raise refusal_of_records(model.name, shape[1:], error) from error
+    found = tuple(getattr(outputs, "shape", ()))
+    if found[:1] != (2,):
+        raise ValueError(
+            f"expected model {model.name!r} to return an array with one row for each record, got "
+            f"{f'shape {found}' if hasattr(outputs, 'shape') else f'a {type(outputs).__name__}'} for two records"
+        )
+    return jax.ShapeDtypeStruct(found, outputs.dtype)
 
 
 def _check_own(loss: Callable[..., Any], outputs: jax.ShapeDtypeStruct, dataset: Dataset) -> None:
@@ -121,23 +135,25 @@ def _check_own(loss: Callable[..., Any], outputs: jax.ShapeDtypeStruct, dataset:
         raise ValueError(f"expected loss(outputs, labels) to return one number per record, got shape {shape} for two")
 
 
-def _check_fit(name: str, outputs: jax.ShapeDtypeStruct, dataset: Dataset) -> None:
-    """Refuse a loss for other labels, and outputs that cannot be compared with the labels."""
+def _check_fit(name: str, outputs: jax.ShapeDtypeStruct, dataset: Dataset, *, model: str) -> None:
+    """Refuse a loss for other labels, and outputs that cannot be compared with the labels; `model` is its name."""
     target = {"cross_entropy": "classes", "binary_cross_entropy": "classes", "sigmoid_cross_entropy": "labels"}
     if dataset.target != target.get(name, "number"):
         raise ValueError(
             f"expected a loss for labels of target {dataset.target!r}, such as {_DEFAULTS[dataset.target]!r}, "
             f"got loss={name!r}"
         )
-    width = outputs.shape[1] if len(outputs.shape) == 2 else 1
-    classes = dataset.num_classes
+    shape = outputs.shape[1:]
+    count = dataset.num_classes
     if name == "cross_entropy":
-        fits, wanted = len(outputs.shape) == 2 and width >= classes, f"({classes},)"
+        fits, wanted = shape == (count,), f"{count} outputs for a record, one for each class"
+        wanted += " (or one output in all)" if count == 2 else ""
     elif name == "sigmoid_cross_entropy":
-        fits, wanted = outputs.shape[1:] == (classes,), f"({classes},)"
+        fits, wanted = shape == (count,), f"{count} outputs for a record, one for each label"
     else:
-        fits, wanted = outputs.shape[1:] in ((), (1,)), "(1,)"
+        fits, wanted = shape in ((), (1,)), "one output for a record"
     if not fits:
+        got = f"{shape[0]}" if len(shape) == 1 else f"outputs of shape {shape}"
         raise ValueError(
-            f"expected outputs of shape {wanted} per record from the model for loss {name!r}, got {outputs.shape[1:]}"
+            f"expected model {model!r} to have {wanted}, for loss {name!r}, got {got}: make its last layer that wide"
         )

@@ -6,6 +6,7 @@ the library trains by gradients; a module with any other state that training wou
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.data._base import Model
-from dovetail.data.own_code import RecordSpec
+from dovetail.data.own_code import RecordSpec, refusal_of_records
 
 __all__ = ["equinox_model", "flax_model", "model_of"]
 
@@ -39,12 +40,33 @@ def model_of(source: Any, spec: RecordSpec) -> Model:
         return flax_model(source, spec)
     if _is_instance_of(source, "equinox", "Module"):
         return equinox_model(source)
+    if isinstance(source, type):
+        name = source.__name__
+        raise ValueError(
+            f"expected a model that has its parameters, got the class {name} itself: pass an instance, "
+            f"model={name}(...), or a function from the shapes of records to one, model=lambda spec: {name}(...)"
+        )
     if callable(source):
-        return model_of(source(spec), spec)
+        return model_of(_call_with_spec(source, spec), spec)
     raise ValueError(
         "expected a dovetail.Model, a module of PyTorch, Flax or Equinox, or a function from a RecordSpec to one, "
         f"got a {type(source).__name__}"
     )
+
+
+def _call_with_spec(function: Any, spec: RecordSpec) -> Any:
+    """What a function makes of a `RecordSpec`; refuses one that does not take exactly that."""
+    try:
+        inspect.signature(function).bind(spec)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise ValueError(
+            f"expected a function of one argument, the RecordSpec with the shapes of records, to make the model, got "
+            f"{name}{inspect.signature(function)}"
+        ) from error
+    except ValueError:  # a function without a signature, written in C
+        pass
+    return function(spec)
 
 
 def flax_model(module: Any, spec: RecordSpec) -> Model:
@@ -52,7 +74,11 @@ def flax_model(module: Any, spec: RecordSpec) -> Model:
     if _is_instance_of(module, "flax.nnx", "Module"):
         return _nnx_model(module)
     record = jnp.zeros((1, *spec.input_shape), jnp.float32)
-    others = sorted(set(jax.eval_shape(module.init, jax.random.key(0), record)) - {"params"})
+    try:
+        state = jax.eval_shape(module.init, jax.random.key(0), record)
+    except Exception as error:  # of whatever kind Flax or the module raises
+        raise refusal_of_records(type(module).__name__, spec.input_shape, error) from error
+    others = sorted(set(state) - {"params"})
     if others:
         raise ValueError(f"expected a Flax module whose state is its parameters, got {', '.join(others)} beside them")
     return Model(

@@ -170,7 +170,9 @@ def test_a_model_of_ones_own_is_imported_with_its_task_or_given(tmp_path, monkey
     monkeypatch.setattr(tiny, "OWN", task, raising=False)
     np.testing.assert_array_equal(dovetail.load(out, trust_code=True).predict(inputs), result.predict(inputs))
     monkeypatch.setattr(tiny, "OWN", tiny.TASK)
-    with pytest.raises(ValueError, match=r"is of model 'two layers', not 'logistic': pass your own as model="):
+    with pytest.raises(
+        ValueError, match=r"is of 'two layers', a model of your own, and its folder holds parameters but no code: pass"
+    ):
         dovetail.load(out, trust_code=True)
     other = dataclasses.replace(model, init=lambda key: jnp.zeros((4, 3)))
     with pytest.raises(ValueError, match=r"expected the parameters params \(4, 3\), got in"):

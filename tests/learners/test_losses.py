@@ -85,10 +85,16 @@ def test_bundled_models_have_outputs_for_every_target(target, name):
 @pytest.mark.parametrize(
     ("data", "width", "loss", "sentence"),
     [
-        (dataset(), 2, None, r"expected outputs of shape \(3,\) per record .* 'cross_entropy', got \(2,\)"),
-        (dataset(), 1, None, r"expected outputs of shape \(3,\) per record .* got \(1,\)"),
-        (dataset("number"), 2, None, r"expected outputs of shape \(1,\) per record .* 'squared_error', got \(2,\)"),
-        (dataset("labels"), 4, None, r"expected outputs of shape \(3,\) per record .* got \(4,\)"),
+        (
+            dataset(),
+            2,
+            None,
+            r"to have 3 outputs for a record, one for each class, for loss 'cross_entropy', got 2: make its last layer",
+        ),
+        (dataset(), 1, None, "to have 3 outputs for a record, one for each class, .* got 1: make"),
+        (dataset(), 4, None, "to have 3 outputs for a record, one for each class, .* got 4: make"),
+        (dataset("number"), 2, None, "to have one output for a record, for loss 'squared_error', got 2: make"),
+        (dataset("labels"), 4, None, "to have 3 outputs for a record, one for each label, for loss .* got 4: make"),
         (dataset(), 3, "huber", "expected a loss for labels of target 'classes', such as 'cross_entropy', got .*huber"),
         (dataset("number"), 1, "cross_entropy", "expected a loss for labels of target 'number'"),
         (dataset(), 3, "cross_entropie", "unknown loss 'cross_entropie': did you mean 'cross_entropy'"),
