@@ -37,6 +37,7 @@ __all__ = [
     "as_inputs",
 ]
 
+_MOST_SHOWN = 8  # columns or classes that `repr` of a dataset names
 Target = Literal["classes", "number", "labels"]
 Loss = Callable[[Any, Any], Any]  # outputs and labels of some records -> one loss per record
 Metric = Callable[[np.ndarray, np.ndarray], float]  # outputs and labels of all test records -> a number
@@ -67,6 +68,7 @@ class Dataset(Sources):
     of code that made the inputs knows, which makes a statement one *as declared*; `recipe` says how rows of the table
     that they came from became inputs. `name` is what reports call the data, and `held_out` how test records were taken
     out of them, None where they came apart. `from_csv`, `from_pandas` and others make a dataset of what you have.
+    `repr` counts users and rows, and shows no record: it is for the owner of the data (docs/concepts/counts.md).
 
     Guarantees:
         Inputs and labels are held in the types that compute, other floats and whole numbers converted to them.
@@ -111,6 +113,44 @@ class Dataset(Sources):
             if (ids := getattr(self, name)) is not None:
                 _check_ids(name, ids, len(self.labels))
         self._check_roster()
+
+    def __repr__(self) -> str:
+        return f"Dataset({', '.join(f'{key}: {value}' for key, value in self._facts().items())})"
+
+    def _facts(self) -> dict[str, str]:
+        """What `repr` shows, as text by name, for the owner of the data alone: users and rows are counted."""
+        rows = f"{len(self.labels):,}" + (f" with {self.views} views each" if self.views > 1 else "")
+        users = f"{len(np.unique(self.users)):,}" if self.users is not None else "every row is one"
+        facts = {"users": users if self.roster is None else f"{users}, of {self.roster:,} on the roster", "rows": rows}
+        if self.subjects is not None:
+            facts["subjects"] = f"{len(np.unique(self.subjects)):,}"
+        facts |= {"inputs": self._describe_inputs(), "target": self._describe_target()}
+        held_out = "" if self.held_out is None else f", {self.held_out.share:.0%} held out"
+        return {**facts, "test": f"{len(self.test_labels):,} rows{held_out}"}
+
+    def _describe_inputs(self) -> str:
+        """The columns that are read, or the shape of a record."""
+        shape = self.inputs.shape[1:]
+        columns = None if self.recipe is None or self.recipe.shape != shape else self.recipe.columns
+        if columns is None:
+            return f"{self.inputs.dtype} of shape {shape}"
+        more = f" and {len(columns) - _MOST_SHOWN} more" if len(columns) > _MOST_SHOWN else ""
+        named = ", ".join(repr(column.name) for column in columns[:_MOST_SHOWN])
+        return f"{named}{more} ({shape[0]} numbers)"
+
+    def _describe_target(self) -> str:
+        """The columns that are predicted, and what their values are."""
+        answer = None if self.recipe is None else self.recipe.answer
+        named = "" if answer is None else ", ".join(map(repr, answer.columns[:_MOST_SHOWN]))
+        if self.target == "number":
+            kind = "a number"
+        elif self.target == "labels":
+            kind = f"{self.num_classes} labels"
+        else:
+            kind = f"one of {self.num_classes} classes"
+            if answer is not None and answer.classes is not None and self.num_classes <= _MOST_SHOWN:
+                kind = f"one of {', '.join(map(repr, answer.classes))}"
+        return f"{named} ({kind})" if named else kind
 
     def _check_roster(self) -> None:
         """Refuse a roster with fewer places than the data have users."""

@@ -69,10 +69,14 @@ def _inputs(recipe: Mapping[str, Any]) -> Iterator[Declaration]:
 
 def _read_as(column: Mapping[str, Any]) -> tuple[str, str]:
     """What was declared of a column, and what that means."""
-    known = ("name", "bounds", "categories")
+    known = ("name", "bounds", "categories", "missing", "fill")
     more = "".join(
         f"; {key} {value}" for key, value in column.items() if key not in known and value not in (None, False)
     )
+    if column.get("missing"):
+        fill = column.get("fill")
+        middle = "the middle of the range" if column.get("categories") is None else "none of them"
+        more += f"; a missing value is read as {middle if fill is None else fill}, and marked by an input of its own"
     if column.get("categories") is not None:
         return (
             f"{len(column['categories'])} values: {_listed(column['categories'])}{more}",

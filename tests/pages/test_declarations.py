@@ -42,8 +42,15 @@ def test_columns_that_were_declared_alike_share_a_line_and_ranges_are_exact():
 
 
 def test_another_declaration_about_a_column_is_shown_as_it_is():
-    columns = [{**RECIPE["columns"][0], "missing": 50.0}]
-    assert lines(recipe={**RECIPE, "columns": columns})["Column age"][0] == "range 0 to 100; missing 50.0"
+    columns = [{**RECIPE["columns"][0], "unit": "years"}]
+    assert lines(recipe={**RECIPE, "columns": columns})["Column age"][0] == "range 0 to 100; unit years"
+
+
+def test_what_stands_for_a_missing_value_is_shown():
+    for fill, said in ((0, "0"), (50.5, "50.5"), (None, "the middle of the range")):
+        columns = [{**RECIPE["columns"][0], "missing": True, "fill": fill}]
+        shown = lines(recipe={**RECIPE, "columns": columns})["Column age"][0]
+        assert shown == f"range 0 to 100; a missing value is read as {said}, and marked by an input of its own"
 
 
 def test_classes_that_were_read_off_the_data_are_not_called_declared():

@@ -55,6 +55,9 @@ class TableOptions(_Options, total=False):
         inputs: the columns to read: numbers, or true and false; all others by default.
         categories: by column, its public values.
         bounds: by column, its public range (low, high); without, numbers stay as they are.
+        missing: which columns may lack values: "indicator" for all, a list of columns, or by column the public constant
+            that stands for a missing value (without one the middle of the range, or none of the categories). Each such
+            column has one more input, which is 1 where the value is missing.
     """
 
     user: str | Sequence[Any] | EllipsisType | None
@@ -62,6 +65,7 @@ class TableOptions(_Options, total=False):
     inputs: str | Sequence[str] | None
     categories: Mapping[str, Sequence[Any]] | None
     bounds: Mapping[str, tuple[float, float]] | None
+    missing: Literal["indicator"] | Sequence[str] | Mapping[str, Any] | None
 
 
 class ArrayOptions(_Options, total=False):
@@ -104,7 +108,8 @@ class Sources:
     or from a share of users that is held out (`test_share`).
 
     Guarantees:
-        Nothing is scaled, encoded or filled in by what the data hold; a missing value or undeclared text is refused.
+        Nothing is scaled, encoded or filled in by what the data hold; undeclared text, and a missing value in a column
+        that may have none, is refused.
         A number in column c with bounds[c] = (low, high) is clipped to them and mapped to [-1, 1].
         No user's records are on both sides of `test_share`, and nobody's side depends on anyone else.
     """

@@ -1,8 +1,10 @@
 """A recipe: how rows of a table become a model's inputs, and how its outputs become answers.
 
 A number with declared bounds (low, high) is clipped to them and becomes 2 (x - low) / (high - low) - 1, in [-1, 1];
-without bounds it stays as it is. A declared category becomes as many zeros and ones as there are declared values. All
-of it is public, so a run's folder keeps it (`recipe.json`), and new rows are read like those that were trained on.
+without bounds it stays as it is. A declared category becomes as many zeros and ones as there are declared values. A
+column that may lack values has one input more, which is 1 where a value is missing and a declared constant is in its
+place. All of it is public, so a run's folder keeps it (`recipe.json`), and new rows are read like those that were
+trained on.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.data._base import Dataset, Target, as_inputs
-from dovetail.data.readers.tables import Table, is_table, plain
+from dovetail.data.readers.tables import MissingValues, Table, is_table, plain
 
 __all__ = ["Answer", "InputColumn", "Recipe", "matrix", "recipe_of", "with_recipe"]
 
@@ -27,11 +29,17 @@ _MOST_CLASSES = 1000  # that are read off the data
 
 
 class InputColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """A column that a model reads: numbers, within bounds if they are given, or one of the declared values."""
+    """A column that a model reads: numbers, within bounds if they are given, or one of the declared values.
+
+    With `missing`, rows may lack a value: it is read as the constant `fill`, and the column's last input is 1. Without
+    a constant its inputs are 0, which is the middle of the bounds, and none of the categories.
+    """
 
     name: str
     bounds: tuple[float, float] | None = None
     categories: tuple[Value, ...] | None = None
+    missing: bool = False
+    fill: Value | None = None
 
     def __post_init__(self) -> None:
         if self.bounds is not None:
@@ -40,14 +48,40 @@ class InputColumn(msgspec.Struct, frozen=True, kw_only=True):
             if self.bounds is not None:
                 raise ValueError(f"column {self.name!r} has bounds and categories: declare one of them")
             _check_declared(f"categories of column {self.name!r}", self.categories)
+        if self.fill is not None:
+            self._check_fill(self.fill)
+
+    def _check_fill(self, fill: Value) -> None:
+        """Refuse a constant that the column could not hold."""
+        if self.categories is not None:
+            if fill not in self.categories:
+                raise ValueError(
+                    f"expected missing={{{self.name!r}: ...}} to be one of the column's categories, got {fill!r}; "
+                    f"missing=[{self.name!r}] makes a missing value none of them"
+                )
+        elif isinstance(fill, str) or not math.isfinite(fill):
+            raise ValueError(f"expected missing={{{self.name!r}: ...}} to be a finite number, got {fill!r}")
 
     @property
     def width(self) -> int:
         """How many inputs the column makes."""
-        return 1 if self.categories is None else len(self.categories)
+        return (1 if self.categories is None else len(self.categories)) + self.missing
 
     def read(self, table: Table) -> np.ndarray:
         """The inputs that this column of a table makes, float32 (rows, width)."""
+        if not self.missing:
+            return self._read_complete(table)
+        inputs = np.zeros((table.rows, self.width), np.float32)
+        gaps = table.gaps(self.name)
+        if not gaps.all():
+            inputs[~gaps, :-1] = self._read_complete(table.only(self.name, ~gaps))
+        if self.fill is not None:
+            inputs[gaps, :-1] = self._read_complete(Table(name="missing", columns={self.name: [self.fill]}))
+        inputs[gaps, -1] = 1
+        return inputs
+
+    def _read_complete(self, table: Table) -> np.ndarray:
+        """The inputs that the column makes of a table in which it has no gaps."""
         if self.categories is not None:
             places = _category_places(table, self.name, self.categories, what="categories")
             return np.eye(len(self.categories), dtype=np.float32)[places]
@@ -98,6 +132,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         if kind is None:
             numeric = all(table.kind(target) == "number" for table in tables)
             kind = "number" if numeric and classes is None else "classes"
+            if kind == "number" and bounds is None:
+                _refuse_zeros_and_ones(tables, target)
         if kind == "labels":
             raise ValueError(f"expected a list of columns of 0 and 1 for kind='labels', got target={target!r}")
         if kind == "number":
@@ -197,7 +233,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         if missing:
             names = ", ".join(map(repr, missing))
             raise ValueError(f"{table.name} lacks columns that the model was trained on: {names}")
-        return matrix(table, self.columns)
+        hint = "the model was trained without a rule for them, so leave these rows out, or train anew with missing="
+        return matrix(table, self.columns, hint=hint)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `recipe.json`."""
@@ -212,14 +249,42 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"expected a recipe that this version of the library wrote, got {error}") from error
 
 
-def matrix(table: Table, columns: Sequence[InputColumn]) -> np.ndarray:
-    """The inputs of a table's rows, float32, in the order of the columns."""
+def matrix(table: Table, columns: Sequence[InputColumn], *, hint: str | None = None) -> np.ndarray:
+    """The inputs of a table's rows, float32, in the order of the columns.
+
+    Arguments:
+        hint: what to do about missing values, for the end of the message that names all columns that have some.
+    """
     inputs = np.empty((table.rows, sum(column.width for column in columns)), np.float32)
     start = 0
     for column in columns:
-        inputs[:, start : start + column.width] = column.read(table)
+        try:
+            inputs[:, start : start + column.width] = column.read(table)
+        except MissingValues as error:
+            raise MissingValues(_describe_gaps(table, columns, hint)) from error
         start += column.width
     return inputs
+
+
+_MOST_NAMED = 8  # columns that a message names
+
+
+def _describe_gaps(table: Table, columns: Sequence[InputColumn], hint: str | None) -> str:
+    """All columns in which values are missing and must not be, each with in how many rows, and what to do."""
+    counts = {column.name: int(table.gaps(column.name).sum()) for column in columns if not column.missing}
+    lacking = {name: count for name, count in counts.items() if count}
+    listed = [f"{name!r} ({count} of {table.rows} rows)" for name, count in lacking.items()]
+    more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
+    first = next(iter(lacking))
+    hint = hint or (
+        f"declare what stands for a missing value, missing={{{first!r}: a constant}}, missing=[{first!r}] for the "
+        "middle of its range, or missing='indicator' for that in all columns; each such column gets one more input, "
+        "which says that the value is missing. Nothing is filled in from the data"
+    )
+    return (
+        f"expected a value in every row of the input columns of {table.name}, got some without one in "
+        f"{', '.join(listed[:_MOST_NAMED])}{more}: {hint}"
+    )
 
 
 def recipe_of(dataset: Dataset) -> Recipe:
@@ -286,6 +351,15 @@ def _classes_in(tables: Sequence[Table], target: str) -> tuple[Value, ...]:
     if len({isinstance(value, str) for value in values}) != 1:
         raise ValueError(f"column {target!r} has text and numbers for classes: make them one type, or declare classes=")
     return tuple(sorted(values))
+
+
+def _refuse_zeros_and_ones(tables: Sequence[Table], target: str) -> None:
+    """Ask what to predict where a target of floating-point numbers has no values but 0 and 1: most likely classes."""
+    if all(np.isin(table.numbers(target), (0.0, 1.0)).all() for table in tables):
+        raise ValueError(
+            f"column {target!r} has the values 0.0 and 1.0 alone, as floating-point numbers: pass kind='classes' to "
+            "predict which of the two it is, or kind='number' to predict a number"
+        )
 
 
 def _check_bounds(name: str, bounds: tuple[float, float]) -> None:

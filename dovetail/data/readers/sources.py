@@ -6,32 +6,31 @@ keywords are explained at `readers.TableOptions` and `readers.ArrayOptions`.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from dovetail import _validate
 from dovetail.data._base import Dataset, Target
 from dovetail.data.readers.assembly import Rows, assemble
-from dovetail.data.readers.recipes import Answer, InputColumn, matrix
-from dovetail.data.readers.tables import Table, import_optional, plain
+from dovetail.data.readers.declarations import (
+    check_types,
+    input_columns,
+    refuse_unclear_users,
+    warn_of_ids,
+    warn_of_ranges,
+)
+from dovetail.data.readers.recipes import Answer, matrix
+from dovetail.data.readers.tables import MissingValues, Table, import_optional
 
 __all__ = ["from_arrays", "from_folder", "from_huggingface", "from_items", "from_table"]
 
 _LABEL = "labels"
 _IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
-# fmt: off
-_ID_WORDS = frozenset((
-    "account", "annotator", "client", "clientid", "customer", "device", "driver", "employee", "household", "id",
-    "ids", "member", "owner", "participant", "patient", "patientid", "people", "person", "pid", "player",
-    "respondent", "speaker", "student", "subject", "subjectid", "uid", "user", "userid", "username", "worker",
-    "writer",
-))
-# fmt: on
 
 
 def from_table(
@@ -41,9 +40,10 @@ def from_table(
     user: str | Sequence[Any] | EllipsisType | None = ...,
     subject: str | Sequence[Any] | None = None,
     roster: Sequence[Any] | None = None,
-    inputs: Sequence[str] | None = None,
+    inputs: str | Sequence[str] | None = None,
     categories: Mapping[str, Sequence[Any]] | None = None,
     bounds: Mapping[str, tuple[float, float]] | None = None,
+    missing: Literal["indicator"] | Sequence[str] | Mapping[str, Any] | None = None,
     classes: Sequence[Any] | None = None,
     kind: Target | None = None,
     name: str | None = None,
@@ -57,6 +57,16 @@ def from_table(
         source: what `Table.of` takes.
         test: another one, to test on.
     """
+    check_types(
+        target=target,
+        user=user,
+        subject=subject,
+        inputs=inputs,
+        categories=categories,
+        bounds=bounds,
+        classes=classes,
+        missing=missing,
+    )
     table = Table.of(source)
     other = None if test is None else Table.of(test)
     targets = [target] if isinstance(target, str) else list(target)
@@ -66,23 +76,30 @@ def from_table(
         refuse_unclear_users(table, spoken_for)
     for column in spoken_for:
         table.column(column)
-    names = [column for column in table.columns if column not in spoken_for] if inputs is None else list(inputs)
-    columns = _columns(names, categories or {}, bounds or {}, targets=targets)
-    tables = [table] if other is None else [table, other]
-    answer = Answer.from_tables(
-        tables,
-        target=target,
-        kind=kind,
-        classes=classes,
-        bounds=(bounds or {}).get(target) if isinstance(target, str) else None,
-    )
+    named = [inputs] if isinstance(inputs, str) else inputs
+    names = [column for column in table.columns if column not in spoken_for] if named is None else list(named)
+    columns = input_columns(names, categories or {}, bounds or {}, missing, targets=targets)
+    if inputs is None:
+        warn_of_ids(columns)
+    with _saying("leave rows without one out of the table, for nothing can be learned from them"):
+        answer = Answer.from_tables(
+            [table] if other is None else [table, other],
+            target=target,
+            kind=kind,
+            classes=classes,
+            bounds=(bounds or {}).get(target) if isinstance(target, str) else None,
+        )
+        labels = answer.labels(table)
+    with _saying("every row must be somebody's, so leave rows without an id out, or give them ids"):
+        users, subjects = _ids_of_rows(table, owner), _ids_of_rows(table, subject)
     records = Rows(
         inputs=matrix(table, columns),
         targets=table,
-        users=_ids_of_rows(table, owner),
-        subjects=_ids_of_rows(table, subject),
+        users=users,
+        subjects=subjects,
         roster=_as_text(roster),
     )
+    warn_of_ranges(table, columns, records.inputs, answer, labels)
     return assemble(
         records,
         answer,
@@ -93,6 +110,15 @@ def from_table(
         columns=columns,
         name=name,
     )
+
+
+@contextlib.contextmanager
+def _saying(remedy: str) -> Iterator[None]:
+    """Within, an error about missing values ends with what to do about them."""
+    try:
+        yield
+    except MissingValues as error:
+        raise MissingValues(f"{error}: {remedy}") from error
 
 
 def from_arrays(
@@ -196,8 +222,8 @@ def from_huggingface(
         test = _with_class_names(test, target, schema)
     if not isinstance(inputs, str):
         return from_table(source, target=target, inputs=inputs, test=test, **options)
-    if any(options.pop(declared, None) for declared in ("categories", "bounds")):
-        raise ValueError(f"expected neither categories nor bounds with one column of arrays, got inputs={inputs!r}")
+    if any(options.pop(declared, None) for declared in ("categories", "bounds", "missing")):
+        raise ValueError(f"expected no categories, bounds or missing= with one column of arrays, got inputs={inputs!r}")
     tables = [Table.of(part) for part in (source, test) if part is not None]
     names = [target] if isinstance(target, str) else list(target)
 
@@ -279,48 +305,6 @@ def _read_images(files: Sequence[Path], size: tuple[int, int] | None, grey: bool
             f"expected images of one size, or size=(height, width), got {len(shapes)} sizes in {len(pictures)} images"
         )
     return np.stack(pictures)
-
-
-def refuse_unclear_users(table: Table, spoken_for: Sequence[str]) -> None:
-    """Refuse a table without `user=` if a column looks like ids and has some value twice: most likely a person's.
-
-    `spoken_for` are columns that are known to be something else.
-    """
-    for name in table.columns:
-        words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", str(name)).lower())
-        if name in spoken_for or _ID_WORDS.isdisjoint(words):
-            continue
-        values = table.names(name)
-        if len(set(values)) < len(values):
-            raise ValueError(
-                f"the column {name!r} of {table.name} looks like ids, and {len(values) - len(set(values))} of its rows "
-                f"repeat one: pass user={name!r} to protect a user with all of its rows, or user=None if every row "
-                "counts as one user"
-            )
-
-
-def _columns(
-    names: Sequence[str],
-    categories: Mapping[str, Sequence[Any]],
-    bounds: Mapping[str, tuple[float, float]],
-    *,
-    targets: Sequence[str],
-) -> tuple[InputColumn, ...]:
-    """How each input column `names` is read; refuses a declaration about a column that is not an input or a target."""
-    if not names:
-        raise ValueError("no column is left for inputs: name some with inputs=")
-    for what, declared in (("categories", categories), ("bounds", bounds)):
-        for name in declared:
-            if not (what == "bounds" and name in targets):
-                _validate.known_name(f"input column in {what}", name, names)
-    return tuple(
-        InputColumn(
-            name=name,
-            bounds=None if name not in bounds else (float(bounds[name][0]), float(bounds[name][1])),
-            categories=None if name not in categories else tuple(plain(value) for value in categories[name]),
-        )
-        for name in names
-    )
 
 
 def _ids_of_rows(table: Table, column: str | Sequence[Any] | None) -> list[str] | None:

@@ -1,16 +1,19 @@
 """A table of named columns, wherever it comes from: CSV, Parquet, a data frame, a Hugging Face dataset, a mapping.
 
 CSV needs the standard library alone: its cells stay text until it is known what a column is for. A column is numbers
-(or true and false), or it is text; missing values are refused, with the column and how many rows lack one.
+(or true and false), or it is text; missing values are refused, with the column and how many rows lack one, unless who
+reads the column fills its gaps.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import datetime
 import gzip
 import importlib
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +22,7 @@ import numpy as np
 
 from dovetail import _validate
 
-__all__ = ["Kind", "Table", "import_optional", "is_table", "plain"]
+__all__ = ["Kind", "MissingValues", "Table", "import_optional", "is_table", "plain"]
 
 Kind = Literal["truth", "whole", "number", "text"]
 
@@ -27,6 +30,10 @@ _MISSING = frozenset(("", "na", "n/a", "nan", "none", "null"))  # in CSV, in any
 _TRUTHS = frozenset(("true", "false"))
 _DELIMITERS = ",;\t|"
 _CSV, _PARQUET = (".csv", ".tsv", ".csv.gz", ".tsv.gz"), (".parquet", ".pq")
+
+
+class MissingValues(ValueError):  # noqa: N818 - it says what is there
+    """A column in which some rows lack a value, where every row needs one."""
 
 
 def import_optional(module: str, *, needed_by: str, install: str) -> Any:
@@ -99,6 +106,20 @@ class Table:
         _validate.known_name(f"column of {self.name}", name, self.columns)
         return self.columns[name]
 
+    def gaps(self, name: str) -> np.ndarray:
+        """A mask of the rows in which a column has no value."""
+        column = self.column(name)
+        if isinstance(column, np.ndarray) and column.dtype.kind in "biufUSM":
+            return np.asarray(column != column) if column.dtype.kind in "fM" else np.zeros(len(column), bool)
+        is_gap = (text.lower() in _MISSING for text in column) if self.text else map(_is_missing, column)
+        return np.fromiter(is_gap, bool, len(column))
+
+    def only(self, name: str, rows: np.ndarray) -> Table:
+        """The table of one column, with the rows of a mask; at least one."""
+        column = self.column(name)
+        kept = column[rows] if isinstance(column, np.ndarray) else list(itertools.compress(column, rows))
+        return Table(name=self.name, columns={name: kept}, text=self.text)
+
     def kind(self, name: str) -> Kind:
         """What a column holds; whole numbers and truths are numbers too."""
         column = self._complete_column(name)
@@ -123,6 +144,11 @@ class Table:
         column = self._complete_column(name)
         kind = self.kind(name)
         if kind == "text":
+            if _is_time(column[0]):
+                raise ValueError(
+                    f"expected numbers in column {name!r} of {self.name}, got dates or times in its {self.rows} rows: "
+                    "make numbers of them first, such as days since a fixed date, or leave the column out of inputs"
+                )
             raise ValueError(
                 f"expected numbers in column {name!r} of {self.name}, got text in its {self.rows} rows{hint}"
             )
@@ -163,19 +189,12 @@ class Table:
 
     def _complete_column(self, name: str) -> Sequence[Any] | np.ndarray:
         """The column of this name as it came; refuses one in which a value is missing."""
-        column = self.column(name)
-        if isinstance(column, np.ndarray) and column.dtype.kind in "biufUSM":
-            missing = int(np.count_nonzero(column != column)) if column.dtype.kind in "fM" else 0
-        elif self.text:
-            missing = sum(text.lower() in _MISSING for text in column)
-        else:
-            missing = sum(_is_missing(value) for value in column)
-        if missing:
-            raise ValueError(
+        if missing := int(np.count_nonzero(self.gaps(name))):
+            raise MissingValues(
                 f"expected a value in every row of column {name!r} of {self.name}, got {missing} of {self.rows} rows "
                 "without one"
             )
-        return column
+        return self.column(name)
 
 
 def _read_file(path: Path) -> Table:
@@ -237,6 +256,11 @@ def _is_missing(value: Any) -> bool:
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float | np.floating) and bool(value != value)
+
+
+def _is_time(value: Any) -> bool:
+    """Whether this is a date, a time or a span of time, of Python, NumPy or pandas."""
+    return isinstance(value, np.datetime64 | np.timedelta64 | datetime.date | datetime.time | datetime.timedelta)
 
 
 def _kind_of(value: Any) -> Kind:
