@@ -134,8 +134,9 @@ def task_new(
     from dovetail.parties.federation import federation
 
     parsed = configs.read(config, [configs.parse_override(text) for text in set_ or []])
-    learned = federation(parsed) if dim is None or measure else None
-    measures = measures_by_name(measure or (), classes=learned.dataset.num_classes) if learned is not None else ()
+    learned = federation(parsed) if dim is None or "labels" in (measure or ()) else None
+    classes = 0 if learned is None else learned.dataset.num_classes
+    measures = measures_by_name(measure or (), classes=classes)
     dim = learned.dim if dim is None and learned is not None else dim
     fields = {
         "protocol": parsed.protocol["name"],

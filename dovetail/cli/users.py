@@ -225,6 +225,8 @@ def client_spent(
     if as_json:
         out_console.print_json(json.dumps(rows))
         return
+    if not rows:
+        out_console.print("nothing was spent")
     for row in rows:
         pair = None if row["eps"] is None else f"({at_most(row['eps'])}, {at_most(row['delta'])})-DP {row['means']}"
         words = [f"task {row['task'][:16]}", row["name"] or "unknown", f"analyzer {row['analyzer'] or 'unknown'}"]

@@ -69,6 +69,26 @@ def test_a_task_that_every_user_would_refuse_is_not_signed(tmp_path, command, ma
     assert "above the task's budget of eps 2.0, so that every user would refuse it" in " ".join(err.split())
 
 
+def test_a_task_without_a_model_of_ours_may_measure_what_users_evaluate(tmp_path, command, made):
+    """A Flower app brings its own model: only `labels` asks how many classes there are."""
+    config = tmp_path / "task.toml"
+    config.write_text(
+        '[task]\nname = "theirs"\n[protocol]\nname = "secagg"\nclip_norm = 2.0\n[privacy]\neps = 30.0\ndelta = 1e-5\n'
+    )
+    _, out, _ = command("keys", str(tmp_path / "other"), "--use", "service", "--json")
+    status, _, err = command(
+        *("task", "new", str(config), "--out", str(tmp_path / "task.json"), "--signer", str(tmp_path / "owner")),
+        *("--analyzer", made["analyzer"]["public"], "--aggregator", made["shuffler"]["public"]),
+        *("--aggregator", json.loads(out)["public"], "--rounds", "1", "--min-clients", "8", "--max-clients", "8"),
+        *("--dim", "7", "--measure", "evaluation", "--held-out", "0.25"),
+    )
+    assert status == 0, err
+    signed = read_json(tmp_path / "task.json", SignedTask, "a signed task")
+    task = verify(signed, signer=signed.signer.key_id)
+    assert (task.model_dim, task.dim, task.held_out) == (7, 10, 0.25)
+    assert [measure.kind for measure in task.measures] == ["evaluation"]
+
+
 def test_a_task_has_a_window(tmp_path, command, made):
     window = ["--begins", "2026-01-31T12:00+00:00", "--ends", "2099-01-31T12:00+01:00"]
     assert new_task(command, tmp_path, made, *window)[0] == 0

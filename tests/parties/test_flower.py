@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -23,20 +24,28 @@ import msgspec
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
 from flwr.common.serde import message_to_proto
+from flwr.server import Server as OlderServer
+from flwr.server import SimpleClientManager
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 from flwr.supercore.task_identity import TaskIdentity
 from parties import flower_fleet
 from parties.household import files_under, opened
 from parties.test_leaks import found
 
 from dovetail.learners.server import Server
+from dovetail.numbers import at_most
 from dovetail.parties import fleet
 from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.party import Analyzer
+from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.http_clients import Gone, Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.ledger import Ledger
+from dovetail.parties.common.measures import Measure, is_held_out
 from dovetail.parties.common.notices import withdraw_task
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.task import TrainingTask, sign
@@ -54,6 +63,7 @@ from dovetail.parties.flower.messages import envelope_of, flatten, instruction, 
 from dovetail.parties.user.agent import serve_agent
 from dovetail.parties.user.client import Client, Envelope, RoundCall
 from dovetail.parties.user.policy import Policy
+from dovetail.statements import Statement
 
 pytestmark = pytest.mark.flower
 
@@ -159,9 +169,11 @@ class Remembers:
 
     def __init__(self, *_: object) -> None:
         self.updates: list[np.ndarray] = []
+        self.facts: list[dict[str, float]] = []
 
-    def answer(self, call, update) -> Envelope:
+    def answer(self, call, update, facts) -> Envelope:
         self.updates.append(update)
+        self.facts.append(facts)
         return Envelope(task_id=bytes(32), round=call.status.round, sender=bytes(16), uploads=(), signatures=())
 
 
@@ -220,10 +232,93 @@ def test_the_update_is_the_difference_also_if_the_model_is_changed_in_place(task
     assert agent.updates[1].tolist() == [0, 0, 0, 6]
 
 
-@pytest.mark.parametrize("kind", ["evaluate", "query", "evaluate.some"])
-def test_nothing_but_training_is_answered(task, simulated, kind):
+@pytest.mark.parametrize("kind", ["query", "query.some", "system"])
+def test_nothing_but_training_and_evaluating_is_answered(task, simulated, kind):
     reply = dovetail_mod(asked(task, kind=kind), context_of(simulated), never)
-    assert reply.error.reason.startswith("this node answers messages to train alone")
+    assert reply.error.reason == "this node answers messages to train and to evaluate alone"
+
+
+class ListClient(NumPyClient):
+    """An app of Flower's older kind, which knows neither messages nor names of arrays."""
+
+    def fit(self, parameters, config):
+        assert config == {"epochs": 2}
+        return [values + np.float32(0.25) for values in parameters], 17, {"who": SECRET}
+
+    def evaluate(self, parameters, config):
+        return float(parameters[1].sum()), 17, {"accuracy": 0.75, "who": SECRET}
+
+
+def asked_with_config(task: TrainingTask, round: int = 1, kind: str = "train") -> Message:
+    content = instruction(model_of(1, 2, 3, 4), ConfigRecord({"epochs": 2}), call_to(task, round))
+    return Message(content, 100, kind)
+
+
+@pytest.mark.parametrize("made", [ListClient, lambda: ListClient().to_client()], ids=["NumPyClient", "Client"])
+def test_an_app_of_a_client_fn_trains_and_evaluates_as_it_stands(task, monkeypatch, made):
+    """Today's KeyError on every node: 'fitins.parameters'."""
+    agent, built = Remembers(), []
+    monkeypatch.setattr(mod, "Agent", lambda socket: agent)
+    context = context_of({}, **{"dovetail-agent": "/run/agent"})
+
+    def client_fn(context: Context):
+        built.append(context)
+        return made()
+
+    app = ClientApp(client_fn=client_fn, mods=[dovetail_mod])
+    for round in (1, 2):
+        reply = app(asked_with_config(task, round), context)
+        assert list(reply.content) == ["dovetail"] and SECRET not in repr(reply)
+        assert agent.updates[-1].tolist() == [0.25] * 4 and agent.facts[-1] == {}
+    assert len(built) == 3  # the first time it is tried as an app of messages, and then no more
+    assert repr(app(asked_with_config(task, 3, "evaluate"), context).content["dovetail"]) == "{'evaluated': True}"
+    app(asked_with_config(task, 3), context)
+    assert agent.facts[-1] == {"loss": 4.0, "accuracy": 0.75, "num_examples": 17.0}
+
+
+def test_a_client_without_an_evaluation_or_a_fit_of_its_own_is_refused(task, simulated):
+    class Silent(NumPyClient):
+        def fit(self, parameters, config):
+            return parameters[:1], 1, {}  # another model
+
+    app = ClientApp(client_fn=lambda context: Silent().to_client(), mods=[dovetail_mod])
+    said = [app(asked(task, kind=kind), context_of(simulated)).error.reason for kind in ("evaluate", "train")]
+    assert said == [
+        f"{doing} failed on this node; the error stays in its own log" for doing in ("evaluation", "training")
+    ]
+    assert not list(Path(simulated["dovetail-simulation"]).rglob("task-*.db"))
+
+
+def app_of_messages(train=trained, **metrics: float) -> ClientApp:
+    app = ClientApp(mods=[dovetail_mod])
+    app.train()(train)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        more = {"metrics": MetricRecord(metrics), "config": ConfigRecord({"who": SECRET})}
+        return Message(RecordDict(more), reply_to=message)
+
+    return app
+
+
+def test_what_a_node_finds_stays_there_and_goes_into_the_report_of_its_round_alone(task, monkeypatch):
+    agent = Remembers()
+    monkeypatch.setattr(mod, "Agent", lambda socket: agent)
+    context = context_of({}, **{"dovetail-agent": "/run/agent"})
+    app = app_of_messages(eval_loss=2.5, eval_acc=0.5)
+    reply = app(asked(task, kind="evaluate"), context)
+    assert list(reply.content) == ["dovetail"] and list(reply.content["dovetail"]) == ["evaluated"]
+    assert SECRET not in repr(reply) and "0.5" not in repr(reply)
+    for round in (1, 2):
+        app(asked(task, round), context)
+    assert agent.facts == [{"eval_loss": 2.5, "eval_acc": 0.5, "loss": 2.5, "accuracy": 0.5}, {}]
+
+
+@pytest.mark.parametrize("evaluate", ["raises", "says_why_not"])
+def test_the_words_of_an_evaluation_that_fails_stay_on_the_node(task, simulated, evaluate):
+    reply = dovetail_mod(asked(task, kind="evaluate"), context_of(simulated), globals()[evaluate])
+    assert reply.error.reason == "evaluation failed on this node; the error stays in its own log"
+    assert SECRET not in repr(reply)
 
 
 def raises(*arguments: object) -> Message:
@@ -384,6 +479,9 @@ class Direct:
     def status(self):
         return self.analyzer.status()
 
+    def privacy(self):
+        return self.analyzer.privacy()
+
     def model(self, round: int, *, dim: int = 4) -> np.ndarray:
         return vector_from(self.analyzer.model(round), dim)
 
@@ -421,6 +519,7 @@ class Nodes(Grid):
     def __init__(self, run_config, count: int, train=trained) -> None:
         self.nodes, self.run_config, self.train = list(range(100, 100 + count)), run_config, train
         self.sent: list[list[Message]] = []
+        self.contexts: dict[int, Context] = {}
         self.tamper = lambda replies: replies
 
     def get_node_ids(self):
@@ -432,7 +531,9 @@ class Nodes(Grid):
         replies = []
         for message in self.sent[-1]:
             node = message.metadata.dst_node_id
-            replies.append(dovetail_mod(message, context_of(self.run_config, node - 100), self.train))
+            context = self.contexts.setdefault(node, context_of(self.run_config, node - 100))
+            app = self.train if isinstance(self.train, ClientApp) else None
+            replies.append(app(message, context) if app else dovetail_mod(message, context, self.train))
         return self.tamper(replies)
 
     def set_run(self, run):
@@ -500,6 +601,99 @@ def test_too_few_replies_make_a_void_round_and_nothing_leaves(simulated, analyze
     DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id).start(grid, model_of(0, 0, 0, 0))
     assert outcomes(analyzer) == ["released", "void", "released"]
     assert np.array_equal(Direct(analyzer).model(1), Direct(analyzer).model(2))
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What a run logs."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    strategy._LOG.addHandler(handler)
+    yield lines
+    strategy._LOG.removeHandler(handler)
+
+
+def test_a_run_ends_with_the_statement_of_the_analyzer(simulated, analyzer, tmp_path, said):
+    grid = Nodes(simulated, NODES)
+    DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id).start(grid, model_of(0, 0, 0, 0))
+    facts = analyzer.privacy()
+    expected = str(Statement.from_json(facts["statement"])).splitlines()
+    assert said[-len(expected) :] == expected and f"{ROUNDS} rounds" in " ".join(expected)
+    (spent,) = (line for line in said if "as the analyzer says" in line)
+    assert f"it spent eps {at_most(facts['spent']['eps'])}" in spent
+    assert any(line.startswith("nodes only train: the task has no measure") for line in said)
+
+
+def test_a_relay_that_does_not_reach_the_analyzer_ends_with_the_statement_of_the_task(analyzer, tmp_path, said):
+    relayed = play(analyzer, tmp_path)
+    relayed.analyzer = None
+    result = Result()
+    DovetailStrategy(relayed, signer=SIGNER.public.key_id)._tell_privacy(2, result)
+    assert said[0] == "what the signed task guarantees for its 2 rounds:"
+    assert "\n".join(said[1:]) == str(certify_task(analyzer.task, 2)[0])
+
+
+@pytest.mark.parametrize("train", [raises, says_why_not])
+def test_a_round_in_which_every_node_fails_stops_the_run_at_once_and_costs_nothing(
+    simulated, analyzer, tmp_path, train
+):
+    """Each round waited for its whole time, and two without a report reserved 23.4 of eps 30."""
+    grid, begun = Nodes(simulated, NODES, train), time.monotonic()
+    shuffler = play(analyzer, tmp_path)
+    one_round = analyzer.ledger.total[0]
+    with pytest.raises(
+        ValueError, match=f"no report came in round 1.*{NODES} of them say: training failed on this node"
+    ):
+        DovetailStrategy(shuffler, signer=SIGNER.public.key_id).start(grid, model_of(0, 0, 0, 0))
+    assert time.monotonic() - begun < 4.0 and len(grid.sent) == 1
+    assert outcomes(analyzer) == ["void"] and analyzer.privacy()["rounds_unused"] == 1
+    assert analyzer.ledger.total[0] == one_round
+    assert not list(Path(simulated["dovetail-simulation"]).rglob("task-*.db"))  # no node has spent anything
+    grid.train = trained
+    DovetailStrategy(shuffler, signer=SIGNER.public.key_id).start(grid, model_of(0, 0, 0, 0))
+    assert outcomes(analyzer) == ["void", "released", "released"]
+    assert analyzer.ledger.total[0] == certify_task(analyzer.task, ROUNDS - 1)[0].eps
+
+
+def test_nodes_whose_replies_are_lost_have_spent_and_the_analyzer_has_not(simulated, analyzer, tmp_path):
+    """A node that has made its report cannot know that it did not arrive."""
+    grid = Nodes(simulated, NODES)
+    grid.tamper = lambda replies: []
+    with pytest.raises(
+        ValueError, match=f"no report came in round 1.*{NODES} nodes were asked, and none of them replied"
+    ):
+        DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id).start(grid, model_of(0, 0, 0, 0))
+    assert analyzer.privacy()["rounds_unused"] == 1
+    for ledger in Path(simulated["dovetail-simulation"]).rglob("task-*.db"):
+        with contextlib.closing(Ledger.reopen(ledger)) as opened_ledger:
+            assert opened_ledger.reserved_rounds == [1]
+
+
+def test_a_server_app_of_the_older_kind_is_told_what_to_write(analyzer, tmp_path):
+    made = DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id)
+    with pytest.raises(ValueError, match=r"not in ServerAppComponents: write @app.main\(\)"):
+        OlderServer(client_manager=SimpleClientManager(), strategy=made).fit(num_rounds=1, timeout=None)  # type: ignore[arg-type]
+    assert outcomes(analyzer) == []
+
+
+def test_an_app_without_the_mod_stops_the_run_with_a_question(simulated, analyzer, tmp_path):
+    grid = Nodes(simulated, NODES)
+    grid.tamper = lambda replies: [
+        trained(message, context_of(simulated))
+        for message in grid.sent[-1]  # what such an app would reply
+    ]
+    with pytest.raises(ValueError, match="is dovetail_mod the first of the app's mods"):
+        DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id).start(grid, model_of(0, 0, 0, 0))
+
+
+def test_a_configuration_of_evaluation_without_a_measure_is_refused(simulated, analyzer, tmp_path):
+    grid = Nodes(simulated, NODES)
+    with pytest.raises(ValueError, match="what they find would leave without protection"):
+        DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id).start(
+            grid, model_of(0, 0, 0, 0), evaluate_config=ConfigRecord({"batch": 8})
+        )
+    assert grid.sent == []
 
 
 def with_weights(reply: Message) -> Message:
@@ -936,6 +1130,30 @@ def test_a_training_by_shares_moves_the_model_by_the_mean_update(tmp_path, monke
         history = running.privacy()["history"]
     assert [(one["outcome"], one["uploads"]) for one in history] == [("released", 3)] * 2
     assert flatten(result.arrays) == pytest.approx([0.5] * 4, abs=0.05)  # ten standard deviations
+
+
+def test_nodes_evaluate_and_what_they_find_leaves_in_the_noisy_sum_alone(tmp_path, monkeypatch):
+    """Six nodes, of whom about half are held out: the means of their scores, and a statement that covers them."""
+    measures = (Measure(kind="evaluation", weight=0.5),)
+    fields = {"measures": measures, "held_out": 0.5, "dim": 7, "rounds": 1, "round_seconds": 120.0}
+    with sharing(tmp_path, monkeypatch, nodes=6, **fields) as (running, grid, config):
+        grid.train = app_of_messages(eval_loss=2.0, eval_acc=0.5)
+        config["dovetail-analyzer"] = running.deployment.analyzer_url
+        result = DovetailStrategy.from_config(config).start(grid, model_of(0, 0, 0, 0), evaluate_config=ConfigRecord())
+        task, history = running.deployment.task, running.privacy()["history"]
+    keys = [KeyPair.load(tmp_path / f"node-{node}" / "key.json").public.key_id for node in range(6)]
+    held_out = sum(is_held_out(task.task_id, key, 0.5) for key in keys)
+    assert [message.metadata.message_type for messages in grid.sent for message in messages[:1]] == [
+        "evaluate",
+        "train",
+    ]
+    assert [(one["outcome"], one["uploads"]) for one in history] == [("released", 6)]
+    found_by_nodes = result.evaluate_metrics_clientapp[1]
+    assert found_by_nodes["users"] == pytest.approx(held_out, abs=0.3)
+    if held_out:
+        assert found_by_nodes["accuracy"] == pytest.approx(0.5, abs=0.2)
+        assert found_by_nodes["loss"] == pytest.approx(2.0, abs=1.0)
+    assert flatten(result.arrays) == pytest.approx([0.25 * (6 - held_out) / 6] * 4, abs=0.05)
 
 
 def test_relay_and_analyzer_together_have_no_update_and_no_share(tmp_path, monkeypatch):

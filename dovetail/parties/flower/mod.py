@@ -3,7 +3,12 @@
 The mod takes the difference between the arrays that the training code returns and those it was given, and hands it to
 the agent of the node, a process of its own that holds the node's policy, ledger and randomness (the agent's socket is
 `dovetail-agent` in the node's own configuration). Metrics, numbers of examples, and the words of errors stay on the
-node: they would tell of its data what nobody has accounted for.
+node: they would tell of its data what nobody has accounted for. The app may be written for messages (`@app.train()`) or
+be made of a `client_fn` that gives a `NumPyClient`.
+
+Where a task measures something (`dovetail task new --measure evaluation --held-out .2`), a node is first asked to
+evaluate the model that it is to train. What its evaluating code says stays on the node, in the state that Flower keeps
+there, until it trains: the agent adds it to the report as further coordinates of the same noisy sum.
 
 The nodes of a simulation are virtual and have no agents: there, and only there, every node is a client in this process.
 Node i has its files in `node-<i>` of the folder `dovetail-simulation` of the run's configuration, as `dovetail client
@@ -18,20 +23,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Error, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord
 from flwr.common.constant import ErrorCode
 
 from dovetail.parties.common.http_clients import Rejected
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.flower.messages import flatten, read_instruction, reply_with
+from dovetail.parties.flower.messages import (
+    evaluated,
+    facts_of,
+    flatten,
+    instruction_to_client,
+    parameters_key,
+    read_instruction,
+    reply_with,
+)
 from dovetail.parties.user.agent import Agent
-from dovetail.parties.user.client import Client, Reporter
+from dovetail.parties.user.client import Client, Reporter, RoundCall
 from dovetail.parties.user.policy import Policy, Refused
 
 __all__ = ["dovetail_mod"]
 
 _AGENT, _SIMULATION, _PARTITION = "dovetail-agent", "dovetail-simulation", "partition-id"
 _POLICY, _KEY = "policy.json", "key.json"
+_CLIENT_FN, _FACTS, _FACTS_OF = "dovetail-client-fn", "dovetail-facts", "dovetail-facts-of"  # in the node's own state
 Shapes = list[tuple[str, tuple[int, ...]]]
 _LOG = logging.getLogger("flwr")  # the one that Flower shows
 
@@ -40,12 +54,14 @@ def dovetail_mod(message: Message, context: Context, call_next: Callable[[Messag
     """Let the node train, and reply with the sealed report of its update; put it first among an app's mods.
 
     Guarantees:
-        A reply holds an envelope, or an error in one of a few fixed sentences; nothing that the training code said.
-        Nothing but training is answered.
+        A reply holds an envelope, that the node has evaluated, or an error in one of a few fixed sentences; nothing
+        that the app's code said.
+        Nothing but training and evaluating is answered.
         The update goes to the agent of the node's own configuration, whatever a message or a run says.
     """
-    if message.metadata.message_type.partition(".")[0] != "train":
-        return _refusal(message, "this node answers messages to train alone")
+    kind = message.metadata.message_type.partition(".")[0]
+    if kind not in ("train", "evaluate"):
+        return _refusal(message, "this node answers messages to train and to evaluate alone")
     # Flower sends the words of any exception to the server: none may get past here
     try:
         call, arrays = read_instruction(message)
@@ -55,13 +71,18 @@ def dovetail_mod(message: Message, context: Context, call_next: Callable[[Messag
     except Exception as error:
         _LOG.error("%s: %s", type(error).__name__, error)
         return _refusal(message, "this node cannot train this task or this model; its own log says why")
+    doing = "training" if kind == "train" else "evaluation"
     try:
-        update = _trained_model(call_next(message, context), shapes) - before
+        reply = _ask_app(kind, message, context, call_next)
+        if kind == "evaluate":
+            _keep_facts(context, call, facts_of(reply))
+            return evaluated(message)
+        update = _trained_model(reply, shapes, named=_CLIENT_FN not in context.state) - before
     except Exception:
-        _LOG.exception("training failed")
-        return _refusal(message, "training failed on this node; the error stays in its own log")
+        _LOG.exception("%s failed", doing)
+        return _refusal(message, f"{doing} failed on this node; the error stays in its own log")
     try:
-        return reply_with(reporter.answer(call, update), message)
+        return reply_with(reporter.answer(call, update, _facts_for(context, call)), message)
     except (Refused, Rejected) as reason:
         _LOG.error("refused: %s", reason)
         return _refusal(message, "this node refuses the round; its own log says why")
@@ -70,13 +91,47 @@ def dovetail_mod(message: Message, context: Context, call_next: Callable[[Messag
         return _refusal(message, "this node's agent did not answer")
 
 
-def _trained_model(reply: Message, shapes: Shapes) -> np.ndarray:
-    """The model in the reply of the training code."""
+def _ask_app(
+    kind: str, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """The reply of the app's code, which may look for its model where Flower's older messages have it.
+
+    An app that is made of a `client_fn` fails to find its model before it does anything with it; the node's state keeps
+    in mind that it is one.
+    """
+    if _CLIENT_FN not in context.state:
+        try:
+            return call_next(message, context)
+        except KeyError as error:
+            if error.args != (parameters_key(kind),):
+                raise
+        context.state[_CLIENT_FN] = ConfigRecord()
+    message.content = instruction_to_client(message.content, kind)
+    return call_next(message, context)
+
+
+def _keep_facts(context: Context, call: RoundCall, facts: dict[str, float | list[float]]) -> None:
+    """Keep what the app's code found in a round, on the node, until it reports to that round."""
+    context.state[_FACTS] = MetricRecord(facts)
+    context.state[_FACTS_OF] = ConfigRecord({"task": call.status.task_id, "round": call.status.round})
+
+
+def _facts_for(context: Context, call: RoundCall) -> dict[str, float | list[float]]:
+    """What the app's code found in the round of this call; nothing if it did not evaluate."""
+    of = context.state.get(_FACTS_OF)
+    if of is None or (of["task"], of["round"]) != (call.status.task_id, call.status.round):
+        return {}
+    return dict(context.state[_FACTS])
+
+
+def _trained_model(reply: Message, shapes: Shapes, *, named: bool) -> np.ndarray:
+    """The model in the reply of the training code, whose arrays have names unless it is a `NumPyClient`."""
     if not reply.has_content() or len(reply.content.array_records) != 1:
         raise ValueError("the training code must reply with exactly one model (ArrayRecord)")
     (arrays,) = reply.content.array_records.values()
-    if _shapes(arrays) != shapes:
-        raise ValueError(f"the training code must reply with the arrays {shapes}, and gave {_shapes(arrays)}")
+    given = _shapes(arrays)
+    if (given != shapes) if named else ([shape for _, shape in given] != [shape for _, shape in shapes]):
+        raise ValueError(f"the training code must reply with the arrays {shapes}, and gave {given}")
     return flatten(arrays)
 
 
