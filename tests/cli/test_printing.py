@@ -11,8 +11,11 @@ import sys
 
 import msgspec
 import pytest
-from parties.test_cli_parties import made, new_task  # noqa: F401 - a fixture
 from rich.table import Table
+
+pytest.importorskip("dovetail.parties")
+
+from parties.test_cli_parties import made, new_task  # noqa: F401 - a fixture
 
 from dovetail import cli
 from dovetail.cli import _shared

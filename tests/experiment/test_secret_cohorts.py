@@ -15,7 +15,6 @@ from dovetail.audit import curves
 from dovetail.events import Everyone, FixedSize, Poisson, Round
 from dovetail.experiment import config
 from dovetail.experiment.verify import verify
-from dovetail.parties import fleet
 from dovetail.protocols import Cohort, build
 from dovetail.statements import Neighbors, NotApplicable
 
@@ -196,6 +195,7 @@ def test_a_cohort_says_the_rate_of_its_coins():
 
 
 def test_neither_a_fleet_nor_an_audit_of_a_round_knows_coins(tmp_path):
+    fleet = pytest.importorskip("dovetail.parties.fleet")
     with pytest.raises(ValueError, match="cannot be deployed: users' data enter every round"):
         fleet.set_up(tmp_path / "fleet", config.parse(BASE), rounds=1, clients=3)
     with pytest.raises(NotApplicable, match="enter secretly"):

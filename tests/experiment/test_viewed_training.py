@@ -10,7 +10,6 @@ from dovetail.audit.training.canaries import Canaries
 from dovetail.data import Dataset, Task
 from dovetail.experiment import config as configs
 from dovetail.experiment.training import prepare, run
-from dovetail.parties.federation import Federation
 from dovetail.statements import Unit
 
 
@@ -63,7 +62,10 @@ def test_shuffled_reports_take_views():
 
 def test_a_deployed_user_computes_what_the_simulated_one_does():
     ready = prepared(["flip"])
-    held = Federation(config=ready.config, dataset=ready.dataset, clients=ready.sampler.clients, model=ready.model)
+    federation = pytest.importorskip("dovetail.parties.federation")
+    held = federation.Federation(
+        config=ready.config, dataset=ready.dataset, clients=ready.sampler.clients, model=ready.model
+    )
     params = np.zeros(held.dim, np.float32)
     inputs = images().inputs[ready.sampler.clients.records[3]]
     label = images().labels[ready.sampler.clients.records[3]]
