@@ -58,19 +58,19 @@ def yardstick() -> None:
 
 
 def numerical_clones() -> None:
-    clones._smallest.cache_clear()
+    clones._smallest_eps.cache_clear()
     report = Report(kind="generic", eps_local=1.0)
     clones.numerical23(Shuffled(report=report, num_users=1_000_000), delta=1e-6)
 
 
 def renyi_coordinates() -> None:
-    binomial._compact.cache_clear()
+    binomial._compact_law_of_coins.cache_clear()
     report = Report(kind="generic", eps_local=0.5)
     crowds.renyi(Shuffled(report=report, num_users=1000, coordinates=7850), crowds.ORDERS)
 
 
 def personal_budgets() -> None:
-    for cached in (personal.victim_groups, personal._draws_for_all, personalized._pairs):
+    for cached in (personal.victim_groups, personal._draws_for_all, personalized._pairs_by_group):
         cached.cache_clear()
     budgets = tuple(np.linspace(0.05, 1.0, 10_000).tolist())
     personalized.eps(Personalized(kind="clip_laplace", eps_locals=budgets, coordinates=7850), delta=3.6e-5)

@@ -21,7 +21,7 @@ from dovetail._imports import lazy_getattr
 if TYPE_CHECKING:
     from dovetail.accounting.certification import certify
     from dovetail.accounting.compose import bound, fits, local_bound
-    from dovetail.accounting.exposure import refusal
+    from dovetail.accounting.exposure import reason_for_refusal
     from dovetail.accounting.groups import subject_bound
     from dovetail.accounting.search import smallest_integer, smallest_noise
 
@@ -30,7 +30,7 @@ __all__ = [
     "certify",
     "fits",
     "local_bound",
-    "refusal",
+    "reason_for_refusal",
     "smallest_integer",
     "smallest_noise",
     "subject_bound",

@@ -82,9 +82,9 @@ def exact_gaussian(exposures: Sequence[Exposure]) -> Curve:
         return dataclasses.replace(
             curve,
             best=frozenset({"eps", "delta"}),
-            lower=lambda delta: gaussian.lower_eps_of(least, delta=_require_proper(delta)),
+            lower=lambda delta: gaussian.lower_eps_of(least, delta=_require_proper_delta(delta)),
         )
-    return _after_spending(exposures, curve)
+    return _charge_spending(exposures, curve)
 
 
 def noise_ratio(exposures: Sequence[Exposure]) -> Curve:
@@ -93,7 +93,7 @@ def noise_ratio(exposures: Sequence[Exposure]) -> Curve:
     Users may be sampled. Beside exact Gaussian releases at least one must be only close to one, or `exact_gaussian` and
     `privacy_loss` say as much without a ratio.
     """
-    near_releases = _near_releases(exposures)
+    near_releases = _near_gaussian_releases(exposures)
     draws = [near.repeat(times).draws for times, near in near_releases]
     differing = [part for part in draws if part is not None]
     if len(near_releases) < len(exposures) or not differing:
@@ -102,7 +102,7 @@ def noise_ratio(exposures: Sequence[Exposure]) -> Curve:
     base = _gaussian_curve(exposures, _total_mu(exposures)) if unsampled else _loss_curve(tuple(exposures))
     curve = Curve(
         proof=base.proof.after(*(near.theorem for _, near in near_releases if near.theorem is not None)),
-        eps=lambda delta: gaussian.eps_by_ratio(base.eps, differing, delta=_require_proper(delta)),
+        eps=lambda delta: gaussian.eps_by_ratio(base.eps, differing, delta=_require_proper_delta(delta)),
         delta=lambda eps: gaussian.delta_by_ratio(base.delta, differing, eps=eps),
     )
 
@@ -110,10 +110,10 @@ def noise_ratio(exposures: Sequence[Exposure]) -> Curve:
         return (Spent(gaussian.tail_cost(base.delta, eps=eps), _NOT_GAUSSIAN),)
 
     # eps and delta of this curve have paid for the tails already
-    return dataclasses.replace(_after_spending(exposures, curve), delta_spent=tails)
+    return dataclasses.replace(_charge_spending(exposures, curve), delta_spent=tails)
 
 
-def _near_releases(exposures: Sequence[Exposure]) -> list[tuple[int, NearGaussian]]:
+def _near_gaussian_releases(exposures: Sequence[Exposure]) -> list[tuple[int, NearGaussian]]:
     """(times, Gaussian) of every exposure whose release is Gaussian or close to it; others are left out."""
     return [(exposure.times, near) for exposure in exposures if (near := exposure.release.near_gaussian) is not None]
 
@@ -136,7 +136,7 @@ def _gaussian_curve(exposures: Sequence[Exposure], mu: float) -> Curve:
     """The exact curve of one Gaussian release of this mu, whose proof also cites the theorems of the exposures."""
     return Curve(
         proof=_cite_releases(exposures, gaussian.ANALYTIC.proof),
-        eps=lambda delta: gaussian.eps_of(mu, delta=_require_proper(delta)),
+        eps=lambda delta: gaussian.eps_of(mu, delta=_require_proper_delta(delta)),
         delta=lambda eps: gaussian.delta_of(mu, eps=eps),
     )
 
@@ -147,7 +147,7 @@ def _charge_distance(exposures: Sequence[Exposure], curve: Curve) -> Curve:
     `curve` treats every release that is close to Gaussian as that Gaussian. Divergences add up over releases, rounded
     up; where all are exactly Gaussian the curve is returned as it is.
     """
-    near_releases = _near_releases(exposures)
+    near_releases = _near_gaussian_releases(exposures)
     outward = 1 + _SUM_ERROR * (len(exposures) + 4)
     divergence = math.fsum(times * near.divergence for times, near in near_releases) * outward
     if not divergence:
@@ -161,7 +161,7 @@ def _charge_distance(exposures: Sequence[Exposure], curve: Curve) -> Curve:
 
 def renyi(exposures: Sequence[Exposure]) -> Curve:
     """The curve by Renyi divergences: added up over all releases at every order, then converted at the best order."""
-    orders = _orders(exposures)
+    orders = _shared_renyi_orders(exposures)
     total = np.zeros(len(orders))
     proof = RENYI.proof
     for exposure in exposures:
@@ -176,13 +176,13 @@ def renyi(exposures: Sequence[Exposure]) -> Curve:
     at, total = np.asarray(orders)[usable], total[usable]
     curve = Curve(
         proof=_cite_releases(exposures, proof),
-        eps=lambda delta: conversion.eps_of(at, total, delta=_require_proper(delta)) * _OUTWARD,
+        eps=lambda delta: conversion.eps_of(at, total, delta=_require_proper_delta(delta)) * _OUTWARD,
         delta=lambda eps: numerics.probability(conversion.delta_of(at, total, eps=eps) * _OUTWARD),
     )
-    return _after_spending(exposures, curve)
+    return _charge_spending(exposures, curve)
 
 
-def _orders(exposures: Sequence[Exposure]) -> tuple[float, ...]:
+def _shared_renyi_orders(exposures: Sequence[Exposure]) -> tuple[float, ...]:
     """The Renyi orders at which all exposures are asked.
 
     Releases that name orders of their own (`Release.orders`) answer at any others, too: if all of them do, the shortest
@@ -201,7 +201,7 @@ def privacy_loss(exposures: Sequence[Exposure]) -> Curve:
     Where a release has several possible losses, so does the composition, and the worst counts. Different releases are
     combined in every way, also in those that no one subject can bring about.
     """
-    return _after_spending(exposures, _charge_distance(exposures, _loss_curve(tuple(exposures))))
+    return _charge_spending(exposures, _charge_distance(exposures, _loss_curve(tuple(exposures))))
 
 
 @functools.lru_cache(maxsize=8)
@@ -210,7 +210,7 @@ def _loss_curve(exposures: tuple[Exposure, ...]) -> Curve:
 
     Noise that is close to Gaussian counts as Gaussian here; callers charge the difference (`_charge_distance`).
     """
-    grid = _grid(exposures)
+    grid = _grid_interval(exposures)
     possible = [releases.losses(exposure.mechanism, exposure.sampling, grid) for exposure in exposures]
     cases = math.prod(len(losses) for losses in possible)
     if cases > _MOST_CASES:
@@ -222,9 +222,9 @@ def _loss_curve(exposures: tuple[Exposure, ...]) -> Curve:
     totals = [loss_distributions.compose(case) for case in itertools.product(*parts)]
     return Curve(
         proof=_cite_releases(exposures, PRIVACY_LOSS.proof.after(*_sampling_theorems(exposures))),
-        eps=lambda delta: loss_distributions.worst_eps(totals, delta=_require_proper(delta)),
+        eps=lambda delta: loss_distributions.worst_eps(totals, delta=_require_proper_delta(delta)),
         delta=lambda eps: loss_distributions.worst_delta(totals, eps=eps),
-        lower=lambda delta: _lower_eps(exposures, grid, _require_proper(delta)),
+        lower=lambda delta: _lower_eps(exposures, grid, _require_proper_delta(delta)),
     )
 
 
@@ -256,7 +256,7 @@ def _sampling_theorems(exposures: Sequence[Exposure]) -> list[Theorem]:
     return [POISSON_REPLACED] * replaced + [FIXED_SIZE] * fixed
 
 
-def _grid(exposures: Sequence[Exposure]) -> float:
+def _grid_interval(exposures: Sequence[Exposure]) -> float:
     """The interval of losses on which all releases are composed: it decides how tight and fast, never how sound.
 
     A few different releases get the finest interval that one of them asks for, or a power of two times it where their
@@ -265,7 +265,7 @@ def _grid(exposures: Sequence[Exposure]) -> float:
     """
     for_subjects = any(exposure.release.concerns_subjects for exposure in exposures)
     if not for_subjects and len(exposures) <= _FEW:
-        finest = min(_finest(exposure) for exposure in exposures)
+        finest = min(_finest_interval(exposure) for exposure in exposures)
         scales = [(exposure.times, exposure.release.scale(exposure.sampling)) for exposure in exposures]
         known_scales = [(times, scale) for times, scale in scales if scale is not None]
         spread = math.hypot(*(min(scale.std, 1e6) * math.sqrt(times) for times, scale in known_scales))
@@ -290,7 +290,7 @@ def _grid(exposures: Sequence[Exposure]) -> float:
     return min([mixtures.interval_for(math.sqrt(squares / count), widest, releases=count), *others])
 
 
-def _finest(exposure: Exposure) -> float:
+def _finest_interval(exposure: Exposure) -> float:
     """The interval that a release asks for: a finer one where users are sampled, who lose little in most rounds."""
     scale = None if exposure.sampling == Everyone() else exposure.release.scale(exposure.sampling)
     wanted = exposure.release.resolution
@@ -304,7 +304,7 @@ def equal_rounds(exposures: Sequence[Exposure]) -> Curve:
             f"theorems of one release need rounds that are all equal, got {len(exposures)} different ones"
         )
     own = exposures[0].release.equal_rounds(exposures[0].sampling, exposures[0].times)
-    return dataclasses.replace(own, eps=lambda delta: own.eps(_require_proper(delta)))
+    return dataclasses.replace(own, eps=lambda delta: own.eps(_require_proper_delta(delta)))
 
 
 def pure(exposures: Sequence[Exposure]) -> Curve:
@@ -318,7 +318,7 @@ def pure(exposures: Sequence[Exposure]) -> Curve:
     return Curve(proof=BASIC.proof, eps=lambda delta: total, delta=lambda eps: 0.0 if eps >= total else 1.0)
 
 
-def _after_spending(exposures: Sequence[Exposure], curve: Curve) -> Curve:
+def _charge_spending(exposures: Sequence[Exposure], curve: Curve) -> Curve:
     """The same curve for the whole delta, some of which goes to what is not noise.
 
     That is what the releases spend (`exposure.delta_spent`) and what the curve's own proof spends
@@ -339,7 +339,7 @@ def _after_spending(exposures: Sequence[Exposure], curve: Curve) -> Curve:
         if delta <= at_least:
             what = " and on ".join(part.on for part in parts(0.0))
             raise NotApplicable(f"not certified: {what} alone takes {at_least:.3g} of delta, more than delta={delta}")
-        return eps_after_spending(curve.eps, spent_at, delta=_require_proper(delta))
+        return eps_after_spending(curve.eps, spent_at, delta=_require_proper_delta(delta))
 
     return dataclasses.replace(curve, eps=eps, delta=lambda eps: numerics.probability(curve.delta(eps) + spent_at(eps)))
 
@@ -350,7 +350,7 @@ def _cite_releases(exposures: Sequence[Exposure], proof: Proof) -> Proof:
     return proof.after(*(theorem for theorem in theorems if theorem is not None))
 
 
-def _require_proper(delta: float) -> float:
+def _require_proper_delta(delta: float) -> float:
     """This delta, if it is above 0 and below 1; `NotApplicable` otherwise."""
     if not 0 < delta < 1:
         raise NotApplicable(f"this theorem needs 0 < delta < 1, got delta={delta}")

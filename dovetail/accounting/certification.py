@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dovetail.accounting.compose import best_bound, check_target
-from dovetail.accounting.exposure import Exposure, delta_spent, distinct, exposures_of, refusal
+from dovetail.accounting.exposure import Exposure, delta_spent, distinct, exposures_of, reason_for_refusal
 from dovetail.accounting.releases import release_of
 from dovetail.events import Disjoint, Everyone, Round
 from dovetail.statements import Bound, NotApplicable, Scope, Statement, Unit, Verdict, no_guarantee
@@ -44,11 +44,11 @@ def certify(
         The theorem named is the one that gave the number, and its hypotheses were checked.
         A release without noise gives an unbounded statement, never a number.
     """
-    span = _span(rounds)
+    span = _span_in_words(rounds)
     if bound is not None:
         return _statement(bound, scope, exposures_of(rounds), span=span)
     check_target(delta, eps)
-    why = refusal(rounds)
+    why = reason_for_refusal(rounds)
     if why is not None:
         return no_guarantee(scope, reason=why, delta=1.0 if delta is None else delta, span=span)
     for item in distinct(rounds):
@@ -64,11 +64,11 @@ def certify(
     best = best_bound(exposures, delta=delta, eps=eps, both_ends=True)
     several = exposures if len(exposures) > 1 or any(exposure.times > 1 for exposure in exposures) else ()
     one_by_one = several if len(several) <= _MOST_PREMISES else ()
-    premises = tuple(_one_round(exposure, scope, delta, eps) for exposure in one_by_one)
-    return _statement(best, scope, exposures, span=span, premises=premises, per_user=_per_user(exposures, best))
+    premises = tuple(_state_one_round(exposure, scope, delta, eps) for exposure in one_by_one)
+    return _statement(best, scope, exposures, span=span, premises=premises, per_user=_eps_per_user(exposures, best))
 
 
-def _one_round(exposure: Exposure, scope: Scope, delta: float | None, eps: float | None) -> Statement:
+def _state_one_round(exposure: Exposure, scope: Scope, delta: float | None, eps: float | None) -> Statement:
     """The statement about one of these rounds alone, at the same delta or eps: a premise of the whole."""
     single = dataclasses.replace(exposure, times=1)
     best = best_bound((single,), delta=delta, eps=eps)
@@ -96,7 +96,7 @@ def _statement(
     return scope.state(bound, Verdict.CERTIFIED, span=span, premises=premises, per_user=per_user)
 
 
-def _per_user(exposures: Sequence[Exposure], best: Bound) -> tuple[float, ...] | None:
+def _eps_per_user(exposures: Sequence[Exposure], best: Bound) -> tuple[float, ...] | None:
     """Every user's own eps, where users differ and one event says it all; nobody's is above everybody's."""
     if len(exposures) != 1 or exposures[0].sampling != Everyone() or not 0 < best.delta < 1:
         return None
@@ -110,7 +110,7 @@ def _sampling_assumptions(exposures: Sequence[Exposure]) -> list[str]:
     return [assumption for assumption in assumptions if assumption is not None]
 
 
-def _span(rounds: Sequence[Round]) -> str:
+def _span_in_words(rounds: Sequence[Round]) -> str:
     """What a statement about these rounds covers, in words: "12 rounds in 3 epochs of disjoint batches"."""
     spans = {release_of(item.mechanism).span for item in distinct(rounds)} - {None}
     if len(spans) == len(rounds) == 1:

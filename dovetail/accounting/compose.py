@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dovetail import _validate
 from dovetail.accounting import accountants
 from dovetail.accounting.accountants import BASIC
-from dovetail.accounting.exposure import Exposure, exposures_of, refusal, without_sampling
+from dovetail.accounting.exposure import Exposure, exposures_of, reason_for_refusal, without_sampling
 from dovetail.accounting.releases import Curve
 from dovetail.accounting.releases.crowds import LOCAL
 from dovetail.events import Disjoint, Everyone, Round
@@ -56,7 +56,7 @@ def fits(rounds: Sequence[Round], *, eps: float, delta: float) -> bool:
         delta: of that target.
     """
     _validate.in_interval(0, 1, delta=delta)
-    if refusal(rounds) is not None:
+    if reason_for_refusal(rounds) is not None:
         return False
     exposures = exposures_of(rounds)
     plain = without_sampling(exposures)
@@ -89,11 +89,11 @@ def bound(
         At an eps for which nothing is certified delta is 1.
     """
     check_target(delta, eps)
-    why = refusal(rounds)
+    why = reason_for_refusal(rounds)
     if why is not None:
         nothing = Proof(missing=why)
         if eps is None:
-            return Bound(eps=math.inf, delta=_or_nan(delta), proof=nothing)
+            return Bound(eps=math.inf, delta=_nan_if_none(delta), proof=nothing)
         return Bound(eps=eps, delta=1.0, proof=nothing)
     return best_bound(exposures_of(rounds), delta=delta, eps=eps, both_ends=both_ends)
 
@@ -136,10 +136,10 @@ def _best_bound(exposures: tuple[Exposure, ...], delta: float | None, eps: float
         raise NotApplicable("; ".join(dict.fromkeys(reasons)))
     best = min(bounds, key=lambda bound: (bound.eps if eps is None else bound.delta, not bound.sample_known))
     curve = next((curve for candidate, curve in answers if candidate is best), None)
-    return _with_lower(best, curve) if both_ends and eps is None and curve is not None else best
+    return _with_lower_eps(best, curve) if both_ends and eps is None and curve is not None else best
 
 
-def _with_lower(best: Bound, curve: Curve) -> Bound:
+def _with_lower_eps(best: Bound, curve: Curve) -> Bound:
     """The bound with a lower end of its eps from its curve; unchanged where the curve has none, or cannot say it."""
     if curve.lower is None or not 0 < best.eps < math.inf:
         return best
@@ -162,10 +162,10 @@ def _ask_accountants(
         try:
             curve = _curve(accountant, exposures)
             if eps is None:
-                answer = Bound(eps=curve.eps(_or_nan(delta)), delta=_or_nan(delta), proof=curve.proof)
+                answer = Bound(eps=curve.eps(_nan_if_none(delta)), delta=_nan_if_none(delta), proof=curve.proof)
             else:
                 answer = Bound(eps=eps, delta=curve.delta(eps), proof=curve.proof)
-            bounds.append((_check_answer(answer, curve), curve))
+            bounds.append((_note_delta_spent(answer, curve), curve))
         except NotApplicable as error:
             reasons.append(str(error))
         except ArithmeticError:
@@ -176,7 +176,7 @@ def _ask_accountants(
     return bounds, reasons
 
 
-def _check_answer(answer: Bound, curve: Curve) -> Bound:
+def _note_delta_spent(answer: Bound, curve: Curve) -> Bound:
     """The bound, with what its curve spends of delta noted in its proof.
 
     `NotApplicable` where a number could not be computed: eps must be at least 0, and delta a probability.
@@ -193,12 +193,12 @@ def check_target(delta: float | None, eps: float | None) -> None:
     if (delta is None) == (eps is None):
         raise ValueError(f"expected exactly one of delta and eps, got delta={delta!r} and eps={eps!r}")
     if eps is None:
-        _validate.in_interval(0, 1, delta=_or_nan(delta))
+        _validate.in_interval(0, 1, delta=_nan_if_none(delta))
     else:
         _validate.non_negative(eps=eps)
 
 
-def _or_nan(delta: float | None) -> float:
+def _nan_if_none(delta: float | None) -> float:
     """The delta; NaN, which every check refuses, where there is none."""
     return math.nan if delta is None else delta
 

@@ -16,7 +16,7 @@ from dovetail.accounting.releases import Release, Sampling, release_of
 from dovetail.events import Disjoint, Everyone, FixedSize, Mechanism, Poisson, Round
 from dovetail.statements import NotApplicable, Spent
 
-__all__ = ["Exposure", "delta_spent", "distinct", "exposures_of", "refusal", "without_sampling"]
+__all__ = ["Exposure", "delta_spent", "distinct", "exposures_of", "reason_for_refusal", "without_sampling"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def exposures_of(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
                 counts[item.mechanism, sampling] += times[id(item)]
     for mechanisms in epochs.values():
         counts[_worst_mechanism(mechanisms), Everyone()] += 1
-    return _simplify(counts)
+    return _simplified_exposures(counts)
 
 
 def without_sampling(exposures: Sequence[Exposure]) -> tuple[Exposure, ...] | None:
@@ -89,10 +89,10 @@ def without_sampling(exposures: Sequence[Exposure]) -> tuple[Exposure, ...] | No
     counts: Counter[tuple[Mechanism, Sampling]] = Counter()
     for exposure in exposures:
         counts[exposure.mechanism, Everyone()] += exposure.times
-    return _simplify(counts)
+    return _simplified_exposures(counts)
 
 
-def _simplify(counts: Counter[tuple[Mechanism, Sampling]]) -> tuple[Exposure, ...]:
+def _simplified_exposures(counts: Counter[tuple[Mechanism, Sampling]]) -> tuple[Exposure, ...]:
     """One exposure for each mechanism and sampling, each mechanism in the form that accountants know best."""
     plain: Counter[tuple[Mechanism, Sampling]] = Counter()
     for (mechanism, sampling), count in counts.items():
@@ -105,7 +105,7 @@ def distinct(rounds: Iterable[Round]) -> tuple[Round, ...]:
     return tuple({id(item): item for item in rounds}.values())
 
 
-def refusal(rounds: Iterable[Round]) -> str | None:
+def reason_for_refusal(rounds: Iterable[Round]) -> str | None:
     """Why these rounds promise nothing at all, if one of them does not; None if each promises something."""
     return next((why for item in distinct(rounds) if (why := release_of(item.mechanism).refusal) is not None), None)
 

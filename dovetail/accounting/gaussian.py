@@ -44,9 +44,9 @@ __all__ = [
     "distance_delta",
     "eps_by_ratio",
     "eps_of",
+    "log_ratio_slack",
     "lower_eps_of",
     "mu_of",
-    "slack_of",
     "tail_cost",
 ]
 
@@ -187,22 +187,22 @@ def gaussian_losses(
         loss = pld_mechanism.GaussianPrivacyLoss(std, sensitivity=sensitivity, sampling_prob=prob, adjacency_type=kind)
         bounds = loss.connect_dots_bounds()
         steps = np.arange(math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval) + 1)
-        deltas = _deltas(loss, steps * interval)
+        deltas = _deltas_at(loss, steps * interval)
         sides.append(
             pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, int(steps[0]), int(steps[-1]), deltas)
         )
     return pld.PrivacyLossDistribution(*sides)
 
 
-def _deltas(loss: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndarray:
+def _deltas_at(loss: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndarray:
     """Delta at every eps (of any sign): P - e^eps Q of the half-line on which the loss is above eps."""
     with np.errstate(divide="ignore"):
-        ends = _ends(loss, eps)
+        ends = _half_line_ends(loss, eps)
         deltas = loss.mu_upper_cdf(ends) - np.exp(eps + loss.mu_lower_log_cdf(ends))
     return np.clip(deltas, 0, 1)
 
 
-def _ends(loss: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndarray:
+def _half_line_ends(loss: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndarray:
     """Where for each eps the half-line of outcomes with a loss above eps ends; +-infinite where it is all or none.
 
     dp-accounting's losses fall as the outcome rises, so that a half-line is all outcomes up to its end.
@@ -272,7 +272,7 @@ def distance_delta(divergence: float, *, eps: float) -> float:
     return numerics.probability(math.exp(min(0.0, log_spent + 1e-15 * abs(log_spent))) * _OUTWARD)
 
 
-def slack_of(draws: Sequence[SkellamDraws], *, tail: float) -> float:
+def log_ratio_slack(draws: Sequence[SkellamDraws], *, tail: float) -> float:
     """By how much the log-ratio of Skellam's law of all these draws to the rounded Gaussian's may be off 0, rounded up.
 
     Outside of that slack there is a probability of at most `tail`, under either law.
@@ -296,7 +296,7 @@ def slack_of(draws: Sequence[SkellamDraws], *, tail: float) -> float:
     reach = max(reach, 3.0)
     if not reach**4 <= least:
         raise NotApplicable(f"Skellam noise of variance {least:.4g} is too far from a Gaussian for its ratio to matter")
-    largest = _largest_ratio(reach, least)
+    largest = _largest_log_ratio(reach, least)
     if not largest <= 0.25:
         raise NotApplicable(f"Skellam noise of variance {least:.4g} is too far from a Gaussian for its ratio to matter")
     squares = math.fsum(part.number * (1 + 18.6 / part.variance) / 24 / part.variance / part.variance for part in draws)
@@ -307,7 +307,7 @@ def slack_of(draws: Sequence[SkellamDraws], *, tail: float) -> float:
     return float(np.min(needed / slope)) * _OUTWARD
 
 
-def _largest_ratio(reach: float, variance: float) -> float:
+def _largest_log_ratio(reach: float, variance: float) -> float:
     """The largest |log-ratio| of one draw that is within `reach` standard deviations (3 or more), rounded up."""
     rest = reach**6 / 75 + reach**2 / 3 + 1 / 8
     return (reach**4 / 24 + rest / variance) / variance * _OUTWARD
@@ -335,8 +335,8 @@ def eps_by_ratio(
     about = numerics.eps_bound(eps_of(delta))
     if math.isinf(about):
         return about
-    tail = _tail(delta, about)
-    slack = slack_of(draws, tail=tail) * _OUTWARD
+    tail = _ratio_tail_probability(delta, about)
+    slack = log_ratio_slack(draws, tail=tail) * _OUTWARD
     inner = eps_after_spending(
         lambda left: eps_of(left * math.exp(-slack) / _OUTWARD),
         lambda eps: tail * (1 + math.exp(min(slack + eps, 700.0))) * _OUTWARD + spent(eps + 2 * slack),
@@ -354,10 +354,10 @@ def delta_by_ratio(delta_at: Callable[[float], float], draws: Sequence[SkellamDr
         eps: at which delta is asked for.
     """
     _validate.non_negative(eps=eps)
-    about = _tail(max(delta_at(eps), _LEAST_TAIL), eps)
+    about = _ratio_tail_probability(max(delta_at(eps), _LEAST_TAIL), eps)
 
     def at(tail: float) -> float:
-        slack = slack_of(draws, tail=tail) * _OUTWARD
+        slack = log_ratio_slack(draws, tail=tail) * _OUTWARD
         inner = eps - 2 * slack
         if inner < 0:
             return 1.0
@@ -370,10 +370,12 @@ def delta_by_ratio(delta_at: Callable[[float], float], draws: Sequence[SkellamDr
 def tail_cost(delta_at: Callable[[float], float], *, eps: float) -> float:
     """About what the tails of the ratio take of delta at this eps, for a proof to name: it is paid already."""
     _validate.non_negative(eps=eps)
-    return numerics.probability(_tail(max(delta_at(eps), _LEAST_TAIL), eps) * (1 + math.exp(min(eps, 700.0))))
+    return numerics.probability(
+        _ratio_tail_probability(max(delta_at(eps), _LEAST_TAIL), eps) * (1 + math.exp(min(eps, 700.0)))
+    )
 
 
-def _tail(delta: float, eps: float) -> float:
+def _ratio_tail_probability(delta: float, eps: float) -> float:
     """The tail probability of the ratio that is charged, at about `_TAIL_SHARE` of delta.
 
     It is a power of `_TAILS`, so that eps at a delta and delta at that eps go by the same one.

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from dovetail import _validate
 from dovetail.accounting import compose, numerics
-from dovetail.accounting.exposure import refusal
+from dovetail.accounting.exposure import reason_for_refusal
 from dovetail.accounting.releases import release_of
 from dovetail.events import Round
 from dovetail.statements import Bound, NotApplicable, Proof, Spent, Theorem, check_guarantee
@@ -53,20 +53,20 @@ def for_group(bound: Bound, *, size: int) -> Bound:
         Never above SubDP's Thm. 3.1; a group of one has the bound itself.
         A group too large to be promised anything has delta 1.
     """
-    _check(bound, size)
+    _check_group(bound, size)
     if size == 1:
         return bound
     eps = size * bound.eps * _OUTWARD
     if bound.delta == 0 or math.isinf(eps):
         return dataclasses.replace(bound, eps=eps, lower=None, proof=bound.proof.after(GROUP))
-    log_delta = math.log(bound.delta) + _log_factor(bound.eps, size)
+    log_delta = math.log(bound.delta) + _log_delta_factor(bound.eps, size)
     delta = numerics.probability(math.exp(min(0.0, log_delta)) * _OUTWARD)
     spent = tuple(Spent(part.delta * (delta / bound.delta), part.on) for part in bound.proof.spent)
     proof = dataclasses.replace(bound.proof.after(GROUP), spent=spent)
     return dataclasses.replace(bound, eps=eps, delta=delta, lower=None, proof=proof)
 
 
-def _log_factor(eps: float, size: int) -> float:
+def _log_delta_factor(eps: float, size: int) -> float:
     """log((e^(k eps) - 1)/(e^eps - 1)) for k = size, rounded up; log k at eps = 0."""
     if eps * size < 1e-9:
         return math.log(size) + size * eps
@@ -74,7 +74,7 @@ def _log_factor(eps: float, size: int) -> float:
     return log_sum + 1e-14 * (1 + abs(log_sum) + size * eps)
 
 
-def _check(bound: Bound, size: int) -> None:
+def _check_group(bound: Bound, size: int) -> None:
     """Refuse a group that is no whole number from 1 on, and a bound whose numbers are none."""
     _validate.integer(size=size)
     _validate.at_least(1, size=size)
@@ -99,7 +99,7 @@ def subject_bound(rounds: Sequence[Round], *, users: int, delta: float) -> Bound
     _validate.in_interval(0, 1, delta=delta)
     if any(release_of(item.mechanism).concerns_subjects for item in rounds):
         raise NotApplicable("these rounds are accounted for a subject already, not for one user")
-    if users == 1 or refusal(rounds) is not None:
+    if users == 1 or reason_for_refusal(rounds) is not None:
         return compose.bound(rounds, delta=delta)
     added = [release_of(item.mechanism).of_users(item.participation, users) for item in rounds]
     if None not in added:

@@ -100,14 +100,14 @@ class Composition:
                 )
 
     @property
-    def _sides(self) -> list[list[LossPart]]:
+    def _parts_by_direction(self) -> list[list[LossPart]]:
         """For each direction the parts of the sum; one direction where all releases have one side."""
         count = max(len(loss.sides) for loss, _ in self.parts)
         return [[LossPart(*loss.side(index), times) for loss, times in self.parts] for index in range(count)]
 
     @functools.cached_property
-    def _directions(self) -> tuple[Total, ...]:
-        return tuple(Total(parts, self._interval) for parts in self._sides)
+    def _totals_by_direction(self) -> tuple[Total, ...]:
+        return tuple(Total(parts, self._interval) for parts in self._parts_by_direction)
 
     def lower_eps(self, delta: float) -> float:
         """An eps at which the exact delta is still above this one; for releases whose losses were rounded *down*.
@@ -115,17 +115,17 @@ class Composition:
         For losses that were rounded up it would bound nothing. 0 where none is known.
         """
         _validate.in_open_interval(0, 1, delta=delta)
-        return max(TotalBelow(parts, self._interval).lower_eps(delta) for parts in self._sides)
+        return max(TotalBelow(parts, self._interval).lower_eps(delta) for parts in self._parts_by_direction)
 
     def eps(self, delta: float) -> float:
         """The smallest eps at this delta, rounded up; infinite where there is none."""
         _validate.in_open_interval(0, 1, delta=delta)
-        return max(numerics.eps_bound(direction.eps(delta)) for direction in self._directions)
+        return max(numerics.eps_bound(direction.eps(delta)) for direction in self._totals_by_direction)
 
     def delta(self, eps: float) -> float:
         """The smallest delta at this eps, rounded up."""
         _validate.non_negative(eps=eps)
-        return max(numerics.probability(direction.delta(eps)) for direction in self._directions)
+        return max(numerics.probability(direction.delta(eps)) for direction in self._totals_by_direction)
 
 
 Loss: TypeAlias = LossDistribution | Composition
@@ -141,10 +141,10 @@ def from_dp_accounting(loss: pld.PrivacyLossDistribution) -> LossDistribution:
     deltas everywhere, and so do their compositions.
     """
     sides = (loss._pmf_remove,) if loss._symmetric else (loss._pmf_remove, loss._pmf_add)
-    return LossDistribution(float(sides[0]._discretization), tuple(_rounded_up(side) for side in sides))
+    return LossDistribution(float(sides[0]._discretization), tuple(_round_side_up(side) for side in sides))
 
 
-def _rounded_up(pmf: pld_pmf.PLDPmf) -> Side:
+def _round_side_up(pmf: pld_pmf.PLDPmf) -> Side:
     """One side of dp-accounting's distribution, with its rounding errors added as `from_dp_accounting` says."""
     dense = pmf.to_dense_pmf()
     probs = np.asarray(dense._probs, dtype=float)
@@ -186,14 +186,14 @@ def self_compose(loss: Loss, times: int) -> Composition:
     """
     _validate.integer(times=times)
     _validate.at_least(1, times=times)
-    return Composition([(part, times * count) for part, count in _parts(loss)])
+    return Composition([(part, times * count) for part, count in _parts_of(loss)])
 
 
 def compose(losses: Sequence[Loss]) -> Composition:
     """The composition of all of these releases, which share one grid."""
     if not losses:
         raise ValueError("expected at least one release, got none")
-    return Composition([part for loss in losses for part in _parts(loss)])
+    return Composition([part for loss in losses for part in _parts_of(loss)])
 
 
 def _as_composition(loss: Loss) -> Composition:
@@ -201,7 +201,7 @@ def _as_composition(loss: Loss) -> Composition:
     return loss if isinstance(loss, Composition) else Composition([(loss, 1)])
 
 
-def _parts(loss: Loss) -> tuple[tuple[LossDistribution, int], ...]:
+def _parts_of(loss: Loss) -> tuple[tuple[LossDistribution, int], ...]:
     return loss.parts if isinstance(loss, Composition) else ((loss, 1),)
 
 

@@ -23,11 +23,11 @@ __all__ = [
     "binomial_outward",
     "binomial_pmf",
     "binomial_sf",
-    "coefficients",
     "decaying_norm",
     "decaying_sums",
     "eps_bound",
     "exp",
+    "fourier_coefficients",
     "law_of_sum",
     "lower_hull",
     "power",
@@ -89,20 +89,22 @@ def binomial_outward(trials: Any) -> Any:
 
 def binomial_pmf(counts: Any, trials: Any, prob: float) -> np.ndarray:
     """P(C = count) for C ~ Bin(trials, prob), right to `binomial_outward`; 0 for counts that are not possible."""
-    return _possible(_ufuncs._binom_pmf, counts, trials, prob, below=0.0, beyond=0.0)
+    return _evaluate_where_possible(_ufuncs._binom_pmf, counts, trials, prob, below=0.0, beyond=0.0)
 
 
 def binomial_cdf(counts: Any, trials: Any, prob: float) -> np.ndarray:
     """P(C <= count), right to `binomial_outward`."""
-    return _possible(_ufuncs._binom_cdf, counts, trials, prob, below=0.0, beyond=1.0)
+    return _evaluate_where_possible(_ufuncs._binom_cdf, counts, trials, prob, below=0.0, beyond=1.0)
 
 
 def binomial_sf(counts: Any, trials: Any, prob: float) -> np.ndarray:
     """P(C > count), right to `binomial_outward`."""
-    return _possible(_ufuncs._binom_sf, counts, trials, prob, below=1.0, beyond=0.0)
+    return _evaluate_where_possible(_ufuncs._binom_sf, counts, trials, prob, below=1.0, beyond=0.0)
 
 
-def _possible(law: Any, counts: Any, trials: Any, prob: float, *, below: float, beyond: float) -> np.ndarray:
+def _evaluate_where_possible(
+    law: Any, counts: Any, trials: Any, prob: float, *, below: float, beyond: float
+) -> np.ndarray:
     """law(count, trials, prob) for counts from 0 to trials; `below` for smaller counts and `beyond` for larger ones.
 
     Counts are rounded down to whole numbers; counts and trials are broadcast against each other.
@@ -163,7 +165,7 @@ def tilt(log_probs: np.ndarray, along: np.ndarray, *, down: bool = False) -> tup
     return top + math.log(total), law / total
 
 
-def coefficients(law: np.ndarray, size: int) -> np.ndarray:
+def fourier_coefficients(law: np.ndarray, size: int) -> np.ndarray:
     """The Fourier coefficients of a law on the indices from 0 on, wrapped around a circle of `size` points.
 
     Each is right to `transform_error(size)` times the sum of the law.
@@ -207,7 +209,7 @@ class Spectrum(NamedTuple):
         norm = float(np.linalg.norm(self.off)) + transform_error(self.size) * float(np.linalg.norm(self.values))
         return (spread * norm + math.sqrt(2) * self.rest) * (1 + 1e-9)
 
-    def against(self, kernel: np.ndarray, largest: float) -> float:
+    def weighted_sum(self, kernel: np.ndarray, largest: float) -> float:
         """The sum of weight times probability over all points, rounded up, for weights that are not negative.
 
         Arguments:
@@ -242,7 +244,7 @@ def law_of_sum(laws: Iterable[tuple[np.ndarray, int]], size: int) -> tuple[np.nd
     log_m = np.zeros(len(alive))
     errors = np.zeros(len(alive))
     for law, times in laws:
-        law_coefficients = coefficients(law, size)[alive]
+        law_coefficients = fourier_coefficients(law, size)[alive]
         modulus = np.abs(law_coefficients) + off * (1 + 1e-9)
         log_m += times * np.log(modulus)
         keep = log_m > _NEGLIGIBLE
@@ -257,13 +259,13 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The corners of the lower convex hull of points (x, y) at strictly rising x: one (x, y) per row, x rising."""
     hull: list[tuple[float, float]] = []
     for point in zip(x.tolist(), y.tolist(), strict=True):
-        while len(hull) > 1 and _rise(hull[-1], point) <= _rise(hull[-2], hull[-1]):
+        while len(hull) > 1 and _slope_between(hull[-1], point) <= _slope_between(hull[-2], hull[-1]):
             hull.pop()
         hull.append(point)
     return np.array(hull)
 
 
-def _rise(a: tuple[float, float], b: tuple[float, float]) -> float:
+def _slope_between(a: tuple[float, float], b: tuple[float, float]) -> float:
     """The slope of the line through two points (x, y)."""
     return (b[1] - a[1]) / (b[0] - a[0])
 

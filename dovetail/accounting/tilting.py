@@ -78,7 +78,7 @@ class LossPart:
         """(log M, law), the law with sum 1, such that M law >= e^(slope (index - highest)) probs at every index."""
         return numerics.tilt(self.log_probs, slope * np.arange(1.0 - len(self.probs), 1.0))
 
-    def sketch(self, fineness: int) -> tuple[np.ndarray, np.ndarray]:
+    def sketch_law(self, fineness: int) -> tuple[np.ndarray, np.ndarray]:
         """A coarse picture of the law: to choose slopes and windows by, never for a bound.
 
         Indices are taken in blocks that grow with the distance from the mean, by one in `fineness`.
@@ -107,7 +107,7 @@ class _View:
     log_scale: float
     aside: float  # delta of infinite losses and of what lies above the window, the same at every index
 
-    def at(self, index: int) -> float:
+    def delta_at(self, index: int) -> float:
         """Delta at this index, rounded up; the index must not be below `first`."""
         place = index - self.first
         if place >= len(self.excess):
@@ -125,7 +125,7 @@ class Total:
     """
 
     def __init__(self, parts: Sequence[LossPart], interval: float) -> None:
-        kept = [part for part in (_trim(part) for part in parts) if part is not None]
+        kept = [part for part in (_trim_zeros(part) for part in parts) if part is not None]
         self._parts = kept
         self._interval = interval
         self._lowest = sum(part.times * part.lowest for part in kept)
@@ -140,16 +140,16 @@ class Total:
         """The smallest eps >= 0 at this delta (above 0), rounded up; infinite where there is none."""
         if not self._infinite < delta:
             return math.inf
-        view = self._view(math.floor(math.log(delta) / _LEVEL))
+        view = self._view_near_level(math.floor(math.log(delta) / _LEVEL))
         low, high = max(view.first, 0), max(view.first + len(view.excess), 0)
-        if view.at(low) <= delta:
+        if view.delta_at(low) <= delta:
             return low * self._interval
-        if not view.at(high) <= delta:
+        if not view.delta_at(high) <= delta:
             return math.inf
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if view.at(middle) <= delta else (middle, high)
-        above, below = view.at(low), view.at(high)
+            low, high = (low, middle) if view.delta_at(middle) <= delta else (middle, high)
+        above, below = view.delta_at(low), view.delta_at(high)
         # between two multiples delta is at most the chord, linear in e^eps; a larger part of it means a larger eps
         part = min(1.0, (above - delta) / (above - below) * (1 + 8 * ULP))
         return (low * self._interval + math.log1p(part * math.expm1(self._interval))) * (1 + 8 * ULP)
@@ -160,17 +160,17 @@ class Total:
         if self._infinite == 1 or index > self._highest:
             return self._infinite
         least = max(self._log_delta(eps), math.log(self._infinite + _TINY))
-        view = self._view(math.floor(least / _LEVEL), index)
+        view = self._view_near_level(math.floor(least / _LEVEL), index)
         # On the chord from `low` down to `high` delta is low - (low - high) part: a smaller part is the safe side.
         # 1 - 8 ULP pays for both expm1 and their quotient, 4 ULP (1 + index) for the rounding of index * interval in
         # units of the interval (which takes index >= 0), and 1 + 4 ULP for the last line.
-        low, high = view.at(index), view.at(index + 1)
+        low, high = view.delta_at(index), view.delta_at(index + 1)
         part = math.expm1(max(0.0, eps - index * self._interval)) / math.expm1(self._interval) * (1 - 8 * ULP)
         part = min(1.0, max(0.0, part - 4 * ULP * (1 + index)))
         return numerics.probability((low - (low - high) * part) * (1 + 4 * ULP))
 
     @functools.cached_property
-    def _slopes(self) -> np.ndarray:
+    def _slopes_to_try(self) -> np.ndarray:
         """The slopes that are tried, rising, per index: from a thousandth of one over the sum's std to the steepest."""
         variance = 0.0
         for part in self._parts:
@@ -183,7 +183,7 @@ class Total:
     def _sketches(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """For every part how often it is in the sum, and its sketch: indices and logarithms of masses."""
         fineness = 128 if len(self._parts) <= _FEW_PARTS else 32
-        return [(part.times, *part.sketch(fineness)) for part in self._parts]
+        return [(part.times, *part.sketch_law(fineness)) for part in self._parts]
 
     def _estimate_log_moments(self, slopes: np.ndarray) -> np.ndarray:
         """About the logarithm of the mean of e^(slope sum), for each of these slopes: never for a bound."""
@@ -196,46 +196,48 @@ class Total:
 
     @functools.cached_property
     def _log_moments(self) -> np.ndarray:
-        return self._estimate_log_moments(self._slopes)
+        return self._estimate_log_moments(self._slopes_to_try)
 
     @functools.cached_property
-    def _log_best(self) -> np.ndarray:
+    def _log_largest_factor(self) -> np.ndarray:
         """For every slope the log of the largest (1 - e^-x) e^(-a x) over x > 0, with a = slope over interval.
 
         Delta at eps is at most this times e^(-a eps) times the mean of e^(slope sum).
         """
-        a = np.minimum(self._slopes, 1e300 * self._interval) / self._interval
+        a = np.minimum(self._slopes_to_try, 1e300 * self._interval) / self._interval
         return -a * np.log1p(1 / a) - np.log1p(a)
 
     def _log_delta(self, eps: float) -> float:
         """About the logarithm of delta at this eps, by moments alone: to choose a window by."""
-        bounds = self._log_moments + self._log_best - self._slopes * (eps / self._interval)
+        bounds = self._log_moments + self._log_largest_factor - self._slopes_to_try * (eps / self._interval)
         return min(0.0, numerics.smallest(bounds))
 
-    def _view(self, level: int, index: int | None = None) -> _View:
+    def _view_near_level(self, level: int, index: int | None = None) -> _View:
         """The window for deltas near e^(level `_LEVEL`), kept; given an index, one that does not begin above it."""
         view = self._views.get(level)
         if view is None or (index is not None and index < view.first):
             if len(self._views) >= _FEW_VIEWS:
                 self._views.clear()
-            view = self._views[level] = self._make_view(level * _LEVEL, index)
+            view = self._views[level] = self._compute_view(level * _LEVEL, index)
         return view
 
-    def _make_view(self, log_delta: float, index: int | None) -> _View:
+    def _compute_view(self, log_delta: float, index: int | None) -> _View:
         """The window for deltas from e^log_delta to 100 times that; a single loss needs neither tilt nor transform."""
         if sum(part.times for part in self._parts) == 1:
             only = self._parts[0]
             first = only.lowest if index is None else min(index, only.lowest)
             law = np.concatenate([np.zeros(only.lowest - first), only.probs])
-            return self._window(law, first, slope=0.0, error=0.0, log_scale=0.0, above=0.0)
-        wanted = (self._log_moments + self._log_best - log_delta - _LEVEL / 2) / self._slopes
-        slope = float(self._slopes[int(np.argmin(wanted))])
+            return self._view_of_law(law, first, slope=0.0, error=0.0, log_scale=0.0, above=0.0)
+        wanted = (self._log_moments + self._log_largest_factor - log_delta - _LEVEL / 2) / self._slopes_to_try
+        slope = float(self._slopes_to_try[int(np.argmin(wanted))])
         last, above = self._window_end(log_delta)
-        first, size = self._circle(slope, last, index)
+        first, size = self._choose_circle(slope, last, index)
         law, error, log_scale = self._tilted_sum(slope, first, size)
-        return self._window(law[: last - first + 1], first, slope=slope, error=error, log_scale=log_scale, above=above)
+        return self._view_of_law(
+            law[: last - first + 1], first, slope=slope, error=error, log_scale=log_scale, above=above
+        )
 
-    def _circle(self, slope: float, last: int, index: int | None) -> tuple[int, int]:
+    def _choose_circle(self, slope: float, last: int, index: int | None) -> tuple[int, int]:
         """First index and number of points of a circle for the transform.
 
         It holds about all of the tilted sum up to `last`, and `index` if one is given; what lies beyond wraps around.
@@ -249,7 +251,9 @@ class Total:
 
     def _window_end(self, log_delta: float) -> tuple[int, float]:
         """The last index of the window for this delta, and an upper bound on the mass above it (Chernoff's)."""
-        steep = float(self._slopes[int(np.argmin((self._log_moments - log_delta - _ABOVE) / self._slopes))])
+        steep = float(
+            self._slopes_to_try[int(np.argmin((self._log_moments - log_delta - _ABOVE) / self._slopes_to_try))]
+        )
         terms, slack = [], []
         for part in self._parts:
             log_sum, _ = part.tilt(steep)
@@ -265,8 +269,8 @@ class Total:
     def _bulk_range(self, slope: float) -> tuple[int, int]:
         """(first, last) index between which about all of the tilted sum lies; what wraps around costs tightness."""
         here = float(self._estimate_log_moments(np.array([slope]))[0]) + _AROUND
-        low = -numerics.smallest((self._estimate_log_moments(slope - self._slopes) - here) / self._slopes)
-        high = numerics.smallest((self._estimate_log_moments(slope + self._slopes) - here) / self._slopes)
+        low = -numerics.smallest((self._estimate_log_moments(slope - self._slopes_to_try) - here) / self._slopes_to_try)
+        high = numerics.smallest((self._estimate_log_moments(slope + self._slopes_to_try) - here) / self._slopes_to_try)
         first = max(self._lowest, math.floor(low)) if math.isfinite(low) else self._lowest
         return first, min(self._highest, math.ceil(high)) if math.isfinite(high) else self._highest
 
@@ -290,7 +294,7 @@ class Total:
         log_scale = math.fsum(terms) + gap + math.fsum(slack) + 4 * ULP * gap
         return np.roll(summed, (self._lowest - first) % size), error, log_scale
 
-    def _window(
+    def _view_of_law(
         self, law: np.ndarray, first: int, *, slope: float, error: float, log_scale: float, above: float
     ) -> _View:
         """The view that this tilted law gives, rounded up.
@@ -303,11 +307,11 @@ class Total:
             log_scale: as `_tilted_sum` returns it.
             above: the untilted mass above the window.
         """
-        excess = self._excess(law, slope) * (1 + 8 * ULP * (slope + self._interval + 64))
+        excess = self._decaying_excess(law, slope) * (1 + 8 * ULP * (slope + self._interval + 64))
         excess += error * numerics.decaying_norm(slope, self._interval, len(law))
         return _View(first, excess, slope, log_scale, numerics.probability(self._infinite + above))
 
-    def _excess(self, law: np.ndarray, slope: float) -> np.ndarray:
+    def _decaying_excess(self, law: np.ndarray, slope: float) -> np.ndarray:
         """At every index j the sum over m > 0 of (1 - e^(-h m)) e^(-slope m) law[j + m], h the interval.
 
         That is delta at j intervals of what the law is tilted from, up to the scale. Right to some roundings, which the
@@ -318,7 +322,7 @@ class Total:
         return math.exp(-slope) * -math.expm1(-h) * np.append(numerics.decaying_sums(mass, slope + h)[1:], 0.0)
 
 
-def _trim(part: LossPart) -> LossPart | None:
+def _trim_zeros(part: LossPart) -> LossPart | None:
     """The part without probabilities of 0 at its ends; None where no loss is finite."""
     positive = np.flatnonzero(part.probs)
     if not len(positive):
@@ -354,18 +358,18 @@ class TotalBelow(Total):
     def _lower_deltas(self, log_delta: float) -> tuple[int, np.ndarray]:
         """The first index of a window for deltas near e^log_delta, and delta at its indices, rounded down.
 
-        The same steps as `_tilted_sum` and `_window`, with every error taken away instead of added.
+        The same steps as `_tilted_sum` and `_view_of_law`, with every error taken away instead of added.
         """
         if sum(part.times for part in self._parts) == 1:
             only = self._parts[0]
-            return only.lowest, self._excess(only.probs, 0.0) * (1 - 256 * ULP)
-        wanted = (self._log_moments + self._log_best - log_delta) / self._slopes
-        slope = float(self._slopes[int(np.argmin(wanted))])
+            return only.lowest, self._decaying_excess(only.probs, 0.0) * (1 - 256 * ULP)
+        wanted = (self._log_moments + self._log_largest_factor - log_delta) / self._slopes_to_try
+        slope = float(self._slopes_to_try[int(np.argmin(wanted))])
         last, _ = self._window_end(log_delta)
-        first, size = self._circle(slope, last, None)
+        first, size = self._choose_circle(slope, last, None)
         terms, slack, laws = [], [], []
         for part in self._parts:
-            log_sum, law = numerics.tilt(part.log_probs, _exponents(part, slope), down=True)
+            log_sum, law = numerics.tilt(part.log_probs, _tilt_exponents(part, slope), down=True)
             terms.append(part.times * log_sum)
             slack.append(part.times * ULP * (4 + 4 * abs(log_sum)))
             laws.append((law, part.times))
@@ -376,7 +380,7 @@ class TotalBelow(Total):
         log_moment = math.fsum(terms) - math.fsum(slack)
         largest_weight = min(1.0, h / slope)  # of (1 - e^(-h m)) e^(-slope m), over m > 0
         wrapped = self._mass_beyond(slope, log_moment, first, size) * largest_weight
-        excess = self._excess(law, slope) * (1 - 16 * ULP * (slope + h + 64))
+        excess = self._decaying_excess(law, slope) * (1 - 16 * ULP * (slope + h + 64))
         excess -= error * numerics.decaying_norm(slope, h, len(law)) + wrapped
         exponent = log_moment + gap * (1 - 4 * ULP) - slope * np.arange(len(law))
         exponent -= 4 * ULP * (abs(log_moment) + 2 * gap)
@@ -396,11 +400,13 @@ class TotalBelow(Total):
         masses = []
         # on either side, how far the first index beyond the circle is below the highest one
         for sign, to_highest in ((1.0, self._highest - first - size), (-1.0, self._highest - first + 1)):
-            about = self._estimate_log_moments(slope + sign * self._slopes) - here
-            steep = float(self._slopes[int(np.argmin(about - sign * self._slopes * (self._highest - to_highest)))])
+            about = self._estimate_log_moments(slope + sign * self._slopes_to_try) - here
+            steep = float(
+                self._slopes_to_try[int(np.argmin(about - sign * self._slopes_to_try * (self._highest - to_highest)))]
+            )
             terms, slack = [], []
             for part in self._parts:
-                log_sum, law = numerics.tilt(part.log_probs, _exponents(part, slope + sign * steep))
+                log_sum, law = numerics.tilt(part.log_probs, _tilt_exponents(part, slope + sign * steep))
                 terms.append(part.times * log_sum)
                 slack.append(part.times * ULP * (len(law) + 4 + 4 * abs(log_sum)))
             exponent = math.fsum(terms) + math.fsum(slack) - log_moment + sign * steep * to_highest
@@ -410,6 +416,6 @@ class TotalBelow(Total):
         return sum(masses)
 
 
-def _exponents(part: LossPart, slope: float) -> np.ndarray:
+def _tilt_exponents(part: LossPart, slope: float) -> np.ndarray:
     """slope (index - highest) at every index of the part."""
     return slope * np.arange(1.0 - len(part.probs), 1.0)

@@ -387,7 +387,7 @@ def _refuse_without_promise(guarantee: Guarantee, eps: float) -> None:
     protocol = guarantee.protocol
     if not protocol.is_calibrated:
         guarantee = dataclasses.replace(guarantee, protocol=protocol.with_noise(1.0))
-    if accounting.refusal(guarantee.rounds()) is not None:
+    if accounting.reason_for_refusal(guarantee.rounds()) is not None:
         raise ValueError(f"{protocol.name!r} gives no guarantee with these settings: leave out privacy.eps = {eps}")
     if guarantee.target_unit is not guarantee.scope.unit:
         dataclasses.replace(guarantee, eps=None).bound(guarantee.cohorts[:1])

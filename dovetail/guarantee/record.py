@@ -96,7 +96,7 @@ class Record:
 
     def _local(self, scope: Scope) -> Statement:
         """The statement about `reports` within this scope, or that nothing is promised, and why."""
-        why = accounting.refusal(self.reports)
+        why = accounting.reason_for_refusal(self.reports)
         if why is not None:
             return no_guarantee(scope, reason=why)
         if self.own.scope.trust is Trust.LOCAL:

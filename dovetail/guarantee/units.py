@@ -152,7 +152,7 @@ def _statement(unit: Unit, own: ScopedRounds, replaced: ScopedRounds | None, spr
     scope = dataclasses.replace(
         scope, unit=unit, population=spread.count_of(unit), assumptions=(*scope.assumptions, *assumptions)
     )
-    refusal = accounting.refusal(own.rounds)
+    refusal = accounting.reason_for_refusal(own.rounds)
     if refusal is not None:
         return no_guarantee(scope, reason=refusal, delta=delta)
     try:

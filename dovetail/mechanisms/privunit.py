@@ -231,7 +231,7 @@ def _best(dim: int, eps_local: float) -> Cap:
 
     So the coin that 53 bits toss never tells more than promised.
     """
-    cap = accounting.best(dim=dim, eps_local=eps_local)
+    cap = accounting.least_variance_cap(dim=dim, eps_local=eps_local)
     return dataclasses.replace(cap, prob=1 - _outside_of(cap) / 2**_COIN_BITS)
 
 

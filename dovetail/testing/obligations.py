@@ -173,7 +173,7 @@ def check_not_finite(bench: Bench) -> None:
     if protocol.private_steps:
         raise NotOwed("users clip records in steps of their own, before `randomize`")
     round = protocol.view(bench.cohort, bench.dim, neighbors=protocol.relation).round
-    if accounting.refusal([round]) is not None and not protocol.needs_norms:
+    if accounting.reason_for_refusal([round]) is not None and not protocol.needs_norms:
         raise NotOwed("`view` promises nothing")
     path = bench.quickest
     place = 3 % bench.dim

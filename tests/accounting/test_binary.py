@@ -124,7 +124,7 @@ def test_users_that_may_not_report_are_never_below_enumeration(count):
 @pytest.mark.parametrize("row", GOLDEN, ids=str)
 def test_golden(row):
     pair = BinaryReports(others=row["n"] - 1, places=row["n"] - 1, eps_local=row["eps_local"]).pair(folds=row["folds"])
-    loss = symmetric.folded_loss(pair, interval=symmetric.resolution(pair))
+    loss = symmetric.folded_loss(pair, interval=symmetric.composition_interval(pair))
     ours = loss_distributions.worst_eps([loss], delta=row["delta"])
     assert ours == pytest.approx(row["eps"], rel=4e-3)
     assert ours > row.get("audited", 0.0)

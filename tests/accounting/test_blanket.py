@@ -76,7 +76,7 @@ def test_exact_laplace_against_a_contour_integral(num_users, eps_local, eps):
 def test_raising_hopeless_draws_to_a_floor_only_adds_and_adds_little(num_users, eps_local, eps):
     report = Report(kind="laplace", eps_local=eps_local)
     crowd_size = num_users * report.gamma
-    whole, floored = (blanket._law(report, eps, crowd=size, resolution=0.01) for size in (1e9, crowd_size))
+    whole, floored = (blanket._law_of_l(report, eps, crowd=size, resolution=0.01) for size in (1e9, crowd_size))
     assert floored.probs.size < whole.probs.size
     assert floored.probs.sum() == pytest.approx(whole.probs.sum(), abs=1e-12)
     exact, ours = (
@@ -114,7 +114,7 @@ def test_two_levels_by_the_grid_agree_with_the_clone_pair():
     for num_users, eps_local, eps in ((5, 1.0, 0.3), (1000, 0.5, 0.06), (10**5, 2.0, 0.03)):
         event = crowd("rr", eps_local, num_users)
         gamma = event.report.gamma
-        grid = blanket._law(event.report, eps, crowd=num_users * gamma, resolution=0.002)
+        grid = blanket._law_of_l(event.report, eps, crowd=num_users * gamma, resolution=0.002)
         by_grid = blanket_grid.mean_excess(grid, blanket_grid.BinomialDraws(num_users, gamma))
         pair = clones.delta_of(event, eps=eps)
         assert pair * (1 - 1e-8) <= by_grid <= pair * (1 + 1e-4)
@@ -203,11 +203,11 @@ def test_hoeffding_and_bennett_solve_their_own_formulas(kind, levels, num_users,
     event = crowd(kind, eps_local, num_users, levels)
     report, gamma = event.report, event.report.gamma
     eps = blanket.hoeffding(event, delta=delta).eps
-    a, B = math.expm1(eps), float(blanket._range(report, eps))
+    a, B = math.expm1(eps), float(blanket._range_of_l(report, eps))
     value = B**2 / (4 * a * gamma * num_users) * (1 - gamma * (1 - math.exp(-2 * a * a / B**2))) ** num_users
     assert value == pytest.approx(delta, rel=1e-6)
     eps = blanket.bennett(event, delta=delta).eps
-    a, b, c = math.expm1(eps), float(blanket._top(report, eps)), float(blanket._second_moment(report, eps))
+    a, b, c = math.expm1(eps), float(blanket._largest_l(report, eps)), float(blanket._second_moment_of_l(report, eps))
     u = a * b / c
     draws = np.arange(1, num_users + 1)  # the expectation over the number of blanket draws, summed
     terms = b / math.log1p(u) * np.exp(-draws * c / b**2 * ((1 + u) * math.log1p(u) - u))
@@ -219,19 +219,19 @@ def test_moments_of_randomized_response_are_those_of_its_law(levels):
     report, eps = Report(kind="rr", eps_local=1.3, levels=levels), 0.4
     table = randomized_response(1.3, levels)
     ratio = (table[0] - math.exp(eps) * table[1]) * levels
-    assert float(blanket._top(report, eps)) == pytest.approx(ratio.max())
-    assert float(blanket._range(report, eps)) == pytest.approx(ratio.max() - ratio.min())
-    assert float(blanket._second_moment(report, eps)) == pytest.approx((ratio**2).mean())
+    assert float(blanket._largest_l(report, eps)) == pytest.approx(ratio.max())
+    assert float(blanket._range_of_l(report, eps)) == pytest.approx(ratio.max() - ratio.min())
+    assert float(blanket._second_moment_of_l(report, eps)) == pytest.approx((ratio**2).mean())
 
 
 def test_moments_of_laplace_are_those_of_its_law():
     for eps_local, eps in ((0.3, 0.1), (4.0, 1.0)):
         ratio, weights = laplace_ratio(eps_local, eps)
         report = Report(kind="laplace", eps_local=eps_local)
-        assert float(blanket._top(report, eps)) == pytest.approx(ratio.max())
-        assert float(blanket._range(report, eps)) == pytest.approx(ratio.max() - ratio.min())
-        assert float(blanket._second_moment(report, eps)) == pytest.approx(ratio**2 @ weights)
-        grid = blanket._law(report, eps, crowd=1e4, resolution=0.01)
+        assert float(blanket._largest_l(report, eps)) == pytest.approx(ratio.max())
+        assert float(blanket._range_of_l(report, eps)) == pytest.approx(ratio.max() - ratio.min())
+        assert float(blanket._second_moment_of_l(report, eps)) == pytest.approx(ratio**2 @ weights)
+        grid = blanket._law_of_l(report, eps, crowd=1e4, resolution=0.01)
         assert grid.probs.sum() == pytest.approx(1, abs=1e-13)
         assert grid.probs @ grid.values == pytest.approx(-math.expm1(eps), abs=1e-12)
         square = grid.probs @ grid.values**2
@@ -250,10 +250,10 @@ def test_generic_moments_cover_every_randomizer_around_any_of_its_own_outputs():
             omega = table[2]
             eps = rng.uniform(0, eps_local)
             ratio = (table[0] - math.exp(eps) * table[1]) / omega
-            top, reach = float(blanket._top(report, eps)), float(blanket._range(report, eps))
+            top, reach = float(blanket._largest_l(report, eps)), float(blanket._range_of_l(report, eps))
             assert top - reach <= ratio.min() + 1e-12
             assert ratio.max() <= top + 1e-12
-            assert omega @ ratio**2 <= float(blanket._second_moment(report, eps))
+            assert omega @ ratio**2 <= float(blanket._second_moment_of_l(report, eps))
             assert (table >= math.exp(-eps_local) * omega - 1e-12).all()
 
 

@@ -135,7 +135,7 @@ def test_the_hull_is_above_the_curve_and_below_the_points(atoms, lifts, seed):
     s, w = np.array(sorted(atoms)), rng.dirichlet(np.ones(len(atoms) + 1))[1:]
     t = np.concatenate([[0.0], np.linspace(0.05, 0.85, 10), [0.95]])
     asked = excess(s, w, t) + np.append(np.array(lifts)[:-1], 0.0)
-    points, mass = symmetric.kinks(t, asked)
+    points, mass = symmetric.law_of_lower_hull(t, asked)
     assert mass.min() >= 0 and mass.sum() == pytest.approx(1, abs=1e-9)
     assert np.all(excess(points, mass, t) <= asked * (1 + 1e-9) + 1e-12)
     between = np.linspace(0, 0.99, 200)
@@ -144,7 +144,7 @@ def test_the_hull_is_above_the_curve_and_below_the_points(atoms, lifts, seed):
 
 def test_a_curve_asked_at_its_kinks_is_found_again():
     s, w = np.array([0.0, 0.1, 0.3, 0.7]), np.array([0.4, 0.3, 0.2, 0.1])
-    points, mass = symmetric.kinks(s, excess(s, w, s))
+    points, mass = symmetric.law_of_lower_hull(s, excess(s, w, s))
     assert points == pytest.approx(s) and mass == pytest.approx(w, rel=1e-9)
 
 

@@ -230,7 +230,9 @@ def cells_of(kind, threshold, least):
 
 
 def composed(pair, delta):
-    return loss_distributions.worst_eps([symmetric.folded_loss(pair, interval=symmetric.resolution(pair))], delta=delta)
+    return loss_distributions.worst_eps(
+        [symmetric.folded_loss(pair, interval=symmetric.composition_interval(pair))], delta=delta
+    )
 
 
 def test_golden_apes():
@@ -255,7 +257,7 @@ def test_golden_s_apes_and_unis():
 
 @pytest.mark.parametrize("row", GOLDEN["privunit"], ids=str)
 def test_golden_privunit(row):
-    cap = privunit.best(dim=row["dim"], eps_local=row["eps_local"])
+    cap = privunit.least_variance_cap(dim=row["dim"], eps_local=row["eps_local"])
     mass = privunit.cap_mass(dim=row["dim"], threshold=cap.threshold)
     report = Report(kind="cap", eps_local=row["eps_local"], cap_mass=mass)
     event = Shuffled(report=report, num_users=row["n"])

@@ -42,7 +42,7 @@ def exact_delta(num_users: int, eps: float, eps_local: float, prob: float) -> mp
 @given(st.integers(0, 80), st.floats(0.01, 8), st.floats(0, 0.999))
 def test_one_step_is_the_hockey_stick_of_the_pair(count, eps_local, share):
     exact = exact_one_step(count, share * eps_local, eps_local)
-    ours = clones.one_step(np.array([count]), eps=share * eps_local, eps_local=eps_local)[0]
+    ours = clones.delta_by_clone_count(np.array([count]), eps=share * eps_local, eps_local=eps_local)[0]
     assert exact * (1 - mpmath.mpf(10) ** -14) <= ours
     assert ours <= exact * (1 + mpmath.mpf(10) ** -8) + mpmath.mpf(10) ** -13
 
@@ -60,14 +60,14 @@ def test_one_step_of_a_million_clones_against_fifty_digits():
                 beyond += term
                 term, j = term * (count - j) / (j + 1), j + 1
             exact = u * edge - mpmath.expm1(eps) * beyond
-        ours = clones.one_step(np.array([count]), eps=eps, eps_local=eps_local)[0]
+        ours = clones.delta_by_clone_count(np.array([count]), eps=eps, eps_local=eps_local)[0]
         assert exact <= ours <= exact * (1 + mpmath.mpf(10) ** -8)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.floats(0.01, 8), st.floats(0, 0.999))
 def test_a_clone_more_never_hurts(eps_local, share):
-    steps = clones.one_step(np.arange(400), eps=share * eps_local, eps_local=eps_local)
+    steps = clones.delta_by_clone_count(np.arange(400), eps=share * eps_local, eps_local=eps_local)
     assert (np.diff(steps) <= 1e-11 * steps[:-1] + 1e-15).all()
 
 

@@ -378,20 +378,20 @@ def test_many_different_rounds_lose_little_by_a_coarser_grid(monkeypatch):
     """Against the same rounds on a grid eight times finer."""
     history = schedule(8)
     ours = accountants.privacy_loss(exposures_of(history)).eps(DELTA)
-    grid = accountants._grid(exposures_of(history))
+    grid = accountants._grid_interval(exposures_of(history))
     assert grid > 1e-3
-    monkeypatch.setattr(accountants, "_grid", lambda paid: grid / 8)
+    monkeypatch.setattr(accountants, "_grid_interval", lambda paid: grid / 8)
     finer = accountants.privacy_loss(exposures_of(history)).eps(DELTA)
     assert finer * (1 - 1e-9) <= ours <= finer * 1.001
 
 
 def test_many_small_rounds_get_a_finer_grid():
     history = schedule(6, noises=(30.0, 20.0), probs=(0.01, 0.02))
-    assert accountants._grid(exposures_of(history)) < 1e-4
+    assert accountants._grid_interval(exposures_of(history)) < 1e-4
     few = schedule(4, noises=(30.0, 20.0), probs=(0.01, 0.02))
-    assert accountants._grid(exposures_of(few)) < 2e-5, "what is lost in a round on a small sample is little"
+    assert accountants._grid_interval(exposures_of(few)) < 2e-5, "what is lost in a round on a small sample is little"
     few = schedule(4, noises=(30.0, 20.0), probs=(0.4, 0.5))
-    assert accountants._grid(exposures_of(few)) == 1e-4
+    assert accountants._grid_interval(exposures_of(few)) == 1e-4
 
 
 def test_different_rounds_are_composed_in_any_order():
@@ -424,6 +424,6 @@ def test_noise_is_calibrated_by_the_smallest_bound():
 def test_an_answer_that_is_no_guarantee_is_none(eps, delta):
     """Either number alone is reason enough: a bound that overflowed somewhere must not be the smallest."""
     with pytest.raises(NotApplicable, match="gives no number here"):
-        compose._check_answer(Bound(eps=eps, delta=delta, proof=Proof(missing="nothing")), None)
+        compose._note_delta_spent(Bound(eps=eps, delta=delta, proof=Proof(missing="nothing")), None)
     largest = Bound(eps=math.inf, delta=1.0, proof=Proof(missing="nothing"))
-    assert compose._check_answer(largest, None) == largest
+    assert compose._note_delta_spent(largest, None) == largest

@@ -52,7 +52,7 @@ def eps_of(history, delta=DELTA):
 def test_divergences_add_up_and_mixing_is_paid_at_the_whole_eps(count):
     curve = accountants.renyi(exposures_of(rounds(SHARES, count)))
     eps = curve.eps(DELTA)
-    spent = count * (1 + math.exp(eps)) * 200 * split_and_mix.eta(num_users=500, slots=13, modulus=2**19)
+    spent = count * (1 + math.exp(eps)) * 200 * split_and_mix.mixing_distance(num_users=500, slots=13, modulus=2**19)
     assert spent > 2e-4 * DELTA, "mixing must matter for this test to say anything"
     orders = np.arange(2.0, 5000.0)
     divergence = count * split_and_mix.renyi(SHARES, orders)
@@ -69,7 +69,7 @@ def test_distances_from_a_gaussian_add_up_and_the_better_route_is_taken(count):
     assert near.mu == pytest.approx(skellam_sums.sensitivity(SHARES) / math.sqrt(4e7 - 1 / 12), rel=1e-12)
     assert curve.best == frozenset()
     for eps in (0.05, curve.eps(DELTA)):
-        mixed = count * 200 * split_and_mix.eta(num_users=500, slots=13, modulus=2**19)
+        mixed = count * 200 * split_and_mix.mixing_distance(num_users=500, slots=13, modulus=2**19)
         distance = math.sqrt(200 * count) / (math.sqrt(96) * 4e7)
         by_hand = gaussian.delta_of(near.mu * math.sqrt(count), eps=eps) + (1 + math.exp(eps)) * (mixed + distance)
         assert curve.delta(eps) == pytest.approx(by_hand, rel=1e-6)
@@ -192,8 +192,8 @@ def test_calibration_for_many_rounds_is_tight_and_safe(eps, count):
 def test_a_subjects_rounds_compose_within_its_worst_split(count):
     ours = eps_of(rounds(SUBJECT, count))
     each = []
-    for split in subjects.splits(SUBJECT):
-        loss = subjects._split_loss(SUBJECT, split, subjects.resolution(SUBJECT, rounds=count))
+    for split in subjects.splits_to_check(SUBJECT):
+        loss = subjects._loss_of_split(SUBJECT, split, subjects.resolution(SUBJECT, rounds=count))
         each.append(loss_distributions.self_compose(loss, count).eps(DELTA))
     assert len(each) == 3
     assert ours == pytest.approx(max(each), rel=1e-6)
@@ -210,7 +210,7 @@ def test_different_sums_of_one_subject_against_integration():
     other = dataclasses.replace(SUBJECT, std=3.0, prob_item=0.3)
     curve = accountants.privacy_loss(exposures_of(rounds(SUBJECT, 1) + rounds(other, 1)))
     y, step = np.linspace(-22, 28, 1201, retstep=True)
-    for one, two in itertools.product(subjects.splits(SUBJECT), subjects.splits(other)):
+    for one, two in itertools.product(subjects.splits_to_check(SUBJECT), subjects.splits_to_check(other)):
         null = np.outer(stats.norm.pdf(y, 0, 4.0), stats.norm.pdf(y, 0, 3.0))
         moved = np.outer(
             mixture(subjects.items_in_sum(SUBJECT, one), 4.0, y), mixture(subjects.items_in_sum(other, two), 3.0, y)

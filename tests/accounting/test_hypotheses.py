@@ -220,8 +220,12 @@ CASES = {
     numerics.binomial_pmf: [(BAD, "prob=1.5", lambda: numerics.binomial_pmf(1, 2, 1.5))],
     numerics.binomial_cdf: [(BAD, "prob=nan", lambda: numerics.binomial_cdf(1, 2, math.nan))],
     numerics.binomial_sf: [(BAD, "trials >= 0", lambda: numerics.binomial_sf(1, -2, 0.5))],
-    binomial.by_limit: [
-        (OUTSIDE, "many coins", lambda: binomial.by_limit(binomial.Coins(np.ones(1) / 2, np.ones(1)))),
+    binomial.clone_counts_by_tail_bounds: [
+        (
+            OUTSIDE,
+            "many coins",
+            lambda: binomial.clone_counts_by_tail_bounds(binomial.Coins(np.ones(1) / 2, np.ones(1))),
+        ),
     ],
     symmetric.sampled_pair: [
         (BAD, "prob > 0", lambda: symmetric.sampled_pair(lambda eps: 0.1, prob=0.0, eps_pure=1.0, std=1.0)),
@@ -274,7 +278,9 @@ CASES = {
         (OUTSIDE, "several disjoint batches", lambda: exposure.exposures_of(once(SUBJECT, Disjoint(epoch=0)))),
     ],
     exposure.delta_spent: [(BAD, "eps >= 0", lambda: exposure.delta_spent(charged(SHARES), eps=-1.0))],
-    exposure.refusal: [(OUTSIDE, "no release is registered for str", lambda: exposure.refusal(once("an event")))],
+    exposure.reason_for_refusal: [
+        (OUTSIDE, "no release is registered for str", lambda: exposure.reason_for_refusal(once("an event")))
+    ],
     clones.binomial_counts: [
         (BAD, "0 <= prob <= 1", lambda: clones.binomial_counts(9, 1.5, tail=0.1)),
         (BAD, "trials >= 0", lambda: clones.binomial_counts(-1, 0.5, tail=0.1)),
@@ -296,7 +302,9 @@ CASES = {
         (OUTSIDE, "no gain over eps_local", lambda: clones.numerical23(shuffled(n=3), delta=1e-9)),
         (OUTSIDE, "there are no clones", lambda: clones.numerical23(shuffled(eps_local=600.0), delta=0.1)),
     ],
-    clones.one_step: [(BAD, "eps_local > 0", lambda: clones.one_step(np.arange(3), eps=0.1, eps_local=0.0))],
+    clones.delta_by_clone_count: [
+        (BAD, "eps_local > 0", lambda: clones.delta_by_clone_count(np.arange(3), eps=0.1, eps_local=0.0))
+    ],
     closed_forms.clones22: [
         (OUTSIDE, "eps_local <= ", lambda: closed_forms.clones22(shuffled(eps_local=5.0, n=300), delta=1e-6)),
     ],
@@ -312,17 +320,21 @@ CASES = {
         (OUTSIDE, "randomized response only", lambda: closed_forms.flame_lemma1(shuffled("laplace"), delta=1e-6)),
         (OUTSIDE, "hypotheses fail", lambda: closed_forms.flame_lemma1(shuffled(n=20), delta=1e-6)),
     ],
-    closed_forms.gain: [
-        (OUTSIDE, "no gain", lambda: closed_forms.gain(1.0, TWO, delta=0.1, theorem=closed_forms.ERLINGSSON19)),
-        (OUTSIDE, "no gain", lambda: closed_forms.gain(math.nan, TWO, delta=0.1, theorem=closed_forms.ERLINGSSON19)),
+    closed_forms.require_gain: [
+        (OUTSIDE, "no gain", lambda: closed_forms.require_gain(1.0, TWO, delta=0.1, theorem=closed_forms.ERLINGSSON19)),
+        (
+            OUTSIDE,
+            "no gain",
+            lambda: closed_forms.require_gain(math.nan, TWO, delta=0.1, theorem=closed_forms.ERLINGSSON19),
+        ),
     ],
     closed_forms.girgis21: [
         (OUTSIDE, "no gain over eps_local", lambda: closed_forms.girgis21(shuffled(eps_local=6.0, n=9), delta=1e-9)),
         (OUTSIDE, "one coordinate", lambda: closed_forms.girgis21(MANY, delta=0.1)),
     ],
-    closed_forms.single: [
-        (OUTSIDE, "compose instead", lambda: closed_forms.single(MANY, delta=0.1)),
-        (BAD, "0 < delta < 1", lambda: closed_forms.single(TWO, delta=1.0)),
+    closed_forms.require_single_report: [
+        (OUTSIDE, "compose instead", lambda: closed_forms.require_single_report(MANY, delta=0.1)),
+        (BAD, "0 < delta < 1", lambda: closed_forms.require_single_report(TWO, delta=1.0)),
     ],
     compose.best_bound: [
         (OUTSIDE, "without a guarantee.*no Renyi", lambda: compose.best_bound(charged(NOTHING), delta=0.1)),
@@ -359,10 +371,14 @@ CASES = {
     loss_distributions.worst_eps: [
         (BAD, "0 < delta < 1", lambda: loss_distributions.worst_eps([a_loss()], delta=0.0)),
     ],
-    split_and_mix.eta: [
-        (OUTSIDE, "modulus >= num_users", lambda: split_and_mix.eta(num_users=100, slots=5, modulus=64)),
-        (OUTSIDE, "too few share slots", lambda: split_and_mix.eta(num_users=50_000, slots=3, modulus=2**30)),
-        (BAD, "num_users >= 2", lambda: split_and_mix.eta(num_users=1, slots=5, modulus=64)),
+    split_and_mix.mixing_distance: [
+        (OUTSIDE, "modulus >= num_users", lambda: split_and_mix.mixing_distance(num_users=100, slots=5, modulus=64)),
+        (
+            OUTSIDE,
+            "too few share slots",
+            lambda: split_and_mix.mixing_distance(num_users=50_000, slots=3, modulus=2**30),
+        ),
+        (BAD, "num_users >= 2", lambda: split_and_mix.mixing_distance(num_users=1, slots=5, modulus=64)),
     ],
     mixtures.interval_for: [(BAD, "std > 0", lambda: mixtures.interval_for(0.0, 1.0, releases=1))],
     mixtures.loss: [(BAD, "interval > 0", lambda: mixtures.loss(SHIFTS, interval=0.0))],
@@ -387,7 +403,9 @@ CASES = {
         (OUTSIDE, "loss of 31", lambda: crowds.loss(shuffled(eps_local=31.0))),
         (BAD, "interval > 0", lambda: crowds.loss(TWO, interval=0.0)),
     ],
-    crowds.most_reports: [(BAD, "0 <= delta <= 1", lambda: crowds.most_reports(FULL, delta=-1.0))],
+    crowds.most_sampled_coordinates: [
+        (BAD, "0 <= delta <= 1", lambda: crowds.most_sampled_coordinates(FULL, delta=-1.0))
+    ],
     crowds.pair: [
         (OUTSIDE, "binary randomized response", lambda: crowds.pair(TERNARY)),
         (OUTSIDE, "colluders see", lambda: crowds.pair(DROPPED)),
@@ -406,9 +424,9 @@ CASES = {
         (BAD, "0 < delta < 1", lambda: personalized.per_user(BUDGETS, delta=1.0)),
     ],
     personalized.renyi: [(BAD, "victim", lambda: personalized.renyi(BUDGETS, ORDERS + 1, victim=-1))],
-    privunit.best: [
-        (OUTSIDE, "eps_local=600.0 is above 500", lambda: privunit.best(dim=10, eps_local=600.0)),
-        (BAD, "dim >= 2", lambda: privunit.best(dim=1, eps_local=1.0)),
+    privunit.least_variance_cap: [
+        (OUTSIDE, "eps_local=600.0 is above 500", lambda: privunit.least_variance_cap(dim=10, eps_local=600.0)),
+        (BAD, "dim >= 2", lambda: privunit.least_variance_cap(dim=1, eps_local=1.0)),
     ],
     privunit.cap_mass: [(BAD, "0 <= threshold <= 1", lambda: privunit.cap_mass(dim=10, threshold=1.5))],
     privunit.eps: [(OUTSIDE, "no mass to compute with", lambda: privunit.eps(SLIVER))],
@@ -439,9 +457,9 @@ CASES = {
         (OUTSIDE, "Laplace noise with Poisson", lambda: releases.renyi(PURE, Poisson(prob=0.5), (2.0,))),
         (OUTSIDE, "without a guarantee", lambda: releases.renyi(NOTHING, Everyone(), (2.0,))),
     ],
-    selection.best_of: [
-        (BAD, "every order > 1", lambda: selection.best_of(ORDERS, ORDERS, eta=1.0, gamma=0.5)),
-        (BAD, "0 < gamma < 1", lambda: selection.best_of(ORDERS + 1, ORDERS, eta=1.0, gamma=1.0)),
+    selection.renyi_of_best: [
+        (BAD, "every order > 1", lambda: selection.renyi_of_best(ORDERS, ORDERS, eta=1.0, gamma=0.5)),
+        (BAD, "0 < gamma < 1", lambda: selection.renyi_of_best(ORDERS + 1, ORDERS, eta=1.0, gamma=1.0)),
     ],
     selection.expected_trials: [(BAD, "eta > -1", lambda: selection.expected_trials(eta=-1.0, gamma=0.5))],
     selection.gamma_for: [
@@ -473,10 +491,10 @@ CASES = {
     split_and_mix.modulus_for: [
         (BAD, "norm > 0", lambda: split_and_mix.modulus_for(num_users=9, norm=0.0, noise_variance=1.0)),
     ],
-    gaussian.slack_of: [
-        (OUTSIDE, "variance >= 100", lambda: gaussian.slack_of([gaussian.SkellamDraws(1, 99.0)], tail=0.1)),
-        (OUTSIDE, "too far", lambda: gaussian.slack_of([gaussian.SkellamDraws(1, 500.0)], tail=1e-6)),
-        (BAD, "0 < tail < 1", lambda: gaussian.slack_of([], tail=0.0)),
+    gaussian.log_ratio_slack: [
+        (OUTSIDE, "variance >= 100", lambda: gaussian.log_ratio_slack([gaussian.SkellamDraws(1, 99.0)], tail=0.1)),
+        (OUTSIDE, "too far", lambda: gaussian.log_ratio_slack([gaussian.SkellamDraws(1, 500.0)], tail=1e-6)),
+        (BAD, "0 < tail < 1", lambda: gaussian.log_ratio_slack([], tail=0.0)),
     ],
     gaussian.eps_by_ratio: [
         (BAD, "0 < delta < 1", lambda: gaussian.eps_by_ratio(lambda delta: 1.0, [], delta=0.0)),
@@ -489,9 +507,9 @@ CASES = {
         (BAD, "eps >= 0", lambda: gaussian.distance_delta(1e-9, eps=-1.0)),
         (BAD, "divergence to be a finite number", lambda: gaussian.distance_delta(math.nan, eps=1.0)),
     ],
-    skellam_sums.divergence: [
-        (OUTSIDE, "variance >= 100, got 99", lambda: skellam_sums.divergence(99.0)),
-        (BAD, "variance > 0", lambda: skellam_sums.divergence(0.0)),
+    skellam_sums.divergence_from_gaussian: [
+        (OUTSIDE, "variance >= 100, got 99", lambda: skellam_sums.divergence_from_gaussian(99.0)),
+        (BAD, "variance > 0", lambda: skellam_sums.divergence_from_gaussian(0.0)),
     ],
     skellam_sums.near_gaussian: [
         (
@@ -505,8 +523,12 @@ CASES = {
             lambda: skellam_sums.near_gaussian(sensitivity=0.0, coordinates=1, variance=1e3),
         ),
     ],
-    skellam_sums.near: [
-        (OUTSIDE, "variance >= 100", lambda: skellam_sums.near(dataclasses.replace(SHARES, noise_variance=99.0))),
+    skellam_sums.gaussian_near: [
+        (
+            OUTSIDE,
+            "variance >= 100",
+            lambda: skellam_sums.gaussian_near(dataclasses.replace(SHARES, noise_variance=99.0)),
+        ),
     ],
     split_and_mix.rounded_norm: [
         (
@@ -548,15 +570,19 @@ CASES = {
     subjects.of_users_together: [(BAD, "users >= 1", lambda: subjects.of_users_together(NOISE, users=0))],
     subjects.resolution: [(OUTSIDE, "more than 64 ways", lambda: subjects.resolution(SPREAD))],
     subjects.scale: [(OUTSIDE, "more than 64 ways", lambda: subjects.scale(SPREAD))],
-    subjects.shifts: [(BAD, "a split of items=2", lambda: subjects.shifts(SUBJECT, (3,)))],
-    subjects.splits: [(OUTSIDE, "more than 64 ways", lambda: subjects.splits(SPREAD))],
+    subjects.law_of_shift: [(BAD, "a split of items=2", lambda: subjects.law_of_shift(SUBJECT, (3,)))],
+    subjects.splits_to_check: [(OUTSIDE, "more than 64 ways", lambda: subjects.splits_to_check(SPREAD))],
     symmetric.composed_loss: [
         (OUTSIDE, "loss of 31", lambda: symmetric.composed_loss(np.copy, 31.0, std=1.0, folds=1, interval=0.1)),
         (BAD, "interval > 0", lambda: symmetric.composed_loss(np.copy, 1.0, std=1.0, folds=1, interval=0.0)),
     ],
     symmetric.renyi: [(BAD, "every order > 1", lambda: symmetric.renyi(ORDERS, np.zeros(1), np.ones(1)))],
-    symmetric.spread: [
-        (BAD, "a grid from 0 to 0.9", lambda: symmetric.spread(np.array([0.9]), np.ones(1), np.array([0.0, 0.5]))),
+    symmetric.spread_to_grid: [
+        (
+            BAD,
+            "a grid from 0 to 0.9",
+            lambda: symmetric.spread_to_grid(np.array([0.9]), np.ones(1), np.array([0.0, 0.5])),
+        ),
     ],
     # ------------------------------------------------------------ published formulas
     flame.bennett: [
@@ -685,28 +711,28 @@ EVERYWHERE = {
     numerics.binomial_outward: "any number of trials has its factor",
     numerics.law_of_sum: "any laws on any circle; what is wrapped around adds",
     numerics.transform_error: "any length has its error",
-    numerics.coefficients: "any law on any circle; what is wrapped around adds",
+    numerics.fourier_coefficients: "any law on any circle; what is wrapped around adds",
     personal.budget_range: "users of an event, whose budgets are checked there",
     personal.split_at: "users of an event, and any budget",
     numerics.decaying_sums: "any numbers that are not negative, and any slope from 0 up",
     blanket.clip_laplace_floors: "any budgets",
     blanket.level_floors: "any budgets",
-    symmetric.kinks: "any points have a hull",
+    symmetric.law_of_lower_hull: "any points have a hull",
     personal.budgets_of: "any event",
     personal.budget_classes: "any event",
     personal.hiding_coins: "any event",
     personal.order_of: "any event",
-    personal.curve: "where there is no blanket the clones are left",
+    personal.delta_curve: "where there is no blanket the clones are left",
     personal.victim_groups: "every user is in a group",
     personal.halve: "a group that cannot be halved is one",
-    binomial.coarser: "any law of counts",
-    symmetric.resolution: "any pair",
+    binomial.coarsen_counts: "any law of counts",
+    symmetric.composition_interval: "any pair",
     loss_distributions.symmetrize: "any distribution has its mirror image",
     exposure.without_sampling: "None where it would not hold",
     loss_distributions.from_dp_accounting: "a distribution was made by dp-accounting, which has checked it",
     skellam_sums.sensitivity: "any event: it was checked when it was made",
     skellam_sums.renyi: "an order without a bound costs inf",
-    subjects.always_sampled: "None where items are sampled",
+    subjects.gaussian_if_all_sampled: "None where items are sampled",
 }
 
 

@@ -64,7 +64,7 @@ def too_large(probs, lowest, times):
 
 def test_what_is_wrapped_around_and_the_error_of_the_transform_are_taken_away(monkeypatch):
     probs = np.array([0.3, 0.0, 0.2, 0.0, 0.5])
-    summed, extent = numerics.law_of_sum, tilting.TotalBelow._circle
+    summed, extent = numerics.law_of_sum, tilting.TotalBelow._choose_circle
 
     def smaller(self, slope, last, index):
         first, size = extent(self, slope, last, index)
@@ -76,7 +76,7 @@ def test_what_is_wrapped_around_and_the_error_of_the_transform_are_taken_away(mo
 
     assert not too_large(probs, -2, 20)
     with monkeypatch.context() as patched:
-        patched.setattr(tilting.TotalBelow, "_circle", smaller)
+        patched.setattr(tilting.TotalBelow, "_choose_circle", smaller)
         assert not too_large(probs, -2, 20)
         patched.setattr(tilting.TotalBelow, "_mass_beyond", lambda *_: 0.0)
         assert too_large(probs, -2, 20), "a near miss: what wraps around would be counted"
@@ -103,7 +103,9 @@ def test_many_rounds_are_composed_on_a_grid_that_grows_with_what_they_add_up_to(
         interval = loss.interval if times == 1 else loss._interval
         points = 40 * pair.std_loss * math.sqrt(times) / interval
         assert points <= 2**20 * (1 + 1e-9), "of forty deviations"
-        assert interval == symmetric.resolution(pair) or points >= 2**20 * (1 - 1e-9), "no coarser than it must be"
+        assert interval == symmetric.composition_interval(pair) or points >= 2**20 * (1 - 1e-9), (
+            "no coarser than it must be"
+        )
 
 
 @pytest.mark.parametrize("times", [1, 25])

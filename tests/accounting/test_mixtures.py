@@ -50,7 +50,7 @@ def exact_delta(name, eps, *, removed):
 @pytest.mark.parametrize("coarse", [1, 16])
 def test_one_release_is_never_below_the_best_test_and_close_on_a_fine_grid(name, coarse):
     law = law_of(name)
-    interval = coarse * mixtures.interval_for(*law.scale, releases=1)
+    interval = coarse * mixtures.interval_for(*law.loss_scale, releases=1)
     loss = mixtures.loss(law, interval=interval)
     for eps in EPS:
         for side, removed in zip(loss.sides, (True, False), strict=True):

@@ -205,10 +205,10 @@ def test_many_sampled_rounds_at_a_small_delta():
 @pytest.mark.parametrize("shift", [-3, -1, 1, 3])
 def test_any_slope_gives_an_upper_bound_and_good_ones_the_same(shift):
     loss = releases.losses(Gaussian(std=1.0, sensitivity=1.0, neighbors=ADD), Poisson(prob=0.01), 1e-4)[0]
-    total = loss_distributions.self_compose(loss, 3000)._directions[0]
+    total = loss_distributions.self_compose(loss, 3000)._totals_by_direction[0]
     best = total.eps(1e-9)
     level = math.floor(math.log(1e-9) / tilting._LEVEL)
-    view = total._make_view((level + shift) * tilting._LEVEL, None)
+    view = total._compute_view((level + shift) * tilting._LEVEL, None)
     total._views = {level: view}
     assert total.eps(1e-9) == pytest.approx(best, rel=1e-6)
 
@@ -305,7 +305,7 @@ def test_losses_that_are_all_infinite_promise_nothing():
 
 def test_a_divergence_of_shares_that_is_no_number_is_no_eps(monkeypatch):
     monkeypatch.setattr(split_and_mix, "renyi", lambda event, orders: np.full(len(orders), NAN))
-    assert split_and_mix._renyi_eps(np.full(len(split_and_mix.ORDERS), NAN), 1e-6) == INF
+    assert split_and_mix._eps_by_renyi(np.full(len(split_and_mix.ORDERS), NAN), 1e-6) == INF
 
 
 def test_floats_are_what_these_constants_assume():

@@ -461,10 +461,10 @@ def test_one_coordinate_matches_the_reference_table(row):
 def test_local_statements():
     golden = GOLDEN["most_reports"]
     double = figure("ss-double-02")
-    k_max = crowds.most_reports(double, delta=golden["delta"])
+    k_max = crowds.most_sampled_coordinates(double, delta=golden["delta"])
     assert k_max == golden["k_max"]
     assert binom.sf(k_max, 7850, 0.02) <= 5e-6 < binom.sf(k_max - 1, 7850, 0.02)
-    assert crowds.most_reports(double, delta=0.0) == 7850
+    assert crowds.most_sampled_coordinates(double, delta=0.0) == 7850
     assert crowds.local(double, delta=5e-6).eps == pytest.approx(215 * 0.5)
     assert crowds.local(figure("ss-topk-1000")).eps == pytest.approx(157 * 0.5)
     assert crowds.local(figure("ss-topk-333")).eps == math.inf

@@ -15,7 +15,7 @@ from scipy import stats
 from dovetail.accounting.amplification import blanket
 from dovetail.accounting.conversion import eps_of
 from dovetail.accounting.pairs import binomial, personal, symmetric
-from dovetail.accounting.pairs.binomial import Coins, PoissonBinomialPair, by_limit, clone_counts
+from dovetail.accounting.pairs.binomial import Coins, PoissonBinomialPair, clone_counts, clone_counts_by_tail_bounds
 from dovetail.accounting.releases import personalized
 from dovetail.accounting.search import smallest_eps
 from dovetail.events import Personalized
@@ -69,7 +69,9 @@ def random_table(rng, eps_local, inputs, outcomes):
 
 def clone_probs(event, victim, far=0.0):
     """q_i of the honest others for each region of the victim's outcomes."""
-    return tuple((mass, coins.every()) for mass, coins in personal._fewest_clones(event, np.array([victim]), far))
+    return tuple(
+        (mass, coins.probs_by_user()) for mass, coins in personal._fewest_clones(event, np.array([victim]), far)
+    )
 
 
 def clone_probs_of_tables(victim, others):
@@ -277,7 +279,7 @@ def test_golden_one_coordinate(row):
 def clones_eps(event, delta, victim):
     """By clones alone, the best of the regions."""
     top = event.eps_locals[victim]
-    pairs = [PoissonBinomialPair(hiding, top) for hiding in personal._hidings(event, np.array([victim]))]
+    pairs = [PoissonBinomialPair(hiding, top) for hiding in personal._ways_to_hide(event, np.array([victim]))]
     return min(smallest_eps(pair.delta, delta=delta, high=top) for pair in pairs)
 
 
@@ -287,7 +289,7 @@ def test_golden_all_coordinates(row):
     orders = 1 + np.geomspace(0.5, 200, 200)
     by_order = [
         eps_of(orders, 7850 * renyi_of_clones(probs, 1.0, orders), delta=delta)
-        for ((_, probs),) in personal._hidings(event, np.array([len(GRID) - 1]))
+        for ((_, probs),) in personal._ways_to_hide(event, np.array([len(GRID) - 1]))
     ]
     assert min(by_order) == pytest.approx(row["eps"], rel=4e-3)
     whole = dataclasses.replace(event, coordinates=7850)
@@ -340,7 +342,7 @@ def test_a_group_is_never_answered_below_its_members(kind, budgets, share, facto
     event = Personalized(kind=kind, eps_locals=tuple(budgets), levels=3)
     members = np.argsort(budgets)[: max(2, int(share * len(budgets)))]
     top = max(budgets[m] for m in members)
-    hidings = personal._hidings(event, members)
+    hidings = personal._ways_to_hide(event, members)
     for eps in (0.0, 0.1, 0.5):
         group = min(PoissonBinomialPair(hiding, top).delta(eps) for hiding in hidings)
         for member in members:
@@ -396,15 +398,15 @@ def test_classes_of_budgets_hide_no_more_than_their_members(kind, monkeypatch):
     monkeypatch.setattr(personal, "_MOST_CLASSES", 20)
     event = Personalized(kind=kind, eps_locals=tuple(np.geomspace(0.05, 3.0, 1500).tolist()), levels=3, colluders=40)
     victims = np.arange(700, 720)
-    one_by_one = personal._hidings(event, victims), personal._estimate_stds(event, victims)
+    one_by_one = personal._ways_to_hide(event, victims), personal._estimate_stds(event, victims)
     for cached in (personal.budget_classes, personal._draws_for_all):
         cached.cache_clear()
     monkeypatch.setattr(personal, "MANY_COINS", 1000)
-    together = personal._hidings(event, victims), personal._estimate_stds(event, victims)
+    together = personal._ways_to_hide(event, victims), personal._estimate_stds(event, victims)
     personal.budget_classes.cache_clear()
     for fine, coarse in zip(one_by_one[0], together[0], strict=True):
         for (_, every), (_, classes) in zip(fine, coarse, strict=True):
-            more, fewer = every.every(), classes.every()
+            more, fewer = every.probs_by_user(), classes.probs_by_user()
             assert len(more) == 1500 - 1 - 40
             assert len(fewer) == len(more)
             assert (fewer <= more * (1 + 1e-12)).all(), "sorted, no user hides more than in truth"
@@ -439,10 +441,10 @@ def test_a_million_coins_in_classes_are_never_more_heads_than_there_are():
 
 
 def shortfall(coins):
-    """The largest exact P(C <= k) over that of `by_limit`, with what it leaves out below at no clones."""
-    exact = binomial._convolve([(np.array([1 - q, q]), 0, 0.0) for q in coins.every()], 0.0, 0)
+    """The largest exact P(C <= k) over that of the tail bounds, with what they leave out below at no clones."""
+    exact = binomial._convolve([(np.array([1 - q, q]), 0, 0.0) for q in coins.probs_by_user()], 0.0, 0)
     cdf = np.concatenate([np.zeros(exact.counts[0]), np.cumsum(exact.weights)])
-    law = by_limit(coins)
+    law = clone_counts_by_tail_bounds(coins)
     ours = law.below + np.cumsum(law.weights)
     assert ours[-1] == pytest.approx(1, abs=1e-9)
     last = np.append(law.counts[1:], len(cdf)) - 1  # counts from one on are rounded down to it until the next
@@ -466,7 +468,7 @@ def test_a_law_that_is_bounded_is_never_more_heads_than_there_are(seed, monkeypa
 
 def test_lower_tails_far_out_are_no_less_than_chernoffs_at_its_best_slope():
     coins = Coins(np.array([0.05, 0.5]), np.array([400, 1000]))
-    law, slopes = by_limit(coins), np.geomspace(1e-3, 3, 20_000)
+    law, slopes = clone_counts_by_tail_bounds(coins), np.geomspace(1e-3, 3, 20_000)
     fewer = law.below + np.cumsum(law.weights) - law.weights  # P(C <= count - 1)
     log_mean = np.log1p(np.multiply.outer(np.expm1(-slopes), coins.probs)) @ coins.counts
     best = np.exp((np.multiply.outer(law.counts - 1, slopes) + log_mean).min(axis=1))

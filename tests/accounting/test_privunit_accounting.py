@@ -63,7 +63,7 @@ def draw(cap, trials, rng):
 
 @pytest.mark.parametrize(("dim", "eps_local"), [(2, 1.0), (5, 3.0), (40, 4.0)])
 def test_the_mean_projection_is_that_of_the_mechanism(dim, eps_local):
-    cap = privunit.best(dim=dim, eps_local=eps_local)
+    cap = privunit.least_variance_cap(dim=dim, eps_local=eps_local)
     reports = draw(cap, 60_000, np.random.default_rng(0))
     mean, error = reports[:, 0].mean(), reports[:, 0].std() / math.sqrt(len(reports))
     m = privunit.mean_projection(cap)
@@ -76,7 +76,7 @@ def test_the_mean_projection_is_that_of_the_mechanism(dim, eps_local):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 10**6), st.floats(0.01, 12), st.floats(0.5, 1.5))
 def test_the_best_split_meets_eps_from_below_and_no_other_threshold_is_better(dim, eps_local, factor):
-    cap = privunit.best(dim=dim, eps_local=eps_local)
+    cap = privunit.least_variance_cap(dim=dim, eps_local=eps_local)
     assert eps_local * (1 - 1e-6) <= privunit.eps(cap).eps <= eps_local
     assert cap.threshold == pytest.approx(privunit.mean_projection(cap), rel=1e-5)
     threshold = min(cap.threshold * factor, 0.999999)
@@ -92,7 +92,7 @@ def test_golden_noise_against_the_curator():
     for central, eps_local, ratio in ((0.24, 1.537, 1.8), (1.0, 3.421, 3.1)):
         event = Shuffled(report=Report(kind="generic", eps_local=eps_local), num_users=1000)
         assert clones.numerical23(event, delta=5e-6).eps == pytest.approx(central, rel=2e-3)
-        cap = privunit.best(dim=7850, eps_local=eps_local)
+        cap = privunit.least_variance_cap(dim=7850, eps_local=eps_local)
         noise = privunit.noise_std(cap) * math.sqrt(1000 / 7850)
         mu = optimize.brentq(lambda mu, eps=central: gaussian.delta_of(mu, eps=eps) - 5e-6, 1e-3, 80.0)
         assert noise * mu / 2 == pytest.approx(ratio, rel=5e-3)
@@ -112,10 +112,10 @@ def test_refusals():
             Cap(**({"dim": 10, "threshold": 0.1, "prob": 0.6} | bad))
     for eps_local in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="eps_local"):
-            privunit.best(dim=10, eps_local=eps_local)
+            privunit.least_variance_cap(dim=10, eps_local=eps_local)
     with pytest.raises(NotApplicable, match="eps_local"):
-        privunit.best(dim=10, eps_local=1e4)
+        privunit.least_variance_cap(dim=10, eps_local=1e4)
     with pytest.raises(NotApplicable, match="too small"):
-        privunit.best(dim=2, eps_local=300.0)
+        privunit.least_variance_cap(dim=2, eps_local=300.0)
     with pytest.raises(NotApplicable, match="no mass"):
         privunit.eps(Cap(dim=1_000_000, threshold=0.9, prob=0.5))

@@ -105,7 +105,7 @@ def test_no_selection_among_small_mechanisms_exceeds_the_bound():
         gamma = GAMMAS[eta, mean]
         p, q = random_pair(rng)
         single = both_ways(p, q)
-        bound = selection.best_of(ORDERS, single, eta=eta, gamma=gamma)
+        bound = selection.renyi_of_best(ORDERS, single, eta=eta, gamma=gamma)
         exact = renyi(best(np.cumsum(p), eta, gamma), best(np.cumsum(q), eta, gamma))
         assert (bound >= exact).all() and (bound >= single).all()
         without_choice = min(without_choice, float(np.min(single + math.log(mean) / (ORDERS - 1) - exact)))
@@ -116,7 +116,7 @@ def test_the_expected_number_of_trials_is_needed():
     eta, gamma = -0.5, 1e-5
     high, low = 1e-7, 1e-27  # the best output is rare, and much rarer for the neighbour
     p, q = np.array([high, 1 - high]), np.array([low, 1 - low])
-    bound = selection.best_of(ORDERS, both_ways(p, q), eta=eta, gamma=gamma)
+    bound = selection.renyi_of_best(ORDERS, both_ways(p, q), eta=eta, gamma=gamma)
     tails = np.array([[high, 1.0], [low, 1.0]])
     exact = renyi(best(tails[0], eta, gamma), best(tails[1], eta, gamma))
     term = math.log(selection.expected_trials(eta=eta, gamma=gamma)) / (ORDERS - 1)
@@ -133,7 +133,7 @@ def test_trials_of_randomized_response():
     worst = float(np.abs(np.log(chosen / other)).max())
     assert eps < worst <= 3 * eps
     high = np.array([1e6])
-    bound = selection.best_of(high, np.array([eps]), eta=1.0, gamma=gamma)
+    bound = selection.renyi_of_best(high, np.array([eps]), eta=1.0, gamma=gamma)
     assert worst <= bound[0] <= 3 * eps + 1e-4
 
 
@@ -155,7 +155,7 @@ def test_the_accountant_certifies_the_best_of_noisy_trials():
     statement = certified(event)
     orders = np.array(sorted({1 + x / 10 for x in range(1, 2000)}))
     single = 60 * 0.03**2 / 2 * orders
-    by_hand = conversion.eps_of(orders, selection.best_of(orders, single, eta=1.0, gamma=0.2), delta=1e-5)
+    by_hand = conversion.eps_of(orders, selection.renyi_of_best(orders, single, eta=1.0, gamma=0.2), delta=1e-5)
     assert statement.eps == pytest.approx(by_hand, rel=1e-2)
     assert "PS22.thm2" in statement.proof.key and "5 on average" in statement.span
     one = accounting.bound([Round(mechanism=noise(0.03), participation=Everyone())] * 60, delta=1e-5)
@@ -224,7 +224,7 @@ def test_what_is_no_law_of_a_number_of_trials_is_refused(changed, sentence):
     """By whatever asks about it: the bound, the mean, the draw, the most that are likely."""
     law = {"eta": 1.0, "gamma": 0.5, **changed}
     for ask in (
-        lambda: selection.best_of(np.array([2.0]), np.array([0.1]), **law),
+        lambda: selection.renyi_of_best(np.array([2.0]), np.array([0.1]), **law),
         lambda: selection.expected_trials(**law),
         lambda: selection.number_of_trials(0.5, **law),
         lambda: selection.most_trials(**law),

@@ -45,7 +45,7 @@ def divergence(variance, added=Fraction(1, 12)):
 
 @pytest.mark.parametrize("variance", [*VARIANCES[:-1], later(VARIANCES[-1])])
 def test_the_divergence_is_never_below_the_sum_of_both_laws(variance):
-    exact, ours = divergence(variance), skellam_sums.divergence(variance)
+    exact, ours = divergence(variance), skellam_sums.divergence_from_gaussian(variance)
     assert 0.98 <= exact * 48 * variance**2 <= 1
     assert exact <= ours <= exact * (1 + 28 / variance)
     if variance >= 1500:
@@ -55,13 +55,13 @@ def test_the_divergence_is_never_below_the_sum_of_both_laws(variance):
 @pytest.mark.soak
 @pytest.mark.parametrize("variance", [1e6, *np.geomspace(100, 20_000, 60)])
 def test_the_divergence_at_many_variances(variance):
-    exact, ours = divergence(variance), skellam_sums.divergence(variance)
+    exact, ours = divergence(variance), skellam_sums.divergence_from_gaussian(variance)
     assert exact <= ours <= exact * (1 + 28 / variance)
 
 
 @pytest.mark.parametrize("variance", [3000.0, later(1e4), later(1e5)])
 def test_near_misses_are_caught(variance):
-    ours, exact = skellam_sums.divergence(variance), divergence(variance)
+    ours, exact = skellam_sums.divergence_from_gaussian(variance), divergence(variance)
     assert divergence(variance, added=Fraction(0)) > ours, "a Gaussian of Skellam's own variance is further away"
     assert divergence(variance, added=Fraction(1, 6)) > ours
     assert exact > ours / 2, "half the constant would not do"
@@ -138,12 +138,12 @@ def test_the_constants_of_the_proof():
 
 def test_not_known_for_little_noise():
     with pytest.raises(NotApplicable, match="variance >= 100"):
-        skellam_sums.divergence(99.999)
+        skellam_sums.divergence_from_gaussian(99.999)
     with pytest.raises(NotApplicable, match="variance >= 100"):
         skellam_sums.near_gaussian(sensitivity=1.0, coordinates=2, variance=99.0)
     with pytest.raises(ValueError, match="variance"):
-        skellam_sums.divergence(math.nan)
-    assert skellam_sums.divergence(1e200) > 0, "what underflows is not 0"
+        skellam_sums.divergence_from_gaussian(math.nan)
+    assert skellam_sums.divergence_from_gaussian(1e200) > 0, "what underflows is not 0"
 
 
 # ---------------------------------------------------------------- deltas, by brute force
@@ -250,7 +250,7 @@ def tail_of_sums(values, probs, count, level):
 @pytest.mark.parametrize("tail", [1e-2, 1e-6])
 def test_the_slack_is_never_below_the_quantile_of_either_direction(count, tail):
     variance = 20_000.0
-    slack = gaussian.slack_of([gaussian.SkellamDraws(count, variance)], tail=tail)
+    slack = gaussian.log_ratio_slack([gaussian.SkellamDraws(count, variance)], tail=tail)
     ratio, p, q = log_ratios(variance)
     for values, law in ((ratio, q), (-ratio, p)):
         assert tail_of_sums(values, law, count, slack) <= tail
@@ -259,24 +259,24 @@ def test_the_slack_is_never_below_the_quantile_of_either_direction(count, tail):
 
 def test_the_slack_grows_with_draws_and_falls_with_noise():
     one = gaussian.SkellamDraws(1000, 1e8)
-    base = gaussian.slack_of([one], tail=1e-9)
-    assert gaussian.slack_of([one, one], tail=1e-9) > base
-    assert gaussian.slack_of([one], tail=1e-12) > base
-    assert gaussian.slack_of([one._replace(variance=4e8)], tail=1e-9) < base / 3
-    assert gaussian.slack_of([], tail=1e-9) == 0
+    base = gaussian.log_ratio_slack([one], tail=1e-9)
+    assert gaussian.log_ratio_slack([one, one], tail=1e-9) > base
+    assert gaussian.log_ratio_slack([one], tail=1e-12) > base
+    assert gaussian.log_ratio_slack([one._replace(variance=4e8)], tail=1e-9) < base / 3
+    assert gaussian.log_ratio_slack([], tail=1e-9) == 0
     with pytest.raises(NotApplicable, match="variance >= 100"):
-        gaussian.slack_of([gaussian.SkellamDraws(1, 99.0)], tail=0.1)
+        gaussian.log_ratio_slack([gaussian.SkellamDraws(1, 99.0)], tail=0.1)
     with pytest.raises(NotApplicable, match="too far from a Gaussian"):
-        gaussian.slack_of([gaussian.SkellamDraws(1, 500.0)], tail=1e-6)
+        gaussian.log_ratio_slack([gaussian.SkellamDraws(1, 500.0)], tail=1e-6)
 
 
 @pytest.mark.parametrize("eps", [0.5, 3.0, 8.0])
 def test_the_tail_of_the_ratio_is_charged_under_either_law(eps):
     """e^slack delta + tail (1 + e^(eps - slack)): as much as the tail weighs where the other law has e^eps of it."""
     draws, delta = [gaussian.SkellamDraws(100, 1e12)], 1e-6
-    about, charged = gaussian._tail(delta, eps), []
+    about, charged = gaussian._ratio_tail_probability(delta, eps), []
     for tail in (about / gaussian._TAILS, about, about * gaussian._TAILS):
-        slack = gaussian.slack_of(draws, tail=tail)
+        slack = gaussian.log_ratio_slack(draws, tail=tail)
         charged.append(math.expm1(slack) * delta + tail * (1 + math.exp(eps - slack)))
     found = gaussian.delta_by_ratio(lambda at: delta, draws, eps=eps) - delta
     assert min(charged) * (1 - 1e-6) <= found <= min(charged) * (1 + 1e-3)

@@ -57,7 +57,7 @@ def distance_to_ideal(values, slots, modulus):
 
 @pytest.mark.parametrize(("users", "slots", "modulus"), [(2, 3, 2), (2, 3, 3), (2, 4, 3), (2, 3, 5), (3, 3, 3)])
 def test_eta_is_never_below_the_exact_distance(users, slots, modulus):
-    ours = split_and_mix.eta(num_users=users, slots=slots, modulus=modulus)
+    ours = split_and_mix.mixing_distance(num_users=users, slots=slots, modulus=modulus)
     worst = max(
         distance_to_ideal(values, slots, modulus)
         for values in itertools.combinations_with_replacement(range(modulus), users)
@@ -127,11 +127,11 @@ def test_large_crowds_are_bounded_from_small_ones(n, r, q, monkeypatch):
 @given(st.integers(3, 400), st.integers(3, 16), st.integers(9, 24))
 def test_eta_falls_with_users_and_slots_and_rises_with_the_modulus(n, slots, bits):
     at = {"num_users": n, "slots": slots, "modulus": 2**bits}
-    base = split_and_mix.eta(**at)
+    base = split_and_mix.mixing_distance(**at)
     assert 0 < base <= 1
-    assert split_and_mix.eta(**(at | {"num_users": n + 1})) <= base * (1 + 1e-9)
-    assert split_and_mix.eta(**(at | {"slots": slots + 1})) <= base
-    assert split_and_mix.eta(**(at | {"modulus": 2 ** (bits + 1)})) >= base
+    assert split_and_mix.mixing_distance(**(at | {"num_users": n + 1})) <= base * (1 + 1e-9)
+    assert split_and_mix.mixing_distance(**(at | {"slots": slots + 1})) <= base
+    assert split_and_mix.mixing_distance(**(at | {"modulus": 2 ** (bits + 1)})) >= base
     leading = 0.5 * math.sqrt(2**bits * (1 - 2 / n) * n ** float(2 - slots))
     assert base >= min(1.0, leading)
 
@@ -145,7 +145,11 @@ def closed_form_shares(*, num_users, modulus, bits):
 def test_shares_are_the_fewest_and_below_the_closed_form(num_users):
     fewest = split_and_mix.shares_for(num_users=num_users, modulus=2**22, target=2.0**-40)
     at = {"num_users": num_users, "modulus": 2**22}
-    assert split_and_mix.eta(slots=fewest, **at) <= 2.0**-40 < split_and_mix.eta(slots=fewest - 1, **at)
+    assert (
+        split_and_mix.mixing_distance(slots=fewest, **at)
+        <= 2.0**-40
+        < split_and_mix.mixing_distance(slots=fewest - 1, **at)
+    )
     assert fewest <= closed_form_shares(bits=40, **at)
 
 
@@ -227,7 +231,11 @@ def test_calibration_is_never_on_the_unsafe_side(num_users, eps, delta, coordina
 
 
 def test_the_smallest_of_three_routes_and_less_noise_for_the_same_eps():
-    by_renyi, by_distance, by_ratio = split_and_mix._by_renyi, split_and_mix._by_distance, split_and_mix._by_ratio
+    by_renyi, by_distance, by_ratio = (
+        split_and_mix._bound_by_renyi,
+        split_and_mix._bound_by_distance,
+        split_and_mix._bound_by_ratio,
+    )
     found = {delta: split_and_mix.eps(DESIGN, delta=delta) for delta in (1e-4, DELTA, 1e-7, 1e-8)}
     for delta, bound in found.items():
         possible = [by_renyi(DESIGN, delta, 1).eps, by_ratio(DESIGN, delta, 1).eps]
@@ -274,7 +282,7 @@ def test_no_neighbours_of_a_small_sum_have_a_delta_above_the_certified_one():
 def test_what_collusion_costs():
     at = {"eps": 1.0}
     base = split_and_mix.mixing_delta(DESIGN, **at)
-    distance = split_and_mix.eta(num_users=1000, slots=13, modulus=2**22)
+    distance = split_and_mix.mixing_distance(num_users=1000, slots=13, modulus=2**22)
     assert base == pytest.approx((1 + math.e) * 7850 * distance, rel=1e-8, abs=0)
     fewer_slots = dataclasses.replace(DESIGN, colluding_slots=3)
     fewer_users = dataclasses.replace(DESIGN, colluders=500)
@@ -293,9 +301,9 @@ def test_not_certified_with_too_few_users():
     with pytest.raises(NotApplicable, match="not certified"):
         split_and_mix.calibrate(num_users=5, coordinates=7850, clip_norm=1.0, eps=1.0, delta=1e-9)
     with pytest.raises(NotApplicable, match="modulus"):
-        split_and_mix.eta(num_users=100, slots=5, modulus=64)
+        split_and_mix.mixing_distance(num_users=100, slots=5, modulus=64)
     with pytest.raises(NotApplicable, match="not certified"):
-        split_and_mix.eta(num_users=50_000, slots=3, modulus=2**30)
+        split_and_mix.mixing_distance(num_users=50_000, slots=3, modulus=2**30)
 
 
 def test_refusals():

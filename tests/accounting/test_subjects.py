@@ -125,13 +125,13 @@ def test_monotone_and_below_group_privacy():
 
 def test_the_worst_split_is_searched():
     event = subject(items=4, prob_user=0.2, prob_item=0.5, std=3.0, users_spanned=2)
-    assert subjects.splits(event) == [(4,), (3, 1), (2, 2)]
+    assert subjects.splits_to_check(event) == [(4,), (3, 1), (2, 2)]
     worst = eps(event, rounds=5)
     for users in (1, 2):
         assert worst >= eps(subject(items=4, prob_user=0.2, prob_item=0.5, std=3.0, users_spanned=users), rounds=5)
-    assert subjects.splits(subject(items=9, users_spanned=5)) == [(9,)]
+    assert subjects.splits_to_check(subject(items=9, users_spanned=5)) == [(9,)]
     with pytest.raises(NotApplicable, match="ways"):
-        subjects.splits(subject(items=60, users_spanned=60, prob_user=0.5))
+        subjects.splits_to_check(subject(items=60, users_spanned=60, prob_user=0.5))
 
 
 # ---------------------------------------------------------------- noise at every user, caps, steps
@@ -182,14 +182,16 @@ def test_the_integration_would_catch_a_shift_that_is_too_small():
 
 def test_which_split_stands_for_all_others():
     user = {"noise": "user", "prob_item": 0.1}
-    assert subjects.splits(subject(items=6, items_per_user=2, users_spanned=3, **user)) == [(2, 2, 2)]
-    assert subjects.splits(subject(items=9, items_per_user=2, users_spanned=3, **user)) == [(2, 2, 2)]
-    assert subjects.splits(subject(items=6, users_spanned=3, **user)) == [(6,)]
-    assert subjects.splits(subject(items=3, items_per_user=1, users_spanned=9, **user)) == [(1, 1, 1)]
-    assert subjects.splits(subject(items=9, items_per_user=2, users_spanned=3)) == [(6,)], "one noise: all caps count"
+    assert subjects.splits_to_check(subject(items=6, items_per_user=2, users_spanned=3, **user)) == [(2, 2, 2)]
+    assert subjects.splits_to_check(subject(items=9, items_per_user=2, users_spanned=3, **user)) == [(2, 2, 2)]
+    assert subjects.splits_to_check(subject(items=6, users_spanned=3, **user)) == [(6,)]
+    assert subjects.splits_to_check(subject(items=3, items_per_user=1, users_spanned=9, **user)) == [(1, 1, 1)]
+    assert subjects.splits_to_check(subject(items=9, items_per_user=2, users_spanned=3)) == [(6,)], (
+        "one noise: all caps count"
+    )
     two_level = subject(items=9, items_per_user=2, users_spanned=3, prob_user=0.5)
-    assert subjects.splits(two_level) == [(2, 2, 2)]
-    assert subjects.splits(subject(items=4, items_per_user=3, users_spanned=3, prob_user=0.5)) == [
+    assert subjects.splits_to_check(two_level) == [(2, 2, 2)]
+    assert subjects.splits_to_check(subject(items=4, items_per_user=3, users_spanned=3, prob_user=0.5)) == [
         (3, 1),
         (2, 2),
         (2, 1, 1),
@@ -198,7 +200,7 @@ def test_which_split_stands_for_all_others():
 
 def test_the_law_of_the_norm_against_simulation():
     event = subject(items=6, items_per_user=2, users_spanned=3, noise="user", prob_item=0.4)
-    norms, law = subjects.shifts(event, (2, 2, 2))
+    norms, law = subjects.law_of_shift(event, (2, 2, 2))
     rng = np.random.default_rng(0)
     drawn = (rng.binomial(2, 0.4, (40_000, 3)) ** 2).sum(axis=1)
     counts = np.array([(drawn == round(norm**2)).sum() for norm in norms])

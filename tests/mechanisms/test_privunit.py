@@ -287,7 +287,7 @@ def test_the_coin_of_the_cap_is_exact() -> None:
     np.testing.assert_array_equal(inside, [False, False, False, False, True, True])
     for dim, eps_local in PLACES:
         r = PrivUnitRandomizer(eps_local, 1.0, dim)
-        best = accounting.best(dim=dim, eps_local=eps_local)
+        best = accounting.least_variance_cap(dim=dim, eps_local=eps_local)
         assert Fraction(r.cap.prob) == 1 - Fraction(privunit._outside_of(best), 2**53) <= Fraction(best.prob)
     assert privunit._outside_of(dataclasses.replace(cap, prob=0.1)) == math.ceil(Fraction(9, 10) * 2**53)
 

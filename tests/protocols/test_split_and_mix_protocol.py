@@ -292,7 +292,7 @@ def test_shares_hide_as_well_as_asked_for():
         protocol = SplitAndMixProtocol(clip_norm=1.0, noise_multiplier=5.0, mixing_error=error).settle(cohort, 10)
 
         def distance(shares, protocol=protocol):
-            return 10 * split_and_mix.eta(num_users=390, slots=shares, modulus=protocol.modulus)
+            return 10 * split_and_mix.mixing_distance(num_users=390, slots=shares, modulus=protocol.modulus)
 
         assert distance(protocol.shares) <= error < distance(protocol.shares - 1)
 

@@ -94,14 +94,16 @@ def hoeffding(event: Shuffled, *, delta: float) -> Bound:
     References:
         Balle, Bell, Gascon, Nissim (CRYPTO 2019), Sec. 5.
     """
-    n, report = _single_report(event, delta=delta)
-    gamma = _gamma(report)
+    n, report = _require_single_report(event, delta=delta)
+    gamma = _blanket_probability(report)
 
     def log_delta(eps: np.ndarray) -> np.ndarray:
-        a, B = np.expm1(eps), _range(report, eps)
+        a, B = np.expm1(eps), _range_of_l(report, eps)
         return 2 * np.log(B) - np.log(4 * a * gamma * n) + n * np.log1p(gamma * np.expm1(-2 * (a / B) ** 2))
 
-    return closed_forms.gain(_first_met(log_delta, event, delta=delta), event, delta=delta, theorem=HOEFFDING)
+    return closed_forms.require_gain(
+        _estimate_smallest_eps(log_delta, event, delta=delta), event, delta=delta, theorem=HOEFFDING
+    )
 
 
 def bennett(event: Shuffled, *, delta: float) -> Bound:
@@ -117,18 +119,20 @@ def bennett(event: Shuffled, *, delta: float) -> Bound:
     References:
         Balle, Bell, Gascon, Nissim (CRYPTO 2019), Sec. 5; FLAME's printed variant, which is not valid, is not here.
     """
-    n, report = _single_report(event, delta=delta)
-    gamma = _gamma(report)
+    n, report = _require_single_report(event, delta=delta)
+    gamma = _blanket_probability(report)
 
     def log_delta(eps: np.ndarray) -> np.ndarray:
-        a, b, c = np.expm1(eps), _top(report, eps), _second_moment(report, eps)
+        a, b, c = np.expm1(eps), _largest_l(report, eps), _second_moment_of_l(report, eps)
         u = a * b / c
         phi = np.where(u < 1e-4, u * u / (2 + 2 * u / 3), ((1 + u) * np.log1p(u) - u) * (1 - 1e-11))  # rounded down
         mgf = n * np.log1p(gamma * np.expm1(-(c / b**2) * phi))
         nobody = n * math.log1p(-gamma)
         return np.log(b / np.log1p(u) / (gamma * n)) + mgf + np.log(-np.expm1(nobody - mgf))
 
-    return closed_forms.gain(_first_met(log_delta, event, delta=delta), event, delta=delta, theorem=BENNETT)
+    return closed_forms.require_gain(
+        _estimate_smallest_eps(log_delta, event, delta=delta), event, delta=delta, theorem=BENNETT
+    )
 
 
 def exact(event: Shuffled, *, delta: float) -> Bound:
@@ -142,7 +146,7 @@ def exact(event: Shuffled, *, delta: float) -> Bound:
     References:
         Balle, Bell, Gascon, Nissim (CRYPTO 2019), Lemma 5.3; Su, Cheng, Wang (2025).
     """
-    n, report = _single_report(event, delta=delta)
+    n, report = _require_single_report(event, delta=delta)
     if report.kind == "rr" and report.levels == 2:
         return dataclasses.replace(clones.numerical23(event, delta=delta), proof=EXACT.proof)
     high = report.eps_local * (1 - closed_forms.LEAST_GAIN)
@@ -154,7 +158,7 @@ def exact(event: Shuffled, *, delta: float) -> Bound:
     if exact_delta(event, eps=high) > delta:
         raise NotApplicable(f"no gain over eps_local={report.eps_local:.4g} at n={n}, delta={delta:.3g}")
     eps = smallest_eps(lambda x: exact_delta(event, eps=x), delta=delta, high=high, tolerance=1e-7)
-    return closed_forms.gain(eps, event, delta=delta, theorem=EXACT)
+    return closed_forms.require_gain(eps, event, delta=delta, theorem=EXACT)
 
 
 def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
@@ -170,7 +174,7 @@ def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
     """
     _validate.non_negative(eps=eps)
     _validate.at_least(1, coarser=coarser)
-    n, report = _single_report(event)
+    n, report = _require_single_report(event)
     if report.kind == "generic":
         raise NotApplicable("the blanket expectation needs the randomizer itself, the report is generic")
     if eps >= report.eps_local:
@@ -179,27 +183,27 @@ def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
         return clones.delta_of(event, eps=eps)
     if n > _MOST_USERS:
         raise NotApplicable(f"n={n} is more than the precision of the FFT resolves")
-    gamma = _gamma(report)
-    resolution = _resolution(n * gamma)
+    gamma = _blanket_probability(report)
+    resolution = _grid_resolution(n * gamma)
     resolution = max(resolution, min(resolution * coarser, 1 / 12))
-    grid = _law(report, eps, crowd=n * gamma, resolution=resolution)
+    grid = _law_of_l(report, eps, crowd=n * gamma, resolution=resolution)
     return numerics.probability(blanket_grid.mean_excess(grid, blanket_grid.BinomialDraws(n, gamma)))
 
 
-def _single_report(event: Shuffled, *, delta: float | None = None) -> tuple[int, Report]:
+def _require_single_report(event: Shuffled, *, delta: float | None = None) -> tuple[int, Report]:
     """Check the question, and return the number of honest users and their report."""
-    n, eps_local = closed_forms.single(event, delta=delta)
+    n, eps_local = closed_forms.require_single_report(event, delta=delta)
     if eps_local > _MOST_EPS_LOCAL:
         raise NotApplicable(f"no gain over eps_local={eps_local:.4g}: the blanket is empty")
     return n, event.report
 
 
-def _gamma(report: Report) -> float:
+def _blanket_probability(report: Report) -> float:
     """The blanket probability, rounded down."""
     return report.gamma * (1 - (_CAP_SLACK if report.kind == "cap" else 1e-15))  # a smaller blanket is a blanket
 
 
-def _range(report: Report, eps: np.ndarray) -> np.ndarray:
+def _range_of_l(report: Report, eps: np.ndarray) -> np.ndarray:
     """B: the largest L less the smallest one, at every eps."""
     match report.kind:
         case "generic":
@@ -209,7 +213,7 @@ def _range(report: Report, eps: np.ndarray) -> np.ndarray:
     return report.gamma * math.expm1(report.eps_local) * (1 + np.exp(eps))
 
 
-def _top(report: Report, eps: np.ndarray) -> np.ndarray:
+def _largest_l(report: Report, eps: np.ndarray) -> np.ndarray:
     """b: the largest L, at every eps."""
     match report.kind:
         case "generic":
@@ -219,25 +223,25 @@ def _top(report: Report, eps: np.ndarray) -> np.ndarray:
     return -report.gamma * math.exp(report.eps_local) * np.expm1(eps - report.eps_local)
 
 
-def _second_moment(report: Report, eps: np.ndarray) -> np.ndarray:
+def _second_moment_of_l(report: Report, eps: np.ndarray) -> np.ndarray:
     """c: E[L^2] at every eps, or a bound on it over all inputs (for Laplace, inputs 0 and 1 are the worst)."""
     e0, E = report.eps_local, np.exp(eps)
     match report.kind:
         case "generic":
-            return _difference(math.exp(e0) * (E**2 + 1), 2 * E * math.exp(-3 * e0))
+            return _subtract_upward(math.exp(e0) * (E**2 + 1), 2 * E * math.exp(-3 * e0))
         case "laplace":
             squares = (E**2 + 1) / 3 * (2 * math.exp(e0 / 2) + math.exp(-e0))
-            return _difference(squares, 2 * E * (2 * math.exp(-e0 / 2) - math.exp(-e0)))
+            return _subtract_upward(squares, 2 * E * (2 * math.exp(-e0 / 2) - math.exp(-e0)))
     sides = (math.exp(e0) - E) ** 2 + (1 - E * math.exp(e0)) ** 2 + (1 / report.mass - 2) * (1 - E) ** 2
     return report.gamma**2 * report.mass * sides
 
 
-def _difference(more: np.ndarray, less: np.ndarray) -> np.ndarray:
+def _subtract_upward(more: np.ndarray, less: np.ndarray) -> np.ndarray:
     """more - less of two arrays that are not negative, rounded up, also where they are nearly equal."""
     return more - less + 16 * numerics.ULP * (more + less)
 
 
-def _first_met(log_delta: Callable[[np.ndarray], np.ndarray], event: Shuffled, *, delta: float) -> float:
+def _estimate_smallest_eps(log_delta: Callable[[np.ndarray], np.ndarray], event: Shuffled, *, delta: float) -> float:
     """About the smallest eps below eps_local at which delta is met, from above; infinite if there is none.
 
     The formulas need not fall everywhere, so that a grid of eps is refined around the first that meets it.
@@ -256,7 +260,7 @@ def _first_met(log_delta: Callable[[np.ndarray], np.ndarray], event: Shuffled, *
     return high
 
 
-def _resolution(crowd: float) -> float:
+def _grid_resolution(crowd: float) -> float:
     """Grid step in standard deviations of L: fine where the FFT is short, never coarser than 0.12.
 
     `crowd` is the mean number of draws, n gamma; a sum of so many is resolved on 16 of its standard deviations.
@@ -270,20 +274,20 @@ def _resolution(crowd: float) -> float:
     return resolution
 
 
-def _law(report: Report, eps: float, *, crowd: float, resolution: float) -> blanket_grid.Grid:
+def _law_of_l(report: Report, eps: float, *, crowd: float, resolution: float) -> blanket_grid.Grid:
     """The law of L for the worst pair of inputs, spread on a grid.
 
     For Laplace the worst pair is (0, 1): any other is below it in convex order (docs/proofs/laplace-blanket.md). Others
     have a frontier (docs/proofs/blankets.md).
     """
     if report.kind != "laplace":
-        values, probs = frontier_of(report).law(math.exp(eps))
+        values, probs = frontier_of(report).law_of_l(math.exp(eps))
         return blanket_grid.Grid.of(values, probs, crowd=crowd, resolution=resolution)
     e0 = report.eps_local
     at = np.asarray(eps)
-    top = float(_top(report, at))
-    std = math.sqrt(max(float(_second_moment(report, at)) - math.expm1(eps) ** 2, 0.0))
-    bottom = top - float(_range(report, at))
+    top = float(_largest_l(report, at))
+    std = math.sqrt(max(float(_second_moment_of_l(report, at)) - math.expm1(eps) ** 2, 0.0))
+    bottom = top - float(_range_of_l(report, at))
     middle = -math.exp(-e0 / 2) * math.expm1(eps)
     floor = max(bottom, 2 * middle - top * (crowd + 12 * math.sqrt(crowd) + 30))  # as in `Grid.of`
     step = max(min(std, top) * resolution, (top - floor) / blanket_grid.MOST_POINTS)

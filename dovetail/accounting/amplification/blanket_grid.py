@@ -145,18 +145,18 @@ class BinomialDraws(Draws):
         _validate.positive(prob=self.prob)
         _validate.at_most(1, prob=self.prob)
 
-    def _log_one(self, log_mgf: float) -> float:
+    def _log_moment_of_one_draw(self, log_mgf: float) -> float:
         """log(1 - prob + prob M): the moment of a draw that is there with this probability."""
         return math.log1p(self.prob * math.expm1(log_mgf))
 
     def log_total(self, log_mgf: float) -> float:
         """log T(M), rounded up; T is a power here: (1 - prob + prob M)^draws / (prob draws)."""
-        log_total = self.draws * self._log_one(log_mgf) - math.log(self.prob * self.draws)
+        log_total = self.draws * self._log_moment_of_one_draw(log_mgf) - math.log(self.prob * self.draws)
         return log_total + 8e-15 * self.draws * (1 + abs(log_mgf))
 
     def mean(self, log_mgf: float) -> float:
         """The mean number of draws, each of which is there with probability prob M / (1 - prob + prob M)."""
-        return self.draws * self.prob * math.exp(log_mgf - self._log_one(log_mgf))
+        return self.draws * self.prob * math.exp(log_mgf - self._log_moment_of_one_draw(log_mgf))
 
     def normalized_spectrum(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
         """The coefficients of the sum: the same power of each of one draw's; tiny ones are left out and charged."""
@@ -176,7 +176,7 @@ class CountedDraws(Draws):
         with np.errstate(divide="ignore"):
             self._log_terms = np.log(weights) - np.log(self._draws)
 
-    def _terms(self, log_mgf: float) -> tuple[float, np.ndarray]:
+    def _log_total_and_terms(self, log_mgf: float) -> tuple[float, np.ndarray]:
         """log T(M), and the part of T(M) that each count's term is."""
         exponent = self._log_terms + self._draws * log_mgf
         top = float(exponent.max())
@@ -186,27 +186,27 @@ class CountedDraws(Draws):
 
     def log_total(self, log_mgf: float) -> float:
         """log T(M), rounded up: summed term by term, in logarithms."""
-        log_total, terms = self._terms(log_mgf)
+        log_total, terms = self._log_total_and_terms(log_mgf)
         slack = 8e-15 * float(self._draws.max()) * (1 + abs(log_mgf))
         return log_total + slack + ULP * (len(terms) + abs(log_total) + 8)
 
     def mean(self, log_mgf: float) -> float:
         """The mean of C + 1, each count weighed by its term of T(M)."""
-        return float(self._terms(log_mgf)[1] @ self._draws)
+        return float(self._log_total_and_terms(log_mgf)[1] @ self._draws)
 
     def normalized_spectrum(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
         """The coefficients of the sum, term by term; those where |phi| makes every term negligible are left out."""
-        _, terms = self._terms(log_mgf)
+        _, terms = self._log_total_and_terms(log_mgf)
         kept = terms > math.exp(_NEGLIGIBLE)
         few = len(terms) * math.exp(_NEGLIGIBLE)  # more than all terms that are left out
         terms, powers = terms[kept], self._draws[kept]
         modulus = np.abs(phi) + error
         where = np.flatnonzero(modulus > math.exp(_NEGLIGIBLE / powers[0]))
-        off = few + 4 * error * _polynomial(terms * powers, powers, modulus[where]) / modulus[where]
-        return Spectrum(size, where, _polynomial(terms, powers, phi[where]), off, few + math.exp(_NEGLIGIBLE))
+        off = few + 4 * error * _evaluate_polynomial(terms * powers, powers, modulus[where]) / modulus[where]
+        return Spectrum(size, where, _evaluate_polynomial(terms, powers, phi[where]), off, few + math.exp(_NEGLIGIBLE))
 
 
-def _polynomial(terms: np.ndarray, powers: np.ndarray, at: np.ndarray) -> np.ndarray:
+def _evaluate_polynomial(terms: np.ndarray, powers: np.ndarray, at: np.ndarray) -> np.ndarray:
     """The sum of terms at^powers, the powers rising: by Horner's rule, or all powers at once where they are few."""
     gaps = np.diff(powers)
     if len(gaps) and (gaps == gaps[0]).all() and at.size * len(powers) <= _AT_ONCE:
@@ -243,11 +243,11 @@ def mean_excess(grid: Grid, draws: Draws) -> float:
     reach = max(_DECAY / slope, _WIDE * math.sqrt(count) * spread, values[-1] - values[0] + 2 * step)
     size = next_fast_len(min(math.ceil(reach / step), 2 * MOST_POINTS), real=True)
     circle = np.bincount(np.arange(grid.first, grid.first + law.size) % size, tilted, size)
-    phi = numerics.coefficients(circle, size)
+    phi = numerics.fourier_coefficients(circle, size)
     spectrum = draws.normalized_spectrum(log_mgf, phi, size, numerics.transform_error(size) + _CELL_ERROR * values.size)
     angle = -slope * step + 2j * math.pi * spectrum.where / size
     kernel = step * np.exp(angle) / np.expm1(angle) ** 2  # sum over j >= 0 of j h e^(j angle)
-    total = spectrum.against(kernel, step / math.expm1(-slope * step) ** 2)
+    total = spectrum.weighted_sum(kernel, step / math.expm1(-slope * step) ** 2)
     return total * math.exp(draws.log_total(log_mgf)) * (1 + 1e-12)
 
 

@@ -31,11 +31,11 @@ __all__ = [
     "CloneCounts",
     "binomial_counts",
     "clone_probability",
+    "delta_by_clone_count",
     "delta_of",
     "expected_delta",
     "numerical22",
     "numerical23",
-    "one_step",
 ]
 
 FMT22 = Theorem(
@@ -83,7 +83,7 @@ def clone_probability(eps_local: float, *, year: int) -> float:
     return (small if year == 2022 else 2 * small / (1 + small)) * (1 - 1e-15)
 
 
-def one_step(counts: np.ndarray, *, eps: float, eps_local: float) -> np.ndarray:
+def delta_by_clone_count(counts: np.ndarray, *, eps: float, eps_local: float) -> np.ndarray:
     """The delta at eps given each number of clones, rounded up.
 
     With c clones the likelihood ratio rises in A + D, so the best event is a half-line {A + D >= k}, and
@@ -181,7 +181,7 @@ def expected_delta(law: CloneCounts, *, eps: float, eps_local: float) -> float:
     """
     if eps >= eps_local:
         return 0.0
-    steps = one_step(np.append(0, law.counts), eps=eps, eps_local=eps_local)
+    steps = delta_by_clone_count(np.append(0, law.counts), eps=eps, eps_local=eps_local)
     inside = float((law.weights * steps[1:]).sum()) * (1 + 1e-13)
     return numerics.probability(inside + law.below * float(steps[0]) + law.above * float(steps[-1]) + _TINY)
 
@@ -195,12 +195,12 @@ def delta_of(event: Shuffled, *, eps: float, year: int = 2023) -> float:
         year: which clone probability counts: that of the paper of 2022 or of 2023.
     """
     _validate.non_negative(eps=eps)
-    n, eps_local = closed_forms.single(event)
-    return expected_delta(_in_blocks(n, eps_local, year), eps=eps, eps_local=eps_local)
+    n, eps_local = closed_forms.require_single_report(event)
+    return expected_delta(_clones_among_others(n, eps_local, year), eps=eps, eps_local=eps_local)
 
 
 @functools.lru_cache(maxsize=8)  # a curve asks about one law at many eps
-def _in_blocks(num_users: int, eps_local: float, year: int) -> CloneCounts:
+def _clones_among_others(num_users: int, eps_local: float, year: int) -> CloneCounts:
     """The law of the number of clones among the others, kept; told apart less finely in large crowds."""
     prob = clone_probability(eps_local, year=year)
     coarse = num_users > _FINE_USERS
@@ -209,7 +209,7 @@ def _in_blocks(num_users: int, eps_local: float, year: int) -> CloneCounts:
 
 def numerical22(event: Shuffled, *, delta: float) -> Bound:
     """The smallest eps by clones of probability e^-eps_local; for any randomizer."""
-    return _numerical(event, delta=delta, year=2022, theorem=FMT22)
+    return _numerical_bound(event, delta=delta, year=2022, theorem=FMT22)
 
 
 def numerical23(event: Shuffled, *, delta: float) -> Bound:
@@ -219,12 +219,12 @@ def numerical23(event: Shuffled, *, delta: float) -> Bound:
         Never below exact enumeration, never above `numerical22`.
         Exact for binary randomized response when the adversary is told who sent a blanket report.
     """
-    return _numerical(event, delta=delta, year=2023, theorem=FMT23)
+    return _numerical_bound(event, delta=delta, year=2023, theorem=FMT23)
 
 
-def _numerical(event: Shuffled, *, delta: float, year: int, theorem: Theorem) -> Bound:
+def _numerical_bound(event: Shuffled, *, delta: float, year: int, theorem: Theorem) -> Bound:
     """The smallest eps by clones of this year's probability; refuses where it is no gain over eps_local."""
-    n, eps_local = closed_forms.single(event, delta=delta)
+    n, eps_local = closed_forms.require_single_report(event, delta=delta)
     if eps_local > _MOST_EPS_LOCAL:
         raise NotApplicable(f"no gain over eps_local={eps_local:.4g}: there are no clones")
     closed = closed_forms.clones22 if year == 2022 else closed_forms.clones23
@@ -232,12 +232,12 @@ def _numerical(event: Shuffled, *, delta: float, year: int, theorem: Theorem) ->
         high = closed(event, delta=delta).eps
     except NotApplicable:
         high = eps_local
-    eps = _smallest(n, eps_local, delta, year, high)
-    return closed_forms.gain(eps, event, delta=delta, theorem=theorem)
+    eps = _smallest_eps(n, eps_local, delta, year, high)
+    return closed_forms.require_gain(eps, event, delta=delta, theorem=theorem)
 
 
 @functools.lru_cache(maxsize=64)  # reports of several kinds have the same clones
-def _smallest(num_users: int, eps_local: float, delta: float, year: int, high: float) -> float:
+def _smallest_eps(num_users: int, eps_local: float, delta: float, year: int, high: float) -> float:
     """The smallest eps at this delta, rounded up, `high` is where the search starts."""
     law = binomial_counts(min(num_users, _MOST_USERS) - 1, clone_probability(eps_local, year=year), tail=_TAIL * delta)
     return smallest_eps(lambda eps: expected_delta(law, eps=eps, eps_local=eps_local), delta=delta, high=high)

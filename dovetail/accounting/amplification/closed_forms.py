@@ -30,9 +30,9 @@ __all__ = [
     "clones23",
     "erlingsson19",
     "flame_lemma1",
-    "gain",
     "girgis21",
-    "single",
+    "require_gain",
+    "require_single_report",
 ]
 
 ERLINGSSON19 = Theorem(
@@ -68,7 +68,7 @@ _OUTWARD = 1 + 1e-12  # more than the rounding errors of a closed form
 _GIRGIS_ORDERS = np.unique(np.round(np.geomspace(2, 4000, 120)).astype(int))
 
 
-def single(event: Shuffled, *, delta: float | None = None) -> tuple[int, float]:
+def require_single_report(event: Shuffled, *, delta: float | None = None) -> tuple[int, float]:
     """Check the question, and return the number of honest users and the eps_local of one shuffled report.
 
     Arguments:
@@ -83,7 +83,7 @@ def single(event: Shuffled, *, delta: float | None = None) -> tuple[int, float]:
     return event.honest, event.report.eps_local
 
 
-def gain(eps: float, event: Shuffled, *, delta: float, theorem: Theorem) -> Bound:
+def require_gain(eps: float, event: Shuffled, *, delta: float, theorem: Theorem) -> Bound:
     """This eps as a bound, if it is below eps_local by more than a thousandth; otherwise `NotApplicable`.
 
     `eps` is rounded up already; it may be NaN or infinite, which is no gain.
@@ -103,14 +103,14 @@ def erlingsson19(event: Shuffled, *, delta: float) -> Bound:
     References:
         Erlingsson, Feldman, Mironov, Raghunathan, Talwar, Thakurta (SODA 2019).
     """
-    n, eps_local = single(event, delta=delta)
+    n, eps_local = require_single_report(event, delta=delta)
     if eps_local > 0.5 or n < 1000 or delta >= 0.01:
         raise NotApplicable(
             "hypotheses fail: needs eps_local <= 0.5, n >= 1000 and delta < 0.01; "
             f"got eps_local={eps_local:.4g}, n={n}, delta={delta:.3g}"
         )
     eps = 12 * eps_local * math.sqrt(-math.log(delta) / n)
-    return gain(eps * _OUTWARD, event, delta=delta, theorem=ERLINGSSON19)
+    return require_gain(eps * _OUTWARD, event, delta=delta, theorem=ERLINGSSON19)
 
 
 def flame_lemma1(event: Shuffled, *, delta: float) -> Bound:
@@ -125,7 +125,7 @@ def flame_lemma1(event: Shuffled, *, delta: float) -> Bound:
     References:
         Balle, Bell, Gascon, Nissim (CRYPTO 2019), Thm. 3.1; FLAME (AAAI 2021), Lemma 1.
     """
-    n, eps_local = single(event, delta=delta)
+    n, eps_local = require_single_report(event, delta=delta)
     if event.report.kind != "rr":
         raise NotApplicable(f"proved for b-ary randomized response only, the report is {event.report.kind}")
     weight = (math.exp(min(eps_local, 700.0)) + event.report.levels - 1) / (n - 1)
@@ -135,7 +135,7 @@ def flame_lemma1(event: Shuffled, *, delta: float) -> Bound:
             "hypotheses fail: needs 27 (e^eps_local + b - 1) / (n - 1) <= eps <= 1, "
             f"got eps={eps:.4g} and a least eps of {27 * weight:.4g}"
         )
-    return gain(eps, event, delta=delta, theorem=FLAME_LEMMA1)
+    return require_gain(eps, event, delta=delta, theorem=FLAME_LEMMA1)
 
 
 def clones22(event: Shuffled, *, delta: float) -> Bound:
@@ -148,11 +148,11 @@ def clones22(event: Shuffled, *, delta: float) -> Bound:
     References:
         Feldman, McMillan, Talwar (FOCS 2021), Thm. 3.1.
     """
-    n, eps_local = single(event, delta=delta)
-    _within(eps_local, n / (16 * math.log(2 / delta)), event)
+    n, eps_local = require_single_report(event, delta=delta)
+    _require_eps_local_within(eps_local, n / (16 * math.log(2 / delta)), event)
     E = math.exp(eps_local)
     ratio = math.tanh(eps_local / 2) * (8 * math.sqrt(E * math.log(4 / delta) / n) + 8 * E / n)
-    return gain(math.log1p(ratio) * _OUTWARD, event, delta=delta, theorem=FMT22_CLOSED)
+    return require_gain(math.log1p(ratio) * _OUTWARD, event, delta=delta, theorem=FMT22_CLOSED)
 
 
 def clones23(event: Shuffled, *, delta: float) -> Bound:
@@ -165,14 +165,14 @@ def clones23(event: Shuffled, *, delta: float) -> Bound:
     References:
         Feldman, McMillan, Talwar (SODA 2023), with the corrected proof of the pair (see `clones`).
     """
-    n, eps_local = single(event, delta=delta)
-    _within(eps_local, n / (8 * math.log(2 / delta)) - 1, event)
+    n, eps_local = require_single_report(event, delta=delta)
+    _require_eps_local_within(eps_local, n / (8 * math.log(2 / delta)) - 1, event)
     E = math.exp(eps_local)
     ratio = math.expm1(eps_local) * (4 * math.sqrt(2 * math.log(4 / delta) / ((E + 1) * n)) + 4 / n)
-    return gain(math.log1p(ratio) * _OUTWARD, event, delta=delta, theorem=FMT23_CLOSED)
+    return require_gain(math.log1p(ratio) * _OUTWARD, event, delta=delta, theorem=FMT23_CLOSED)
 
 
-def _within(eps_local: float, exp_limit: float, event: Shuffled) -> None:
+def _require_eps_local_within(eps_local: float, exp_limit: float, event: Shuffled) -> None:
     """Refuse eps_local above log(exp_limit)."""
     limit = math.log(exp_limit) if exp_limit > 0 else -math.inf
     if eps_local > limit:
@@ -194,14 +194,14 @@ def girgis21(event: Shuffled, *, delta: float) -> Bound:
     References:
         Girgis, Data, Diggavi, Suresh, Kairouz (CCS 2021), Thm. 1; Canonne, Kamath, Steinke (2020), Prop. 12.
     """
-    n, eps_local = single(event, delta=delta)
+    n, eps_local = require_single_report(event, delta=delta)
     divergences = np.array([_girgis_renyi(int(order), n, eps_local) for order in _GIRGIS_ORDERS])
     usable = np.isfinite(divergences) & (divergences >= 0)
     if not usable.any():
         raise NotApplicable(f"no Renyi order is finite at eps_local={eps_local:.4g}, n={n}")
     orders, divergences = _GIRGIS_ORDERS[usable], divergences[usable]
     eps = numerics.smallest(eps_by_order(orders, divergences, delta=delta))
-    return gain(eps + 1e-12, event, delta=delta, theorem=GIRGIS21)
+    return require_gain(eps + 1e-12, event, delta=delta, theorem=GIRGIS21)
 
 
 def _girgis_renyi(order: int, n: int, eps_local: float) -> float:

@@ -58,20 +58,20 @@ class Frontier:
         off = _ROUNDINGS + 4 * abs(float(self.masses @ self.slopes) - 1) + 4 * abs(float(self.masses.sum()) - 1)
         return here * (1 + off), mirrored * (1 - off), np.diff(cuts)
 
-    def law(self, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    def law_of_l(self, alpha: float) -> tuple[np.ndarray, np.ndarray]:
         """Values of F'(u) - alpha F'(1 - u), rounded up, and their probabilities: the worst L at alpha = e^eps."""
         here, mirrored, lengths = self._slope_pairs
         return here - alpha * mirrored, lengths
 
     def delta_alone(self, alpha: float) -> float:
         """delta at alpha = e^eps where nobody hides the victim, rounded up: E[(F'(u) - alpha F'(1 - u))_+]."""
-        values, lengths = self.law(alpha)
+        values, lengths = self.law_of_l(alpha)
         return float(np.maximum(values, 0.0) @ lengths) * (1 + _ROUNDINGS)
 
     @property
     def spread(self) -> float:
         """The standard deviation of F'(u) - F'(1 - u): to choose by, never for a bound."""
-        values, lengths = self.law(1.0)
+        values, lengths = self.law_of_l(1.0)
         return math.sqrt(float(values**2 @ lengths))
 
 

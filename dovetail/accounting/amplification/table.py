@@ -89,7 +89,7 @@ def bound(name: str, report: Report, *, num_users: int, delta: float, colluders:
         colluders: users that are the adversary's, or fake.
     """
     _validate.known_name("bound", name, BOUNDS)
-    return _ask(name, Shuffled(report=report, num_users=num_users, colluders=colluders), delta)
+    return _bound_by_name(name, Shuffled(report=report, num_users=num_users, colluders=colluders), delta)
 
 
 def table(report: Report | float, *, num_users: int, delta: float, colluders: int = 0) -> list[TableRow]:
@@ -113,7 +113,7 @@ def table(report: Report | float, *, num_users: int, delta: float, colluders: in
         own = report if isinstance(report, Report) else Report(kind=entry.kind, eps_local=report)
         event = Shuffled(report=own, num_users=num_users, colluders=colluders)
         try:
-            result, reason = _ask(name, event, delta), None
+            result, reason = _bound_by_name(name, event, delta), None
         except NotApplicable as refusal:
             result, reason = None, str(refusal)
         rows.append(TableRow(name=name, bound=result, reason=reason, theorem=entry.theorem))
@@ -146,6 +146,6 @@ def best(report: Report | float, *, num_users: int, delta: float, colluders: int
 
 
 @functools.lru_cache(maxsize=4096)
-def _ask(name: str, event: Shuffled, delta: float) -> Bound:
+def _bound_by_name(name: str, event: Shuffled, delta: float) -> Bound:
     """The bound of this name for this event at delta, kept."""
     return BOUNDS[name](event, delta=delta)

@@ -125,7 +125,7 @@ def _one_coordinate(reports: BinaryReports, nodes: Nodes) -> SymmetricPair:
     @functools.cache
     def revealed_loss() -> LossDistribution:
         coins = reports.coins
-        return coins.loss(interval=symmetric.resolution(coins))
+        return coins.loss(interval=symmetric.composition_interval(coins))
 
     def delta_at(eps: float) -> float:
         try:
@@ -180,7 +180,7 @@ class _Crowd:
         if reports.inclusion == 1 and reports.others <= reports.places:
             self._weights = np.ones(1)
             self._left = 0.0
-            ones, zeros = _split(reports.others, reports.others, min(reports.others + 1, most))
+            ones, zeros = _split_into_blocks(reports.others, reports.others, min(reports.others + 1, most))
             self._group = np.zeros(len(ones), np.int64)
             self._users = np.stack([ones, zeros, np.full_like(ones, reports.places - reports.others)], axis=1)
         else:
@@ -206,7 +206,7 @@ class _Crowd:
         lowest, highest = counts[starts], counts[np.append(starts[1:], len(counts)) - 1]
         rows, group = [], []
         for index, (low, high) in enumerate(zip(lowest.tolist(), highest.tolist(), strict=True)):
-            ones, zeros = _split(low, high, min(low + 1, max(1, most // len(starts))))
+            ones, zeros = _split_into_blocks(low, high, min(low + 1, max(1, most // len(starts))))
             rows.append(np.stack([ones, zeros, np.full_like(ones, reports.places - high)], axis=1))
             group.append(np.full(len(ones), index))
         self._users, self._group = np.concatenate(rows), np.concatenate(group)
@@ -229,7 +229,7 @@ class _Crowd:
             raise NotApplicable(f"eps={eps:.6g} is too close to the largest loss")
         saddle = math.log(miss / hit)  # where the best threshold is the mean: P(X = j - 1) / P(X = j) = miss / hit
         steps = saddle * self._std / _APART
-        law = self._law(saddle if self._holds_all_counts or steps > 4 else round(steps) * _APART / self._std)
+        law = self._laws_near_tilt(saddle if self._holds_all_counts or steps > 4 else round(steps) * _APART / self._std)
         excess = hit * law.at[:, :-1] - math.expm1(eps) * (1 - 1e-14) * law.tail[:, 1:]
         best = np.where(law.inside, excess, -np.inf).max(axis=1)
         if not np.isfinite(best).all():
@@ -242,7 +242,7 @@ class _Crowd:
         return numerics.probability(float(worst @ self._weights) * (1 + 1e-12) + self._left)
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - a crowd is kept as long as its laws are
-    def _law(self, tilt: float) -> _Law:
+    def _laws_near_tilt(self, tilt: float) -> _Law:
         """The laws of all blocks near their tilted means.
 
         By an FFT of the tilted laws, e^(tilt j) P(X = j)/M with M = E[e^(tilt X)], each point right to `error`.
@@ -322,7 +322,7 @@ class _Crowd:
         return _Law(at, tail[:, start:stop] * (1 - slack), inside, ends, real, scale)
 
 
-def _split(lowest: int, highest: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
+def _split_into_blocks(lowest: int, highest: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
     """What between `lowest` and `highest` others may hold, in blocks: (fewest ones, fewest zeros) of every block."""
     edges = np.unique(np.round(np.linspace(0, lowest + 1, blocks + 1)).astype(np.int64))
     return edges[:-1], lowest - (edges[1:] - 1)

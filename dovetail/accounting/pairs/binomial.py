@@ -42,9 +42,9 @@ __all__ = [
     "Coins",
     "Hiding",
     "PoissonBinomialPair",
-    "by_limit",
     "clone_counts",
-    "coarser",
+    "clone_counts_by_tail_bounds",
+    "coarsen_counts",
 ]
 
 _MASS_OUTWARD = 1 + 1e-10  # more than the error of interpolation and of a sum
@@ -82,22 +82,22 @@ class BinomialPair:
     @property
     def eps_pure(self) -> float:
         """The largest privacy loss of one fold, rounded up; infinite where the tilt is 1."""
-        return math.inf if self._outward == 1 else 2 * math.atanh(self._outward) * (1 + 4 * ULP)
+        return math.inf if self._tilt_rounded_up == 1 else 2 * math.atanh(self._tilt_rounded_up) * (1 + 4 * ULP)
 
     @property
-    def _outward(self) -> float:
+    def _tilt_rounded_up(self) -> float:
         """The tilt, rounded up by more than any rounding error in tilt s."""
         return min(1.0, self.tilt * _TILT_OUTWARD)
 
     @property
-    def typical(self) -> float:
+    def typical_number_of_coins(self) -> float:
         """About the mean of N, the number of coins that the victim's hides among, its own included."""
         return 1 + max(0.0, self.others - self.exposed * self.prob_exposed)
 
     @property
     def std_loss(self) -> float:
         """About the standard deviation of the privacy loss of one fold: to choose grids by, never for a bound."""
-        return 2 * self.tilt / math.sqrt(self.typical)
+        return 2 * self.tilt / math.sqrt(self.typical_number_of_coins)
 
     def once(self) -> BinomialPair:
         """The pair of one of the copies: one coordinate alone."""
@@ -108,13 +108,13 @@ class BinomialPair:
         if math.isinf(self.eps_pure):
             return np.inf + symmetric.renyi(orders, np.zeros(1), np.ones(1))
         points, mass = _compact_law(self)
-        return self.folds * np.fmin(symmetric.renyi(orders, self._outward * points, mass), self.eps_pure)
+        return self.folds * np.fmin(symmetric.renyi(orders, self._tilt_rounded_up * points, mass), self.eps_pure)
 
     def loss(self, *, interval: float = 1e-4) -> LossDistribution:
         """The privacy loss of all folds, rounded up to multiples of `interval` ("connect the dots")."""
 
         def on(tanh: np.ndarray) -> np.ndarray:
-            return _law_on(self, tanh / self._outward)
+            return _law_on_grid(self, tanh / self._tilt_rounded_up)
 
         return symmetric.composed_loss(on, self.eps_pure, std=self.std_loss, folds=self.folds, interval=interval)
 
@@ -128,7 +128,7 @@ def _numbers_of_coins(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
     half_width = _WIDE * (math.sqrt(trials * prob * (1 - prob)) + 1)
     low = max(0, math.floor(trials * prob - half_width))
     high = min(trials, math.ceil(trials * prob + half_width))
-    stride = math.ceil((high + 1 - low) / max(32, _POINTS / (_WIDE / 2 * math.sqrt(pair.typical) + 64)))
+    stride = math.ceil((high + 1 - low) / max(32, _POINTS / (_WIDE / 2 * math.sqrt(pair.typical_number_of_coins) + 64)))
     starts = np.arange(low, high + 1, stride)
     gone = [np.minimum(starts + stride - 1, high)]
     mass = [np.add.reduceat(numerics.binomial_pmf(np.arange(low, high + 1), trials, prob), starts - low)]
@@ -184,27 +184,27 @@ def _law_in_chunks(pair: BinomialPair) -> Iterator[tuple[np.ndarray, np.ndarray]
     yield np.ones(1), np.full(1, _UNDERFLOW)
 
 
-def _law_on(pair: BinomialPair, grid: np.ndarray) -> np.ndarray:
+def _law_on_grid(pair: BinomialPair, grid: np.ndarray) -> np.ndarray:
     """The law of |s| spread to a grid that starts at 0 and reaches 1, so that the mean of |s| is kept."""
     mass = np.zeros(len(grid))
     for points, probs in _law_in_chunks(pair):
-        mass += symmetric.spread(points, probs, grid)
+        mass += symmetric.spread_to_grid(points, probs, grid)
     return mass
 
 
 @functools.lru_cache(maxsize=64)
-def _compact(others: int, exposed: int, prob_exposed: float) -> tuple[np.ndarray, np.ndarray]:
+def _compact_law_of_coins(others: int, exposed: int, prob_exposed: float) -> tuple[np.ndarray, np.ndarray]:
     """`_compact_law`, kept; w does not depend on the tilt. Its arrays cannot be written to."""
     pair = BinomialPair(others=others, exposed=exposed, prob_exposed=prob_exposed, tilt=0.5)
     if others <= 64:
         points, mass = zip(*_law_in_chunks(pair), strict=True)
         law = np.concatenate(points), np.concatenate(mass)
     else:
-        std = 1 / math.sqrt(pair.typical)
+        std = 1 / math.sqrt(pair.typical_number_of_coins)
         fine = np.arange(0, min(_WIDE * std, 1.0), std / 128)
         coarse = np.geomspace(fine[-1], 1, 2 + math.ceil(-100 * math.log(fine[-1])))
         grid = np.unique(np.concatenate([fine, coarse]))
-        law = grid, _law_on(pair, grid)
+        law = grid, _law_on_grid(pair, grid)
     for array in law:
         array.flags.writeable = False
     return law
@@ -212,7 +212,7 @@ def _compact(others: int, exposed: int, prob_exposed: float) -> tuple[np.ndarray
 
 def _compact_law(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
     """Points |s| and masses of a law that dominates the pair's, few enough to be asked at many orders."""
-    return _compact(pair.others, pair.exposed, pair.prob_exposed)
+    return _compact_law_of_coins(pair.others, pair.exposed, pair.prob_exposed)
 
 
 _TINY = 1e-290  # masses below this are charged, not carried
@@ -222,7 +222,7 @@ _MOST_TRIALS = 2**19  # of a binomial count in one piece
 SOME_COINS = 1000  # coins from which on the law of a count may be bounded and not computed
 _NARROW = 0.03  # deviation over mean of such a count, at the most
 _BERRY_ESSEEN = 0.5600001  # Shevtsova's constant, rounded up
-_PARTS = 4  # counts to one standard deviation in `by_limit`
+_PARTS = 4  # counts to one standard deviation in `clone_counts_by_tail_bounds`
 _DEVIATIONS = (17.0, 6.0)  # how far its counts go below and above the mean
 _SLOPES = 48  # of Chernoff's bound that are tried
 _SHALLOW = 1e-60  # masses below this are charged where there are many coins
@@ -245,7 +245,7 @@ class Coins(NamedTuple):
         """About the standard deviation of the number of heads."""
         return math.sqrt(float((self.probs * (1 - self.probs)) @ self.counts))
 
-    def every(self) -> np.ndarray:
+    def probs_by_user(self) -> np.ndarray:
         """One probability for each user, rising."""
         return np.repeat(self.probs, self.counts)
 
@@ -267,7 +267,7 @@ class PoissonBinomialPair:
     @functools.cached_property
     def laws(self) -> list[tuple[float, CloneCounts]]:
         """For each region its probability, and the law of the number of clones in it, rounded down."""
-        return [(mass, coarser(clone_counts(coins, bounded=self.bounded))) for mass, coins in self.hiding]
+        return [(mass, coarsen_counts(clone_counts(coins, bounded=self.bounded))) for mass, coins in self.hiding]
 
     def delta(self, eps: float) -> float:
         """delta at eps of one coordinate, the same in both directions, rounded up."""
@@ -295,10 +295,10 @@ def clone_counts(coins: Coins | np.ndarray, *, bounded: bool = False) -> CloneCo
     if ((coins.probs < 0) | (coins.probs > 1)).any():
         raise ValueError(f"expected probabilities, got values from {coins.probs.min()} to {coins.probs.max()}")
     if (bounded or coins.counts.sum() > MANY_COINS) and 2 * _PARTS <= coins.std <= _NARROW * coins.mean:
-        return by_limit(coins)
+        return clone_counts_by_tail_bounds(coins)
     if coins.counts.sum() > MANY_COINS:
         return _count_by_classes(coins)
-    probs = coins.every()
+    probs = coins.probs_by_user()
     rows = np.stack([1 - probs, probs], axis=1) if len(probs) else np.ones((1, 1))
     while len(rows) > 1 and rows.shape[1] <= 64:
         if len(rows) % 2:
@@ -307,7 +307,7 @@ def clone_counts(coins: Coins | np.ndarray, *, bounded: bool = False) -> CloneCo
         rows = np.zeros((len(a), 2 * a.shape[1] - 1))
         for j in range(a.shape[1]):
             rows[:, j : j + a.shape[1]] += a[:, j : j + 1] * b
-    return _convolve([_trim(row, 0, 0.0, _TINY) for row in rows], _TINY, len(probs))
+    return _convolve([_trim_light_ends(row, 0, 0.0, _TINY) for row in rows], _TINY, len(probs))
 
 
 def _convolve(parts: list[tuple[np.ndarray, int, float]], least: float, trials: int) -> CloneCounts:
@@ -315,13 +315,15 @@ def _convolve(parts: list[tuple[np.ndarray, int, float]], least: float, trials: 
 
     Arguments:
         parts: of each count the probabilities, the count of the first one, and the mass below it.
-        least: masses below this at the ends are not carried on (`_trim`).
+        least: masses below this at the ends are not carried on (`_trim_light_ends`).
         trials: how many coins there are in all, for the rounding error.
     """
     while len(parts) > 1:
         odd = parts[len(parts) - len(parts) % 2 :]
         pairs = zip(parts[::2], parts[1::2], strict=False)
-        parts = [_trim(np.convolve(a, b), i + j, lost + more, least) for (a, i, lost), (b, j, more) in pairs] + odd
+        parts = [
+            _trim_light_ends(np.convolve(a, b), i + j, lost + more, least) for (a, i, lost), (b, j, more) in pairs
+        ] + odd
     weights, first, below = parts[0]
     outward = 1 + 1e-15 * (trials + 64)
     return CloneCounts(counts=first + np.arange(len(weights)), weights=weights * outward, below=below, above=0.0)
@@ -334,7 +336,7 @@ def _count_by_classes(coins: Coins) -> CloneCounts:
     parts = []
     for probs, counts in zip(np.split(coins.probs, cuts), np.split(coins.counts, cuts), strict=True):
         if len(probs) and (prob := float(probs[0])) > 0:
-            for trials in _portions(int(counts.sum())):
+            for trials in _split_trials(int(counts.sum())):
                 law = binomial_counts(trials, prob, tail=_SHALLOW)
                 weights = law.weights.copy()
                 weights[-1] += law.above
@@ -343,7 +345,7 @@ def _count_by_classes(coins: Coins) -> CloneCounts:
     return _convolve(parts or [(np.ones(1), 0, 0.0)], _SHALLOW, int(coins.counts.sum()))
 
 
-def by_limit(coins: Coins) -> CloneCounts:
+def clone_counts_by_tail_bounds(coins: Coins) -> CloneCounts:
     """`clone_counts` by bounds on the lower tails, on counts that are a fourth of the standard deviation apart.
 
     P(C <= k) is at most Phi((k - mean) / std) + .56 / std (Berry and Esseen's theorem with Shevtsova's constant, as
@@ -376,13 +378,13 @@ def by_limit(coins: Coins) -> CloneCounts:
     return CloneCounts(counts=counts, weights=weights, below=float(fewer[0]) * (1 + 1e-12), above=0.0)
 
 
-def _portions(trials: int) -> list[int]:
+def _split_trials(trials: int) -> list[int]:
     """So many trials cut into portions of at most `_MOST_TRIALS`."""
     whole, rest = divmod(trials, _MOST_TRIALS)
     return [_MOST_TRIALS] * whole + [rest] * (rest > 0)
 
 
-def _trim(masses: np.ndarray, first: int, lost: float, least: float) -> tuple[np.ndarray, int, float]:
+def _trim_light_ends(masses: np.ndarray, first: int, lost: float, least: float) -> tuple[np.ndarray, int, float]:
     """The law without ends whose masses are at most `least` each.
 
     Arguments:
@@ -403,11 +405,11 @@ def _trim(masses: np.ndarray, first: int, lost: float, least: float) -> tuple[np
 
 def _drop_light_ends(law: CloneCounts, least: float) -> CloneCounts:
     """The law without ends whose counts weigh less than this each."""
-    weights, first, below = _trim(law.weights, int(law.counts[0]), law.below, least)
+    weights, first, below = _trim_light_ends(law.weights, int(law.counts[0]), law.below, least)
     return CloneCounts(counts=first + np.arange(len(weights)), weights=weights, below=below, above=0.0)
 
 
-def coarser(law: CloneCounts, *, parts: int = 8) -> CloneCounts:
+def coarsen_counts(law: CloneCounts, *, parts: int = 8) -> CloneCounts:
     """The law on fewer counts, each rounded down: to a part of the standard deviation, in the tails to a whole one.
 
     Arguments:
@@ -415,7 +417,7 @@ def coarser(law: CloneCounts, *, parts: int = 8) -> CloneCounts:
         parts: counts to one standard deviation in the bulk.
     """
     if np.any(np.diff(law.counts) != 1):
-        return law  # as `by_limit` made it
+        return law  # as `clone_counts_by_tail_bounds` made it
     law = _drop_light_ends(law, math.exp(-_DEPTH))
     counts, masses = law.counts, law.weights
     mean = float(counts @ masses) / masses.sum()

@@ -57,22 +57,22 @@ class BlanketCrowd:
     counts: CloneCounts
 
     @functools.cached_property
-    def _draws(self) -> CountedDraws:
+    def _blanket_draws(self) -> CountedDraws:
         return CountedDraws(self.counts.counts, self.counts.weights)
 
     @property
-    def _crowd(self) -> float:
+    def _mean_crowd(self) -> float:
         """The mean number of reports that hide the victim, its own included."""
         return float(self.counts.counts @ self.counts.weights) + 1
 
     def delta(self, eps: float) -> float:
         """delta at eps >= 0, rounded up; the mass below the window of counts is charged as if nobody hid the victim."""
         alpha = math.exp(eps)
-        values, probs = self.frontier.law(alpha)
+        values, probs = self.frontier.law_of_l(alpha)
         if values.max() <= 0:
             return 0.0
-        grid = Grid.of(values, probs, crowd=self._crowd, resolution=_RESOLUTION, most=_MOST_POINTS)
-        excess = blanket_grid.mean_excess(grid, self._draws)
+        grid = Grid.of(values, probs, crowd=self._mean_crowd, resolution=_RESOLUTION, most=_MOST_POINTS)
+        excess = blanket_grid.mean_excess(grid, self._blanket_draws)
         return numerics.probability(excess + self.counts.below * self.frontier.delta_alone(alpha))
 
 

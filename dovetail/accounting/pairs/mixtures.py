@@ -99,11 +99,11 @@ class ShiftLaw:
             whole[start : start + _BLOCK] = tail @ self.weights
         return mass, _relative_error(whole, mass)
 
-    def below(self, x: float) -> float:
+    def mass_below(self, x: float) -> float:
         """P(outcome <= x), to a few roundings."""
         return float(ndtr(x - self.shifts) @ self.weights)
 
-    def above(self, x: float) -> float:
+    def mass_above(self, x: float) -> float:
         """P(outcome > x), to a few roundings, without what is `lost`."""
         return float(ndtr(self.shifts - x) @ self.weights)
 
@@ -113,11 +113,11 @@ class ShiftLaw:
         low, high = float(self.shifts[0]), float(self.shifts[-1]) + _FAR
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = (low, middle) if self.above(middle) <= _NEGLIGIBLE else (middle, high)
+            low, high = (low, middle) if self.mass_above(middle) <= _NEGLIGIBLE else (middle, high)
         return float(self.shifts[0]) - _FAR, high
 
     @functools.cached_property
-    def scale(self) -> tuple[float, float]:
+    def loss_scale(self) -> tuple[float, float]:
         """About the std and the width of the loss under P: to choose a grid by, never for a bound."""
         x = np.linspace(*self.range_of_outcomes, 801)
         losses = self.loss_at(x)
@@ -162,18 +162,18 @@ def loss(law: ShiftLaw, *, interval: float) -> LossDistribution:
 
 def _loss_when_removed(law: ShiftLaw, interval: float) -> Side:
     """The loss of P against Q, rounded up; it rises with the outcome."""
-    cuts = _cuts(law, *law.range_of_outcomes, interval)
+    cuts = _cut_outcomes(law, *law.range_of_outcomes, interval)
     losses, error = law.loss_at(cuts), _loss_error(law, cuts)
     p, p_error = law.masses(cuts)
     q, q_error = _null_masses(cuts)
     at, mass = _move_to_ends(p, q, losses, p_error, q_error + error)
-    at, mass = np.append(at, losses[0]), np.append(mass, law.below(cuts[0]))
-    return _move_to_grid(at + error, mass, law.above(cuts[-1]) * (1 + 1e-9) + law.lost, interval)
+    at, mass = np.append(at, losses[0]), np.append(mass, law.mass_below(cuts[0]))
+    return _move_to_grid(at + error, mass, law.mass_above(cuts[-1]) * (1 + 1e-9) + law.lost, interval)
 
 
 def _loss_when_added(law: ShiftLaw, interval: float) -> Side:
     """The loss of Q against P, rounded up; it falls with the outcome."""
-    cuts = _cuts(law, -_FAR, _FAR, interval)
+    cuts = _cut_outcomes(law, -_FAR, _FAR, interval)
     losses, error = law.loss_at(cuts), _loss_error(law, cuts)
     p, p_error = law.masses(cuts)
     q, q_error = _null_masses(cuts)
@@ -183,7 +183,7 @@ def _loss_when_added(law: ShiftLaw, interval: float) -> Side:
     return _move_to_grid(at + error, mass, tail, interval)
 
 
-def _cuts(law: ShiftLaw, low: float, high: float, interval: float) -> np.ndarray:
+def _cut_outcomes(law: ShiftLaw, low: float, high: float, interval: float) -> np.ndarray:
     """Rising outcomes from low to high, both included, between which the loss grows by about `interval`.
 
     Where they lie exactly matters to tightness alone.

@@ -36,7 +36,7 @@ from dovetail.accounting.pairs.binomial import (
     Hiding,
     PoissonBinomialPair,
     clone_counts,
-    coarser,
+    coarsen_counts,
 )
 from dovetail.accounting.pairs.blanket_pair import BlanketCrowd
 from dovetail.accounting.pairs.symmetric import SymmetricPair
@@ -49,7 +49,7 @@ __all__ = [
     "budget_classes",
     "budget_range",
     "budgets_of",
-    "curve",
+    "delta_curve",
     "halve",
     "hiding_coins",
     "order_of",
@@ -200,7 +200,7 @@ def _fewest_clones(event: Personalized, victims: np.ndarray, far: float = 0.0) -
     return (region(far, lambda eps: 1.0 * (eps <= low)), near) if far else (near,)
 
 
-def _hidings(event: Personalized, victims: np.ndarray) -> list[Hiding]:
+def _ways_to_hide(event: Personalized, victims: np.ndarray) -> list[Hiding]:
     """The ways to hide these victims among clones that are worth asking; each alone is a valid bound."""
     plain = _fewest_clones(event, victims)
     hidings = [plain]
@@ -232,10 +232,10 @@ def _blanket_crowd(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
             own = frontier.randomized_response(high, 1 / event.levels)
     if len(event.eps_locals) > _MANY_USERS:  # one user more or less: the same for all victims
         return BlanketCrowd(own, _draws_for_all(event))
-    return BlanketCrowd(own, _count_draws(event, hiding_coins(event, victims, _floors(event))))
+    return BlanketCrowd(own, _count_draws(event, hiding_coins(event, victims, _common_floors(event))))
 
 
-def _may_bound(event: Personalized) -> bool:
+def _may_bound_counts(event: Personalized) -> bool:
     """Whether laws of counts may be bounded instead of computed: in large crowds, on many coordinates.
 
     Of many coordinates the bulk of each law decides, not its tails. The number of colluders must not matter here, or
@@ -246,10 +246,10 @@ def _may_bound(event: Personalized) -> bool:
 
 def _count_draws(event: Personalized, coins: Coins) -> CloneCounts:
     """The law of the number of draws, on fewer counts: rounded down, which is the safe side."""
-    return coarser(clone_counts(coins, bounded=_may_bound(event)), parts=4)
+    return coarsen_counts(clone_counts(coins, bounded=_may_bound_counts(event)), parts=4)
 
 
-def _floors(event: Personalized) -> ProbsOf:
+def _common_floors(event: Personalized) -> ProbsOf:
     """g_i, rounded down, against a blanket that does not depend on the victim: for any kind but Laplace."""
     if event.kind == "clip_laplace":
         return blanket.clip_laplace_floors
@@ -259,7 +259,7 @@ def _floors(event: Personalized) -> ProbsOf:
 @functools.lru_cache(maxsize=4)
 def _draws_for_all(event: Personalized) -> CloneCounts:
     """The law of the number of draws where the blanket does not depend on the victim, who is taken to hide most."""
-    return _count_draws(event, hiding_coins(event, None, _floors(event)))
+    return _count_draws(event, hiding_coins(event, None, _common_floors(event)))
 
 
 def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, ProbsOf]:
@@ -289,7 +289,7 @@ def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, Pr
 def _estimate_stds(event: Personalized, members: np.ndarray) -> tuple[float, float]:
     """About the std of the loss under Laplace noise (by clones, by a plateau): to choose by, never for a bound."""
     low, high = budget_range(event, members)
-    hiding_users = max(sum(coins.mean for _, coins in hiding) for hiding in _hidings(event, members))
+    hiding_users = max(sum(coins.mean for _, coins in hiding) for hiding in _ways_to_hide(event, members))
     by_clones = 2 * math.tanh(high / 2) / math.sqrt(hiding_users + 1)
     try:
         own, floors = _plateau(event, low, high)
@@ -298,7 +298,7 @@ def _estimate_stds(event: Personalized, members: np.ndarray) -> tuple[float, flo
     return by_clones, own.spread / math.sqrt(hiding_coins(event, members, floors).mean + 1)
 
 
-def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
+def delta_curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
     """The curve of delta that holds for each of these victims on one coordinate, in both directions.
 
     Arguments:
@@ -315,7 +315,7 @@ def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
         if event.kind == "rr" and event.levels == 2:  # whose blanket is the clones', which need no grid
             clones = 0.0
             plateau = math.inf
-        alone = _may_bound(event)
+        alone = _may_bound_counts(event)
         by_blanket = plateau < (_CLEARLY if alone else _SIMILAR) * clones
         by_clones = not by_blanket if alone else clones < _SIMILAR * plateau
     bounds: list[Callable[[float], float]] = []
@@ -323,7 +323,9 @@ def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
         with contextlib.suppress(NotApplicable):
             bounds.append(_blanket_crowd(event, victims).delta)
     if by_clones or not bounds:
-        bounds += [PoissonBinomialPair(hiding, top, _may_bound(event)).delta for hiding in _hidings(event, victims)]
+        bounds += [
+            PoissonBinomialPair(hiding, top, _may_bound_counts(event)).delta for hiding in _ways_to_hide(event, victims)
+        ]
 
     def delta(eps: float) -> float:
         least = 1.0
@@ -345,7 +347,7 @@ def pair(event: Personalized, victims: np.ndarray, *, coarse: bool = False) -> S
     """
     _, top = budget_range(event, victims)
     nodes = symmetric.nodes_for(event.coordinates, coarse=coarse)
-    return symmetric.pair_of(curve(event, victims), eps_pure=top, folds=event.coordinates, nodes=nodes)
+    return symmetric.pair_of(delta_curve(event, victims), eps_pure=top, folds=event.coordinates, nodes=nodes)
 
 
 @functools.lru_cache(maxsize=8)

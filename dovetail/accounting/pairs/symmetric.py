@@ -37,16 +37,16 @@ __all__ = [
     "Nodes",
     "SymmetricPair",
     "composed_loss",
+    "composition_interval",
     "folded_loss",
-    "kinks",
+    "law_of_lower_hull",
     "loss_below",
     "nodes_for",
     "pair_of",
     "renyi",
     "repeated_loss",
-    "resolution",
     "sampled_pair",
-    "spread",
+    "spread_to_grid",
     "upper_envelope",
 ]
 
@@ -121,7 +121,7 @@ class SymmetricPair:
             return self._finite_loss(interval)
 
         def on(tanh: np.ndarray) -> np.ndarray:
-            return spread(self.points, self.mass, tanh)
+            return spread_to_grid(self.points, self.mass, tanh)
 
         return composed_loss(on, self.eps_pure, std=self.std_loss, folds=self.folds, interval=interval)
 
@@ -188,7 +188,7 @@ def loss_below(pair: SymmetricPair, *, interval: float) -> Loss:
     return loss_distributions.self_compose(LossDistribution(interval, (Side(1 - len(mass), probs, 0.0),)), pair.folds)
 
 
-def resolution(pair: Folded) -> float:
+def composition_interval(pair: Folded) -> float:
     """The interval that losses should be composed on: it resolves one fold, or all together if there are too many."""
     if 1 < pair.folds <= _MOST_FOLDS:
         return min(1e-3, pair.std_loss / _PARTS)
@@ -203,11 +203,11 @@ def repeated_loss(pair: Folded, times: int) -> Loss:
         times: how many rounds there are.
     """
     whole = pair.std_loss * math.sqrt(pair.folds * times)
-    loss = folded_loss(pair, interval=max(resolution(pair), whole * _DEVIATIONS / _MOST_LOSSES))
+    loss = folded_loss(pair, interval=max(composition_interval(pair), whole * _DEVIATIONS / _MOST_LOSSES))
     return loss_distributions.self_compose(loss, times) if times > 1 else loss
 
 
-def spread(points: np.ndarray, mass: np.ndarray, grid: np.ndarray) -> np.ndarray:
+def spread_to_grid(points: np.ndarray, mass: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """A law of |s| moved to a grid: each mass goes to the two neighbours of its point, so that its mean is kept.
 
     Arguments:
@@ -283,7 +283,7 @@ def composed_loss(
     upward, downward = half * (1 + tanh), half * (1 - tanh)
     probs = np.concatenate([downward[:0:-1], upward[:1] + downward[:1], upward[1:]])
     lowest, probs, infinite = _self_compose(probs, folds)
-    lowest, probs = _coarsen(lowest, probs, parts, interval)
+    lowest, probs = _coarsen_grid(lowest, probs, parts, interval)
     return LossDistribution(interval, (Side(lowest, probs, infinite),))
 
 
@@ -299,7 +299,7 @@ def _self_compose(probs: np.ndarray, folds: int) -> tuple[int, np.ndarray, float
     half_width = len(probs) // 2
     if folds == 1:
         return -half_width, probs, 0.0
-    first, last = _chernoff(probs, folds)
+    first, last = _chernoff_range(probs, folds)
     size = last - first + 1
     length = next_fast_len(max(size, len(probs)), real=True)
     summed, error = numerics.law_of_sum([(probs, folds)], length)
@@ -307,7 +307,7 @@ def _self_compose(probs: np.ndarray, folds: int) -> tuple[int, np.ndarray, float
     return first, summed, _TAIL * (1 + 1e-6) + math.sqrt(length) * error  # of all points together
 
 
-def _chernoff(probs: np.ndarray, folds: int) -> tuple[int, int]:
+def _chernoff_range(probs: np.ndarray, folds: int) -> tuple[int, int]:
     """(first, last) index between which the sum of `folds` losses stays, but for a probability of `_TAIL`."""
     half_width = len(probs) // 2
     index = np.arange(-half_width, half_width + 1)
@@ -326,7 +326,7 @@ def _chernoff(probs: np.ndarray, folds: int) -> tuple[int, int]:
     return -bound(-1), bound(1)
 
 
-def _coarsen(lowest: int, probs: np.ndarray, parts: int, interval: float) -> tuple[int, np.ndarray]:
+def _coarsen_grid(lowest: int, probs: np.ndarray, parts: int, interval: float) -> tuple[int, np.ndarray]:
     """Spread losses on multiples of interval/parts to multiples of interval, keeping the masses of P and of Q.
 
     Both in and out, `lowest` is the index of the first probability, in units of the grid it is on.
@@ -356,7 +356,7 @@ class Nodes(NamedTuple):
     ratio: float  # of one eps to the one before it, beyond `middle_to`
     least: float = 1e-290  # stands for every delta that may have underflowed, or that does not matter
 
-    def at(self, std: float, eps_pure: float) -> np.ndarray:
+    def eps_nodes(self, std: float, eps_pure: float) -> np.ndarray:
         """The eps to ask about, rising between 0 and `eps_pure`, when the loss has about this standard deviation."""
         std = min(std, eps_pure / 4)
         steps = [np.arange(self.fine, self.fine_to, self.fine), np.arange(self.fine_to, self.middle_to, self.middle)]
@@ -407,14 +407,14 @@ def pair_of(
         raise NotApplicable(f"no pair for a report with a loss of {eps_pure:.4g}")
     least = nodes.least if least is None else least
     eps, deltas = [0.0], [delta_at(0.0)]
-    for node in nodes.at(math.sqrt(2 * math.pi) * deltas[0], eps_pure):  # of a Gaussian loss, its deviation
+    for node in nodes.eps_nodes(math.sqrt(2 * math.pi) * deltas[0], eps_pure):  # of a Gaussian loss, its deviation
         eps.append(float(node))
         deltas.append(max(delta_at(float(node)), least))
         if deltas[-1] <= least:
             break
     eps.append(eps_pure)
     deltas.append(0.0)
-    return _pair(np.tanh(np.array(eps) / 2) * (1 + 1e-15), np.array(deltas) / (1 + np.exp(eps)), folds)
+    return _pair_of_lower_hull(np.tanh(np.array(eps) / 2) * (1 + 1e-15), np.array(deltas) / (1 + np.exp(eps)), folds)
 
 
 def sampled_pair(
@@ -440,7 +440,7 @@ def sampled_pair(
     _validate.in_interval(0, 1, prob=prob)
     _validate.positive(prob=prob, eps_pure=min(eps_pure, LARGEST_LOSS), std=std)
     eps, deltas = [0.0], [delta_at(0.0) * prob]
-    inner = nodes.at(std, min(eps_pure, _LARGEST_EXPONENT))
+    inner = nodes.eps_nodes(std, min(eps_pure, _LARGEST_EXPONENT))
     inner = np.append(inner, eps_pure) if eps_pure < _LARGEST_EXPONENT else inner
     end = 1.0
     for node, outer in zip(inner, _sampled_loss(prob, inner) * (1 + 8 * numerics.ULP), strict=True):
@@ -455,7 +455,7 @@ def sampled_pair(
             break
     t = np.append(np.tanh(np.array(eps) / 2) * (1 + 2e-15), end)
     excess = np.append(np.array(deltas) * (1 + 4 * numerics.ULP) / (1 + np.exp(eps)), 0.0)
-    return _pair(t, excess, folds=1)
+    return _pair_of_lower_hull(t, excess, folds=1)
 
 
 def _sampled_loss(prob: float, loss: np.ndarray) -> np.ndarray:
@@ -466,12 +466,12 @@ def _sampled_loss(prob: float, loss: np.ndarray) -> np.ndarray:
     return np.log1p(prob * np.expm1(loss))
 
 
-def _pair(t: np.ndarray, excess: np.ndarray, folds: int) -> SymmetricPair:
+def _pair_of_lower_hull(t: np.ndarray, excess: np.ndarray, folds: int) -> SymmetricPair:
     """The pair of the lower hull of points (t, E[(s - t)_+]) at rising t >= 0; its arrays cannot be written to.
 
     The first t is 0, the last the largest |s|: 1 where a loss may be infinite.
     """
-    points, mass = kinks(t, excess)
+    points, mass = law_of_lower_hull(t, excess)
     for array in (points, mass):
         array.flags.writeable = False
     last = float(points[-1])
@@ -490,11 +490,11 @@ def upper_envelope(first: SymmetricPair, second: SymmetricPair) -> SymmetricPair
     t = np.unique(np.concatenate([[0.0], first.points, second.points]))
     excess = np.maximum(first.excess(t), second.excess(t)) * (1 + 1e-13)
     excess[-1] = 0.0
-    points, mass = kinks(t, excess)
+    points, mass = law_of_lower_hull(t, excess)
     return SymmetricPair(points=points, mass=mass, eps_pure=max(first.eps_pure, second.eps_pure), folds=first.folds)
 
 
-def kinks(t: np.ndarray, excess: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def law_of_lower_hull(t: np.ndarray, excess: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The law of |s| whose E[(s - t)_+] is the lower convex hull of these points, rounded up.
 
     For t < 0 the points are mirrored: E[(s + t)_+] = t + E[(s - t)_+].

@@ -40,7 +40,7 @@ __all__ = [
     "eps",
     "local",
     "loss",
-    "most_reports",
+    "most_sampled_coordinates",
     "overflow_delta",
     "pair",
     "renyi",
@@ -94,8 +94,8 @@ def pair(event: Crowd) -> BinomialPair:
             return BinomialPair(
                 others=others,
                 exposed=others,
-                prob_exposed=_round_up(tilt),
-                tilt=_round_up(tilt),
+                prob_exposed=_round_prob_up(tilt),
+                tilt=_round_prob_up(tilt),
                 folds=event.coordinates,
             )
         case PaddedBernoulli(inclusion=inclusion):
@@ -103,8 +103,8 @@ def pair(event: Crowd) -> BinomialPair:
             return BinomialPair(
                 others=event.pad_to - event.colluders - 1,
                 exposed=event.honest - 1,
-                prob_exposed=_round_up(inclusion * tilt),
-                tilt=_round_up(inclusion * tilt),
+                prob_exposed=_round_prob_up(inclusion * tilt),
+                tilt=_round_prob_up(inclusion * tilt),
                 folds=event.coordinates,
             )
         case PaddedTopk(top=top):
@@ -118,8 +118,8 @@ def pair(event: Crowd) -> BinomialPair:
             return BinomialPair(
                 others=event.pad_to - event.colluders - 1,
                 exposed=min(event.num_users, event.pad_to) - event.colluders - 1,
-                prob_exposed=_round_up(tilt),
-                tilt=_round_up(tilt),
+                prob_exposed=_round_prob_up(tilt),
+                tilt=_round_prob_up(tilt),
                 folds=2 * top if surplus else top,
             )
 
@@ -245,7 +245,7 @@ def local(event: Crowd, *, delta: float = 0.0) -> Bound:
     eps_local = event.report.eps_local
     match event:
         case PaddedBernoulli():
-            reports = most_reports(event, delta=delta)
+            reports = most_sampled_coordinates(event, delta=delta)
             return Bound(eps=reports * eps_local * _OUTWARD, delta=delta, proof=LOCAL.proof)
         case PaddedTopk():
             _require_binary(event.report)
@@ -274,7 +274,7 @@ def overflow_delta(event: Crowd) -> float:
     return 0.0
 
 
-def most_reports(event: PaddedBernoulli, *, delta: float) -> int:
+def most_sampled_coordinates(event: PaddedBernoulli, *, delta: float) -> int:
     """The smallest k_max with P[Bin(coordinates, inclusion) > k_max] <= delta.
 
     Arguments:
@@ -299,7 +299,7 @@ def _require_crowd(event: Crowd) -> None:
 
 def resolution(event: Crowd) -> float:
     """The interval of privacy losses that one round with everyone should be composed on."""
-    return symmetric.resolution(_exact_pair(event) or pair(event))
+    return symmetric.composition_interval(_exact_pair(event) or pair(event))
 
 
 def _is_binary(report: Report) -> bool:
@@ -315,7 +315,7 @@ def _require_binary(report: Report) -> None:
         )
 
 
-def _round_up(prob: float) -> float:
+def _round_prob_up(prob: float) -> float:
     """A probability rounded up by more than the error of tanh."""
     return min(1.0, prob * (1 + 1e-15))
 

@@ -65,11 +65,11 @@ class GaussianRelease(Release[Gaussian]):
         noise = dp_event.GaussianDpEvent(1 / self.event.mu)
         match self.event.neighbors, sampling:
             case _, Everyone():
-                return _renyi(noise, orders)
+                return _renyi_by_dp_accounting(noise, orders)
             case Neighbors.ADD_REMOVE, Poisson(prob=prob):
-                return _renyi(dp_event.PoissonSampledDpEvent(prob, noise), orders)
+                return _renyi_by_dp_accounting(dp_event.PoissonSampledDpEvent(prob, noise), orders)
             case Neighbors.REPLACE_ONE, FixedSize(size=size, population=population):
-                return _renyi(
+                return _renyi_by_dp_accounting(
                     dp_event.SampledWithoutReplacementDpEvent(population, size, noise), orders, add_remove=False
                 )
         return super().renyi(sampling, orders)
@@ -129,10 +129,10 @@ class GaussianRelease(Release[Gaussian]):
         noise = self.event
         match participation:
             case FixedSize(size=size, population=population) if size < population:
-                return self._of_replaced(participation, min(users, population))
+                return self._of_replaced_users(participation, min(users, population))
             case Poisson(prob=prob) if 0 < prob < 1:
                 if noise.neighbors is Neighbors.REPLACE_ONE:
-                    return self._of_replaced(participation, users)
+                    return self._of_replaced_users(participation, users)
                 if not noise.std > 0:
                     return None
                 joined = SampledSubject(
@@ -142,7 +142,7 @@ class GaussianRelease(Release[Gaussian]):
         sensitivity = noise.sensitivity * users * _UP
         return Round(mechanism=dataclasses.replace(noise, sensitivity=sensitivity), participation=participation)
 
-    def _of_replaced(self, participation: Participation, users: int) -> Round | None:
+    def _of_replaced_users(self, participation: Participation, users: int) -> Round | None:
         """A sampled round in which so many users are replaced at once; None under add-remove, or without noise.
 
         Under replacement the sensitivity is twice the clip norm.
@@ -163,7 +163,7 @@ class LaplaceRelease(Release[Laplace]):
         if not isinstance(sampling, Everyone):
             return super().renyi(sampling, orders)
         query = dp_event.LaplaceDpEvent(self.event.scale / self.event.sensitivity)
-        return self.event.count * _renyi(query, orders)
+        return self.event.count * _renyi_by_dp_accounting(query, orders)
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """The loss of all queries together with everyone, rounded up; refuses samples."""
@@ -230,13 +230,15 @@ def _neighboring_relation(add_remove: bool) -> privacy_accountant.NeighboringRel
     return relations.ADD_OR_REMOVE_ONE if add_remove else relations.REPLACE_ONE
 
 
-def _renyi(event: dp_event.DpEvent, orders: tuple[float, ...], *, add_remove: bool = True) -> np.ndarray:
+def _renyi_by_dp_accounting(
+    event: dp_event.DpEvent, orders: tuple[float, ...], *, add_remove: bool = True
+) -> np.ndarray:
     """dp-accounting's Renyi divergences at these orders, rounded up; infinite where it gives none.
 
     Those of sampled releases are logarithms of sums, right to about 1e-13: where little is lost they may be negative.
     """
     accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=_neighboring_relation(add_remove))
-    with _quietly(), np.errstate(all="ignore"):
+    with _silence_order_warnings(), np.errstate(all="ignore"):
         try:
             divergences = np.asarray(accountant.compose(event).rdp, dtype=float)
         except ValueError:  # the logarithm of what underflowed
@@ -248,7 +250,7 @@ def _renyi(event: dp_event.DpEvent, orders: tuple[float, ...], *, add_remove: bo
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _silence_order_warnings() -> Iterator[None]:
     """Silence dp-accounting's warnings about orders that it leaves out, which cost tightness and nothing else."""
     logger = logging.getLogger("absl")
     before = logger.level

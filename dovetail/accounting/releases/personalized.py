@@ -46,7 +46,7 @@ _GROUPS = (  # (up to so many users, so many groups)
 )
 
 
-def _victims(event: Personalized, victim: int | None) -> tuple[np.ndarray, ...]:
+def _groups_of_victims(event: Personalized, victim: int | None) -> tuple[np.ndarray, ...]:
     """Groups of users, as indices, of whom one may be the victim: this one alone, or (None) everybody."""
     if victim is None:
         return personal.victim_groups(event)
@@ -60,13 +60,13 @@ def pairs(event: Personalized, victim: int | None = None) -> tuple[SymmetricPair
     Groups whose loss is clearly not the largest are asked at fewer eps. A pair that another one dominates, or would if
     it were a little larger, is left out.
     """
-    return _pairs(event, victim)
+    return _pairs_by_group(event, victim)
 
 
 @functools.lru_cache(maxsize=16)
-def _pairs(event: Personalized, victim: int | None) -> tuple[SymmetricPair, ...]:
+def _pairs_by_group(event: Personalized, victim: int | None) -> tuple[SymmetricPair, ...]:
     """`pairs`, kept: first roughly for every group, then exactly for those whose loss may be the largest."""
-    groups = list(_victims(event, victim))
+    groups = list(_groups_of_victims(event, victim))
     if len(groups) == 1:
         return (personal.pair(event, groups[0]),)
     rough = [personal.pair(event, members, coarse=True) for members in groups]
@@ -95,17 +95,17 @@ def _halve_worst(event: Personalized, groups: list[np.ndarray], rough: list[Symm
     orders = _TAILS if event.coordinates < symmetric.MANY_FOLDS else _TAILS[:1]
     for order in orders:
         for _ in range(_MOST_HALVED):
-            worst = max(range(len(groups)), key=lambda index: _spread(rough[index], order))
+            worst = max(range(len(groups)), key=lambda index: _std_of_one_fold(rough[index], order))
             halves = personal.halve(event, groups[worst])
             if len(halves) == 1:
                 break
             pairs = [personal.pair(event, members, coarse=True) for members in halves]
-            if max(_spread(pair, order) for pair in pairs) > _WORTH * _spread(rough[worst], order):
+            if max(_std_of_one_fold(pair, order) for pair in pairs) > _WORTH * _std_of_one_fold(rough[worst], order):
                 break
             groups[worst : worst + 1], rough[worst : worst + 1] = halves, pairs
 
 
-def _spread(pair: SymmetricPair, order: float) -> float:
+def _std_of_one_fold(pair: SymmetricPair, order: float) -> float:
     """About the std of one fold's loss; at orders above 1 that of a Gaussian loss with the same Renyi divergence.
 
     The larger the order, the more the tail counts. To compare groups by, never for a bound.
@@ -116,7 +116,9 @@ def _spread(pair: SymmetricPair, order: float) -> float:
 def delta(event: Personalized, *, eps: float, victim: int | None = None) -> float:
     """delta at eps of one coordinate, rounded up: of this victim, or (None) the largest of all users."""
     _validate.non_negative(eps=eps)
-    return max(numerics.probability(personal.curve(event, members)(eps)) for members in _victims(event, victim))
+    return max(
+        numerics.probability(personal.delta_curve(event, members)(eps)) for members in _groups_of_victims(event, victim)
+    )
 
 
 def renyi(event: Personalized, orders: np.ndarray, victim: int | None = None) -> np.ndarray:
@@ -130,7 +132,7 @@ def renyi(event: Personalized, orders: np.ndarray, victim: int | None = None) ->
     try:
         divergences[usable] = np.max([pair.renyi(orders[usable]) for pair in pairs(event, victim)], axis=0)
     except NotApplicable:  # budgets beyond all crowds: no divergence is above the largest loss
-        divergences[usable] = _pure(event, victim)
+        divergences[usable] = _pure_eps(event, victim)
     return divergences
 
 
@@ -148,21 +150,21 @@ def eps(event: Personalized, *, delta: float, victim: int | None = None) -> Boun
     """
     _validate.in_open_interval(0, 1, delta=delta)
     if event.coordinates == 1:
-        return _one_coordinate(event, delta, victim)
+        return _eps_of_one_coordinate(event, delta, victim)
     try:
-        value = min(_pure(event, victim), max(_compose_rounds(pair, delta) for pair in pairs(event, victim)))
+        value = min(_pure_eps(event, victim), max(_compose_rounds(pair, delta) for pair in pairs(event, victim)))
     except NotApplicable:
-        return Bound(eps=_pure(event, victim), delta=delta, proof=crowds.LOCAL.proof)
+        return Bound(eps=_pure_eps(event, victim), delta=delta, proof=crowds.LOCAL.proof)
     return Bound(eps=value, delta=delta, proof=_HIDING.then(PRIVACY_LOSS))
 
 
-def _pure(event: Personalized, victim: int | None) -> float:
+def _pure_eps(event: Personalized, victim: int | None) -> float:
     """The pure eps that holds without a crowd: the largest budget, times the coordinates."""
     budgets = event.eps_locals if victim is None else event.eps_locals[victim : victim + 1]
     return event.coordinates * max(budgets)
 
 
-def _one_coordinate(event: Personalized, delta: float, victim: int | None) -> Bound:
+def _eps_of_one_coordinate(event: Personalized, delta: float, victim: int | None) -> Bound:
     """The eps at delta of one coordinate: by the curve of delta itself, which is tighter than a pair made from it.
 
     The worst group is halved as long as its users differ.
@@ -170,9 +172,9 @@ def _one_coordinate(event: Personalized, delta: float, victim: int | None) -> Bo
 
     def eps_of(members: np.ndarray) -> tuple[float, np.ndarray]:
         _, top = budget_range(event, members)
-        return smallest_eps(personal.curve(event, members), delta=delta, high=top, tolerance=1e-7), members
+        return smallest_eps(personal.delta_curve(event, members), delta=delta, high=top, tolerance=1e-7), members
 
-    answers = [eps_of(members) for members in _victims(event, victim)]
+    answers = [eps_of(members) for members in _groups_of_victims(event, victim)]
     while True:
         worst = max(range(len(answers)), key=lambda index: answers[index][0])
         halves = personal.halve(event, answers[worst][1])
@@ -256,7 +258,7 @@ class PersonalizedRelease(Release[Personalized]):
     @property
     def resolution(self) -> float:
         """The interval that a round should be composed on for the victim with the largest loss."""
-        return symmetric.resolution(max(pairs(self.event), key=lambda pair: pair.std_loss))
+        return symmetric.composition_interval(max(pairs(self.event), key=lambda pair: pair.std_loss))
 
     def scale(self, sampling: Sampling) -> Scale:
         """About the std of all coordinates and the width of one, for the victim with the largest loss."""
@@ -266,7 +268,7 @@ class PersonalizedRelease(Release[Personalized]):
     @property
     def pure_eps(self) -> float:
         """The largest budget, times the coordinates: the local guarantee, which shuffling cannot worsen."""
-        return _pure(self.event, None)
+        return _pure_eps(self.event, None)
 
     def equal_rounds(self, sampling: Sampling, times: int) -> Curve:
         """The curve of one coordinate in one round, which need not compose and is tighter; refuses anything more."""

@@ -20,7 +20,7 @@ from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.statements import Bound, NotApplicable, Theorem
 
-__all__ = ["PRIVUNIT", "Cap", "best", "cap_mass", "eps", "mean_projection", "noise_std"]
+__all__ = ["PRIVUNIT", "Cap", "cap_mass", "eps", "least_variance_cap", "mean_projection", "noise_std"]
 
 PRIVUNIT = Theorem(
     key="PrivUnit",
@@ -84,7 +84,7 @@ def _log_first_moment(dim: int, threshold: float) -> float:
 
 def eps(cap: Cap) -> Bound:
     """The pure eps of one report, rounded up."""
-    mass = _mass(cap)
+    mass = _require_cap_mass(cap)
     up = math.log(cap.prob) - math.log1p(-cap.prob) + math.log1p(-mass) - math.log(mass)
     if up >= 0:
         return Bound(eps=up * (1 + 1e-14) + 1e-15, delta=0.0, proof=PRIVUNIT.proof)
@@ -93,7 +93,7 @@ def eps(cap: Cap) -> Bound:
     return Bound(eps=numerics.eps_bound(down) * (1 + 1e-14) + 1e-15, delta=0.0, proof=PRIVUNIT.proof)
 
 
-def _mass(cap: Cap) -> float:
+def _require_cap_mass(cap: Cap) -> float:
     """`cap_mass` of this cap, rounded down; refuses a cap whose mass underflows."""
     mass = cap_mass(dim=cap.dim, threshold=cap.threshold)
     if mass == 0:
@@ -105,7 +105,7 @@ def _mass(cap: Cap) -> float:
 
 def mean_projection(cap: Cap) -> float:
     """m, the mean of <report, u>: the report divided by m is an unbiased estimate of u."""
-    mass = _mass(cap) / _DOWN
+    mass = _require_cap_mass(cap) / _DOWN
     return math.exp(_log_first_moment(cap.dim, cap.threshold)) * (cap.prob / mass - (1 - cap.prob) / (1 - mass))
 
 
@@ -114,7 +114,7 @@ def noise_std(cap: Cap) -> float:
     return math.sqrt(1 / mean_projection(cap) ** 2 - 1)
 
 
-def best(*, dim: int, eps_local: float) -> Cap:
+def least_variance_cap(*, dim: int, eps_local: float) -> Cap:
     """The cap and the probability with the least variance at this eps.
 
     Arguments:

@@ -61,7 +61,7 @@ def binomial_draws(users: int, prob: float) -> NumberDrawn:
     """The law of how many of so many users a Poisson sample has: Bin(users, prob), 0 < prob < 1."""
     _validate.in_open_interval(0, 1, prob=prob)
     error = float(numerics.binomial_outward(users)) - 1
-    return _without_rare(numerics.binomial_pmf(np.arange(users + 1), users, prob), error)
+    return _drop_rare(numerics.binomial_pmf(np.arange(users + 1), users, prob), error)
 
 
 def hypergeometric_draws(users: int, sampling: FixedSize) -> NumberDrawn:
@@ -85,10 +85,10 @@ def hypergeometric_draws(users: int, sampling: FixedSize) -> NumberDrawn:
         ratios += np.log(np.maximum(marked - count, 0) / (unmarked - users + count + 1))
     law = np.exp(log_none + np.concatenate([[0.0], np.cumsum(ratios)]))
     error = 16 * ULP * (users + 16) * (1 + abs(log_none) + math.log(population))
-    return _without_rare(law if users <= others else law[::-1], error)
+    return _drop_rare(law if users <= others else law[::-1], error)
 
 
-def _without_rare(law: np.ndarray, error: float) -> NumberDrawn:
+def _drop_rare(law: np.ndarray, error: float) -> NumberDrawn:
     """The law up to the largest number of users whose upper tail is above `_RAREST`; the rest is `rare`."""
     above = np.cumsum(law[::-1])[::-1]
     last = int(np.count_nonzero(above > _RAREST))
@@ -198,7 +198,7 @@ def _log_weights(weights: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=64)
-def _pair(event: ReplacedUsers, sampling: Poisson | FixedSize) -> SymmetricPair:
+def _dominating_pair(event: ReplacedUsers, sampling: Poisson | FixedSize) -> SymmetricPair:
     """The dominating pair of one round on such a sample, in both directions; kept."""
     shift = event.clip_norm / event.std * _UP
     if isinstance(sampling, Poisson):
@@ -208,13 +208,13 @@ def _pair(event: ReplacedUsers, sampling: Poisson | FixedSize) -> SymmetricPair:
         count = hypergeometric_draws(event.users, sampling)
         delta = fixed_size_delta
         shift = 2 * shift
-    _require_small(count, shift)
+    _require_small_shift(count, shift)
     delta_at = functools.partial(delta, count, shift)
     about_std = math.sqrt(2 * math.pi) * delta_at(0.0)  # of the loss, as if it were Gaussian
     return sampled_pair(delta_at, prob=1.0, eps_pure=math.inf, std=about_std, nodes=_NODES)
 
 
-def _require_small(count: NumberDrawn, shift: float) -> None:
+def _require_small_shift(count: NumberDrawn, shift: float) -> None:
     """Refuse a sum that all users drawn could shift by more than `_LARGEST_SHIFT` standard deviations."""
     if not (len(count.weights) - 1) * shift <= _LARGEST_SHIFT:
         raise NotApplicable(
@@ -237,13 +237,13 @@ class ReplacedUsersRelease(Release[ReplacedUsers]):
         """
         if not isinstance(sampling, Poisson | FixedSize):
             return super().losses(sampling, interval)
-        return (_pair(self.event, sampling).loss(interval=interval),)
+        return (_dominating_pair(self.event, sampling).loss(interval=interval),)
 
     def scale(self, sampling: Sampling) -> Scale:
         """Std and width of the loss of its pair, to choose a grid by; losses rarer than `_SEEN` do not count."""
         if isinstance(sampling, Everyone):
             raise NotApplicable("users that are all in the sum are a Gaussian release")
-        pair = _pair(self.event, sampling)
+        pair = _dominating_pair(self.event, sampling)
         above = np.cumsum(pair.mass[::-1])[::-1]
         points = pair.points[(above > _SEEN) & (pair.points < 1)]
         return Scale(std=pair.std_loss, width=max(2 * math.atanh(float(points[-1])), 1e-15), sums=1)

@@ -26,11 +26,11 @@ from dovetail.statements import NotApplicable, Spent, Theorem
 __all__ = [
     "SELECTION",
     "BestTrialRelease",
-    "best_of",
     "expected_trials",
     "gamma_for",
     "most_trials",
     "number_of_trials",
+    "renyi_of_best",
 ]
 
 SELECTION = Theorem(
@@ -45,7 +45,7 @@ _NOTHING = Decimal("1e-50")  # of the law, where its sum ends
 _OFF = 1e-45  # more than what all roundings and the end of the sum do, over the squared number of terms
 
 
-def best_of(orders: np.ndarray, divergences: np.ndarray, *, eta: float, gamma: float) -> np.ndarray:
+def renyi_of_best(orders: np.ndarray, divergences: np.ndarray, *, eta: float, gamma: float) -> np.ndarray:
     """The Renyi divergence of the best of K trials at every order, from that of one trial at the same orders.
 
     Arguments:
@@ -58,7 +58,7 @@ def best_of(orders: np.ndarray, divergences: np.ndarray, *, eta: float, gamma: f
         Never below the exact divergence, for any number of outputs and any order of them; rounded up.
         Never below the divergence of one trial.
     """
-    _check(eta, gamma)
+    _check_law(eta, gamma)
     orders, divergences = np.asarray(orders, dtype=float), np.asarray(divergences, dtype=float)
     if not (orders > 1).all():
         raise ValueError(f"expected every order > 1, got orders={orders.tolist()}")
@@ -71,7 +71,7 @@ def best_of(orders: np.ndarray, divergences: np.ndarray, *, eta: float, gamma: f
 
 def expected_trials(*, eta: float, gamma: float) -> float:
     """The mean number of trials, E[K], for eta > -1 and 0 < gamma < 1."""
-    _check(eta, gamma)
+    _check_law(eta, gamma)
     log = math.log(gamma)
     if abs(eta * log) < 1e-6:  # eta / (1 - gamma^eta) is close to -1/log(gamma) (1 - eta log(gamma) / 2)
         return (1 - gamma) / gamma * (1 - eta * log / 2 + 1e-12) / -log
@@ -102,7 +102,7 @@ def number_of_trials(uniform: float | Fraction, *, eta: float, gamma: float) -> 
         eta: the shape of the law.
         gamma: its other parameter.
     """
-    _check(eta, gamma)
+    _check_law(eta, gamma)
     if not 0 <= uniform < 1:
         raise ValueError(f"expected 0 <= uniform < 1, got uniform={uniform!r}")
     with localcontext(prec=_DIGITS):
@@ -127,11 +127,11 @@ def number_of_trials(uniform: float | Fraction, *, eta: float, gamma: float) -> 
 
 def most_trials(*, eta: float, gamma: float) -> float:
     """An upper bound on what `number_of_trials` returns: beyond it next to nothing of the law is left."""
-    _check(eta, gamma)
+    _check_law(eta, gamma)
     return 150 * (1 + abs(eta)) / gamma
 
 
-def _check(eta: float, gamma: float) -> None:
+def _check_law(eta: float, gamma: float) -> None:
     """Refuse parameters that are not of the law: eta > -1, 0 < gamma < 1."""
     _validate.finite(eta=eta)
     if not eta > -1:
@@ -174,7 +174,7 @@ class BestTrialRelease(Release[BestTrial]):
                     raise NotApplicable("private selection needs trials that spend nothing of delta beside their noise")
                 total += repeated.times * release.renyi(repeated.sampling, orders)
             trial = np.maximum(trial, total)
-        return best_of(np.asarray(orders), trial * (1 + 64 * ULP), eta=self.event.eta, gamma=self.event.gamma)
+        return renyi_of_best(np.asarray(orders), trial * (1 + 64 * ULP), eta=self.event.eta, gamma=self.event.gamma)
 
     def delta_spent(self, eps: float) -> tuple[Spent, ...]:
         """What it costs that K is drawn with finitely many digits: (1 + e^eps) times how far its law is off."""

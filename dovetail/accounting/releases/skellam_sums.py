@@ -2,8 +2,9 @@
 
 Vectors are clipped to `clip_norm`, scaled and rounded to integers of bounded norm (`rounded_norm`); the noise that the
 adversary does not know has variance `noise_variance`. That costs a Gaussian and Skellam's distance from it
-(`divergence`), or Skellam's Renyi divergence, whichever is less. What a sum by shares of which one aggregator is
-honest shows is no more than that sum (docs/proofs/secagg.md); `split_and_mix` adds how far mixed shares are from it.
+(`divergence_from_gaussian`), or Skellam's Renyi divergence, whichever is less. What a sum by shares of which one
+aggregator is honest shows is no more than that sum (docs/proofs/secagg.md); `split_and_mix` adds how far mixed shares
+are from it.
 
 **The distance from a Gaussian** that is rounded to whole numbers (docs/proofs/skellam.md). For whole x,
 x + round(N(0, s^2)) is what rounding makes of x + N(0, s^2). Skellam noise of variance v is as if it were that with
@@ -35,8 +36,8 @@ __all__ = [
     "SECAGG",
     "SKELLAM",
     "SkellamRelease",
-    "divergence",
-    "near",
+    "divergence_from_gaussian",
+    "gaussian_near",
     "near_gaussian",
     "renyi",
     "rounded_norm",
@@ -70,7 +71,7 @@ def renyi(event: SkellamNoise, orders: np.ndarray) -> np.ndarray:
     return _skellam_renyi(sensitivity(event), event.coordinates, event.noise_variance, np.asarray(orders, dtype=float))
 
 
-def near(event: SkellamNoise) -> NearGaussian:
+def gaussian_near(event: SkellamNoise) -> NearGaussian:
     """The Gaussian release that one sum is close to, all coordinates; `NotApplicable` below a variance of 100."""
     return near_gaussian(sensitivity=sensitivity(event), coordinates=event.coordinates, variance=event.noise_variance)
 
@@ -138,14 +139,14 @@ class SkellamRelease(Release[_Sum]):
     def near_gaussian(self) -> NearGaussian | None:
         """The Gaussian release that the sum is close to; None where there is too little noise for that."""
         with contextlib.suppress(NotApplicable):
-            return near(self.event)
+            return gaussian_near(self.event)
         return None
 
     @property
-    def _noise(self) -> GaussianRelease:
+    def _gaussian_release(self) -> GaussianRelease:
         """The release of the Gaussian that the sum is close to; `NotApplicable` where there is too little noise."""
         moved = sensitivity(self.event)
-        std = moved / near(self.event).mu
+        std = moved / gaussian_near(self.event).mu
         return GaussianRelease(Gaussian(std=std, sensitivity=moved, neighbors=self.neighbors))
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
@@ -155,11 +156,11 @@ class SkellamRelease(Release[_Sum]):
         is convex. Everything else is refused: with everyone `near_gaussian` itself says all.
         """
         is_poisson = isinstance(sampling, Poisson)
-        return self._noise.losses(sampling, interval) if is_poisson else super().losses(sampling, interval)
+        return self._gaussian_release.losses(sampling, interval) if is_poisson else super().losses(sampling, interval)
 
     def scale(self, sampling: Sampling) -> Scale | None:
         """The scale of the Gaussian that the sum is close to; refused where there is too little noise."""
-        return self._noise.scale(sampling)
+        return self._gaussian_release.scale(sampling)
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
         """Skellam's own Renyi divergence with everyone, rounded up; refuses samples, on which none is known."""
@@ -201,7 +202,7 @@ _OUTWARD = 1 + 1e-14  # more than the rounding errors of a few operations
 _LEAST = 1e-300  # stands for a divergence that underflows
 
 
-def divergence(variance: float) -> float:
+def divergence_from_gaussian(variance: float) -> float:
     """An upper bound on KL(round N(0, variance - 1/12) || Skellam noise of this variance), for one coordinate.
 
     Guarantees:
@@ -226,6 +227,6 @@ def near_gaussian(*, sensitivity: float, coordinates: int, variance: float) -> N
         Not known (`NotApplicable`) below a variance of 100.
     """
     _validate.positive(sensitivity=sensitivity, coordinates=coordinates)
-    total_divergence = coordinates * divergence(variance)
+    total_divergence = coordinates * divergence_from_gaussian(variance)
     mu = sensitivity / math.sqrt(variance - _ROUNDING) * _OUTWARD
     return NearGaussian(mu, total_divergence * _OUTWARD, SKELLAM, SkellamDraws(coordinates, variance))

@@ -4,8 +4,8 @@ Vectors are clipped to `clip_norm`, scaled and rounded to integers of bounded no
 its part of a Skellam noise of variance `noise_variance`, splits every coordinate into additive shares modulo `modulus`,
 and each slot of shares is permuted freshly, coordinate by coordinate. Ideally only the sum is seen, at the price of
 a Gaussian and of Skellam's distance from it (`skellam_sums`), or of Skellam's Renyi divergence, whichever is less.
-The shuffled shares of a coordinate are within `eta` of that ideal in total variation, which adds ``(1 + e^eps) d eta``
-to delta for each round: both neighbours are d eta away from their ideals.
+The shuffled shares of a coordinate are within eta = `mixing_distance` of that ideal in total variation, which adds
+``(1 + e^eps) d eta`` to delta for each round: both neighbours are d eta away from their ideals.
 
 **How far shuffled shares are from showing only their sum** (after Balle, Bell, Gascon, Nissim 2020):
 ``eta <= sqrt(E[q^(c-1)] - 1)/2``, c the components of the union of slots - 1 uniform permutations of the n honest
@@ -33,7 +33,14 @@ from dovetail.accounting.conversion import RENYI, delta_of, eps_of
 from dovetail.accounting.gaussian import NearGaussian
 from dovetail.accounting.releases import skellam_sums
 from dovetail.accounting.releases._base import releases
-from dovetail.accounting.releases.skellam_sums import ORDERS, SkellamRelease, _skellam_renyi, near, renyi, rounded_norm
+from dovetail.accounting.releases.skellam_sums import (
+    ORDERS,
+    SkellamRelease,
+    _skellam_renyi,
+    gaussian_near,
+    renyi,
+    rounded_norm,
+)
 from dovetail.accounting.search import eps_after_spending, smallest_noise
 from dovetail.events import SplitAndMix
 from dovetail.statements import Bound, Neighbors, NotApplicable, Spent, Theorem
@@ -45,10 +52,10 @@ __all__ = [
     "calibrate",
     "delta",
     "eps",
-    "eta",
+    "gaussian_near",
     "mixing_delta",
+    "mixing_distance",
     "modulus_for",
-    "near",
     "renyi",
     "rounded_norm",
     "shares_for",
@@ -74,7 +81,7 @@ _LARGEST_RECURSION = 6000  # nodes; its time grows with their square
 _MOST_SHARES = 32  # slots
 
 
-def eta(*, num_users: int, slots: int, modulus: int) -> float:
+def mixing_distance(*, num_users: int, slots: int, modulus: int) -> float:
     """Total variation distance of one coordinate's shuffled shares from showing only their sum, rounded up.
 
     It is 1 where fewer than three slots are left, which hide nothing.
@@ -109,7 +116,7 @@ def _log_excess(n: int, r: int, q: int) -> float:
     base = min(n - 1, _BASE)
     logs = _log_moments(base, r, q)
     if n > base + 1:
-        at_base = _log_sum_exp(_log_terms(base + 1, logs, r)[1:], math.log(8 * q) - r * math.log(base + 1))
+        at_base = _log_sum_exp(_log_summands(base + 1, logs, r)[1:], math.log(8 * q) - r * math.log(base + 1))
         if at_base > 0:
             if n > _LARGEST_RECURSION:
                 raise NotApplicable(f"not certified: too few share slots ({r + 2}) for modulus={q}")
@@ -117,7 +124,7 @@ def _log_excess(n: int, r: int, q: int) -> float:
             base = n - 1
     i = np.arange(1, base + 1)
     with np.errstate(divide="ignore"):
-        terms = _log_terms(n, logs, r)[1:] + np.log1p(-i / n * (1 + 1 / q))
+        terms = _log_summands(n, logs, r)[1:] + np.log1p(-i / n * (1 + 1 / q))
     if n == base + 1:
         return _log_sum_exp(terms)
     log_pairs = math.log(n) + math.log(n - 1) - math.log(2)
@@ -131,7 +138,7 @@ def _log_moments(largest: int, r: int, q: int) -> np.ndarray:
 
     Tuples of r + 1 permutations are sets of connected ones, so sum_n h_n f_n x^n = F(x)^q with F = sum_n f_n x^n and
     f_n = (n!)^r. Comparing coefficients of G'F = q F'G: n h_n = sum_j ((q+1) j - n) C(n,j)^-r h_(n-j), j = 1..n. No
-    term is negative for q >= n - 1, so rounding errors stay relative (below 1e-6 in all; `eta` adds 1e-5).
+    term is negative for q >= n - 1, so rounding errors stay relative (below 1e-6 in all; `mixing_distance` adds 1e-5).
     """
     logs = np.zeros(largest + 1)
     log_factorials = gammaln(np.arange(largest + 2) + 1.0)
@@ -145,7 +152,7 @@ def _log_moments(largest: int, r: int, q: int) -> np.ndarray:
     return logs
 
 
-def _log_terms(n: int, logs: np.ndarray, r: int) -> np.ndarray:
+def _log_summands(n: int, logs: np.ndarray, r: int) -> np.ndarray:
     """log(C(n, i)^-r h_i) for i = 0, 1, ..., where `logs` has log h_i."""
     i = np.arange(len(logs))
     return logs - r * (gammaln(n + 1) - gammaln(i + 1) - gammaln(n - i + 1))
@@ -158,7 +165,7 @@ def _log_sum_exp(logs: np.ndarray, more: float = -math.inf) -> float:
 
 
 def shares_for(*, num_users: int, modulus: int, target: float) -> int:
-    """The fewest share slots with `eta` at most `target`, among so many honest users.
+    """The fewest share slots with `mixing_distance` at most `target`, among so many honest users.
 
     Arguments:
         num_users: honest users.
@@ -173,7 +180,7 @@ def shares_for(*, num_users: int, modulus: int, target: float) -> int:
     fewest = 2 + math.floor((math.log(modulus) - 2 * math.log(2 * target)) / math.log(num_users))
     for slots in range(max(3, fewest - 1), _MOST_SHARES + 1):
         try:
-            if eta(num_users=num_users, slots=slots, modulus=modulus) <= target:
+            if mixing_distance(num_users=num_users, slots=slots, modulus=modulus) <= target:
                 return slots
         except NotApplicable:
             if modulus < num_users:
@@ -197,7 +204,7 @@ def modulus_for(*, num_users: int, norm: float, noise_variance: float) -> int:
 
 
 def mixing_delta(event: SplitAndMix, eps: float) -> float:
-    """What imperfect mixing of one round adds to delta, rounded up: (1 + e^eps) times coordinates times `eta`.
+    """What imperfect mixing of one round adds to delta, rounded up: (1 + e^eps) coordinates `mixing_distance`.
 
     Arguments:
         event: one round.
@@ -207,7 +214,7 @@ def mixing_delta(event: SplitAndMix, eps: float) -> float:
         1 where the colluding shufflers leave too few slots: then only the client's own noise remains.
     """
     _validate.non_negative(eps=eps)
-    distance = eta(num_users=event.honest, slots=event.slots, modulus=event.modulus)
+    distance = mixing_distance(num_users=event.honest, slots=event.slots, modulus=event.modulus)
     log_spent = float(np.logaddexp(0.0, eps)) + math.log(event.coordinates) + math.log(max(distance, _LEAST))
     return numerics.probability(math.exp(min(0.0, log_spent)) * _OUTWARD)
 
@@ -217,10 +224,10 @@ def delta(event: SplitAndMix, *, eps: float, rounds: int = 1) -> float:
 
     The smallest of the three routes of `eps`, and what imperfect mixing adds.
     """
-    _at_least_one(rounds)
+    _check_rounds(rounds)
     noise_delta = delta_of(ORDERS, rounds * renyi(event, ORDERS), eps=eps) * _OUTWARD
     with contextlib.suppress(NotApplicable):
-        near_all = near(event).repeat(rounds)
+        near_all = gaussian_near(event).repeat(rounds)
         distance = gaussian.distance_delta(near_all.divergence, eps=eps)
         noise_delta = min(noise_delta, gaussian.delta_of(near_all.mu, eps=eps) + distance)
         noise_delta = min(noise_delta, _delta_by_ratio(near_all, eps))
@@ -235,9 +242,9 @@ def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
         The smallest of three routes: by the ratio of Skellam noise to a Gaussian's, by their distance, and by Skellam's
         Renyi divergence.
     """
-    _at_least_one(rounds)
+    _check_rounds(rounds)
     bounds, refusals = [], []
-    for route in (_by_ratio, _by_distance, _by_renyi):
+    for route in (_bound_by_ratio, _bound_by_distance, _bound_by_renyi):
         try:
             bounds.append(route(event, delta, rounds))
         except NotApplicable as refusal:
@@ -252,31 +259,34 @@ def _theorem(event: SplitAndMix) -> Theorem:
     return SPLIT_AND_MIX if event.neighbors is Neighbors.REPLACE_ONE else REMOVED
 
 
-def _by_renyi(event: SplitAndMix, delta: float, rounds: int) -> Bound:
+def _bound_by_renyi(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     """The eps of so many rounds at delta by Skellam's Renyi divergence, imperfect mixing paid."""
     divergence = rounds * renyi(event, ORDERS)
     value = eps_after_spending(
-        lambda left: _renyi_eps(divergence, left), lambda eps: rounds * mixing_delta(event, eps), delta=delta
+        lambda left: _eps_by_renyi(divergence, left), lambda eps: rounds * mixing_delta(event, eps), delta=delta
     )
     return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(RENYI))
 
 
-def _by_ratio(event: SplitAndMix, delta: float, rounds: int) -> Bound:
+def _bound_by_ratio(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     """The eps of so many rounds at delta by the ratio of the noise to a Gaussian's, imperfect mixing paid."""
-    near_all = near(event).repeat(rounds)
-    value = _ratio_eps(near_all, delta, lambda eps: rounds * mixing_delta(event, eps))
+    near_all = gaussian_near(event).repeat(rounds)
+    value = _eps_by_ratio(near_all, delta, lambda eps: rounds * mixing_delta(event, eps))
     return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_sums.SKELLAM, gaussian.ANALYTIC))
 
 
-def _by_distance(event: SplitAndMix, delta: float, rounds: int) -> Bound:
+def _bound_by_distance(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     """The eps of so many rounds at delta by the distance of the noise from a Gaussian's, imperfect mixing paid."""
-    near_all = near(event).repeat(rounds)
-    value = _near_eps(near_all, delta, lambda eps: rounds * mixing_delta(event, eps))
+    near_all = gaussian_near(event).repeat(rounds)
+    value = _eps_by_distance(near_all, delta, lambda eps: rounds * mixing_delta(event, eps))
     return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_sums.SKELLAM, gaussian.ANALYTIC))
 
 
-def _near_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], float] = lambda _: 0.0) -> float:
-    """The eps at delta of a Gaussian release, at a distance from it, where `spent(eps)` of delta goes elsewhere."""
+def _eps_by_distance(near_all: NearGaussian, delta: float, spent: Callable[[float], float] = lambda _: 0.0) -> float:
+    """The eps at delta of a release at a distance from a Gaussian one; `spent(eps)` of delta goes elsewhere.
+
+    An upper bound; `NotApplicable` where nothing is left of delta.
+    """
     return eps_after_spending(
         lambda left: gaussian.eps_of(near_all.mu, delta=left),
         lambda eps: spent(eps) + gaussian.distance_delta(near_all.divergence, eps=eps),
@@ -284,24 +294,28 @@ def _near_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], flo
     )
 
 
-def _ratio_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], float] = lambda _: 0.0) -> float:
-    """The eps at delta by a Gaussian release and the ratio of the noise to it; `spent(eps)` of delta goes elsewhere."""
+def _eps_by_ratio(near_all: NearGaussian, delta: float, spent: Callable[[float], float] = lambda _: 0.0) -> float:
+    """The eps at delta by a Gaussian release and the ratio of the noise to it; `spent(eps)` of delta goes elsewhere.
+
+    An upper bound; `NotApplicable` where nothing is left of delta, or nothing is known of the ratio. No `draws` means
+    no difference from a Gaussian.
+    """
     draws = () if near_all.draws is None else (near_all.draws,)
     return gaussian.eps_by_ratio(lambda left: gaussian.eps_of(near_all.mu, delta=left), draws, delta=delta, spent=spent)
 
 
 def _delta_by_ratio(near_all: NearGaussian, eps: float) -> float:
-    """The delta at eps by a Gaussian release and the ratio of the noise to it."""
+    """The delta at eps by a Gaussian release and the ratio of the noise to it: an upper bound, as `_eps_by_ratio`."""
     draws = () if near_all.draws is None else (near_all.draws,)
     return gaussian.delta_by_ratio(lambda at: gaussian.delta_of(near_all.mu, eps=at), draws, eps=eps)
 
 
-def _at_least_one(rounds: int) -> None:
+def _check_rounds(rounds: int) -> None:
     _validate.integer(rounds=rounds)
     _validate.at_least(1, rounds=rounds)
 
 
-def _renyi_eps(divergence: np.ndarray, delta: float) -> float:
+def _eps_by_renyi(divergence: np.ndarray, delta: float) -> float:
     return eps_of(ORDERS, divergence, delta=delta) * _OUTWARD
 
 
@@ -338,7 +352,7 @@ def calibrate(
     Guarantees:
         `split_and_mix.eps(result, delta=delta, rounds=rounds).eps` is at most eps.
     """
-    _at_least_one(rounds)
+    _check_rounds(rounds)
     _validate.positive(eps=eps, clip_norm=clip_norm)
     _validate.in_open_interval(0, 1, delta=delta, mixing_share=mixing_share, rounding_loss=rounding_loss)
 
@@ -350,8 +364,8 @@ def calibrate(
 
         def eps_of(noise: float) -> float:
             variance = (noise * norm) ** 2
-            candidates = [_renyi_eps(rounds * _skellam_renyi(moved, coordinates, variance, ORDERS), goal)]
-            for route in (_ratio_eps, _near_eps):
+            candidates = [_eps_by_renyi(rounds * _skellam_renyi(moved, coordinates, variance, ORDERS), goal)]
+            for route in (_eps_by_ratio, _eps_by_distance):
                 with contextlib.suppress(NotApplicable):
                     round_noise = skellam_sums.near_gaussian(
                         sensitivity=moved, coordinates=coordinates, variance=variance

@@ -33,16 +33,16 @@ from dovetail.statements import Bound, Neighbors, NotApplicable, Theorem
 
 __all__ = [
     "MIXTURE",
-    "always_sampled",
     "delta",
     "eps",
+    "gaussian_if_all_sampled",
     "items_in_sum",
+    "law_of_shift",
     "losses",
     "of_users_together",
     "resolution",
     "scale",
-    "shifts",
-    "splits",
+    "splits_to_check",
 ]
 
 MIXTURE = Theorem(
@@ -55,7 +55,7 @@ MIXTURE = Theorem(
 _MOST_SPLITS = 64  # ways to spread a subject's items over users that are looked at one by one
 
 
-def splits(event: SampledSubject) -> list[tuple[int, ...]]:
+def splits_to_check(event: SampledSubject) -> list[tuple[int, ...]]:
     """The ways to spread a subject's items over users that must be looked at.
 
     Arguments:
@@ -122,8 +122,8 @@ def items_in_sum(event: SampledSubject, split: tuple[int, ...]) -> np.ndarray:
     return law / law.sum()
 
 
-def shifts(event: SampledSubject, split: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The law of the shift of one sum, in clip norms, for a split of `splits`.
+def law_of_shift(event: SampledSubject, split: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The law of the shift of one sum, in clip norms, for a split of `splits_to_check`.
 
     Arguments:
         event: one release.
@@ -145,7 +145,7 @@ def shifts(event: SampledSubject, split: tuple[int, ...]) -> tuple[np.ndarray, n
     return np.sqrt(possible) * (1 + 1e-15), squares[possible] / squares.sum()
 
 
-def always_sampled(event: SampledSubject) -> Gaussian | None:
+def gaussian_if_all_sampled(event: SampledSubject) -> Gaussian | None:
     """The Gaussian release that a round is when every item is in every sum; None if items are sampled."""
     if event.prob_item < 1 or event.prob_user < 1:
         return None
@@ -179,7 +179,7 @@ def eps(event: SampledSubject, *, rounds: int, delta: float, interval: float | N
     """
     _validate.in_open_interval(0, 1, delta=delta)
     _check_rounds(rounds)
-    plain = always_sampled(event)
+    plain = gaussian_if_all_sampled(event)
     if plain is not None:
         exact = gaussian.eps_of(plain.mu * math.sqrt(rounds) * (1 + 1e-15), delta=delta)
         return Bound(eps=exact, delta=delta, proof=gaussian.ANALYTIC.proof)
@@ -191,7 +191,7 @@ def delta(event: SampledSubject, *, rounds: int, eps: float, interval: float | N
     """The smallest delta of `rounds` rounds of such sums at eps for one subject, rounded up."""
     _validate.non_negative(eps=eps)
     _check_rounds(rounds)
-    plain = always_sampled(event)
+    plain = gaussian_if_all_sampled(event)
     if plain is not None:
         return gaussian.delta_of(plain.mu * math.sqrt(rounds) * (1 + 1e-15), eps=eps)
     return loss_distributions.worst_delta(_compose_rounds(event, rounds, interval), eps=eps)
@@ -204,7 +204,7 @@ def losses(event: SampledSubject, *, interval: float) -> tuple[Loss, ...]:
     """
     _validate.positive(interval=interval)
     one_step = dataclasses.replace(event, steps=1)
-    step_losses = (_split_loss(one_step, split, interval) for split in splits(event))
+    step_losses = (_loss_of_split(one_step, split, interval) for split in splits_to_check(event))
     return tuple(
         loss_distributions.self_compose(loss, event.steps) if event.steps > 1 else loss for loss in step_losses
     )
@@ -216,7 +216,7 @@ def scale(event: SampledSubject) -> tuple[float, float]:
     To choose a grid by, never for a bound.
     """
     one_step = dataclasses.replace(event, steps=1)
-    scales = [_shift_law(one_step, split).scale for split in splits(event)]
+    scales = [_shift_law(one_step, split).loss_scale for split in splits_to_check(event)]
     return min(std for std, _ in scales), max(width for _, width in scales)
 
 
@@ -236,12 +236,12 @@ def _compose_rounds(event: SampledSubject, rounds: int, interval: float | None) 
 @functools.lru_cache(maxsize=512)
 def _shift_law(event: SampledSubject, split: tuple[int, ...]) -> ShiftLaw:
     """The law of the shift of one sum in standard deviations of the noise."""
-    norms, law = shifts(event, split)
+    norms, law = law_of_shift(event, split)
     return ShiftLaw.of(norms * (event.clip_norm / event.std), law)
 
 
 @functools.lru_cache(maxsize=512)
-def _split_loss(event: SampledSubject, split: tuple[int, ...], interval: float) -> LossDistribution:
+def _loss_of_split(event: SampledSubject, split: tuple[int, ...], interval: float) -> LossDistribution:
     """The loss of one sum for this split, rounded up.
 
     Where users are drawn first and hold others' records, it is seen which of them are drawn: a mixture over that.
@@ -302,7 +302,7 @@ class SubjectRelease(Release[SampledSubject]):
 
     def simplify(self, sampling: Sampling) -> Gaussian | SampledSubject:
         """The same as a Gaussian release where every item is in every sum; otherwise the event itself."""
-        plain = always_sampled(self.event) if sampling == Everyone() else None
+        plain = gaussian_if_all_sampled(self.event) if sampling == Everyone() else None
         return self.event if plain is None else plain
 
     def check_disjoint_batches(self) -> None:
