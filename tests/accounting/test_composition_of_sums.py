@@ -65,7 +65,7 @@ def test_divergences_add_up_and_mixing_is_paid_at_the_whole_eps(count):
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_distances_from_a_gaussian_add_up_and_the_better_route_is_taken(count):
     paid = exposures_of(rounds(SHARES, count))
-    near, curve = split_and_mix.near(SHARES), accountants.exact_gaussian(paid)
+    near, curve = split_and_mix.gaussian_near(SHARES), accountants.exact_gaussian(paid)
     assert near.mu == pytest.approx(skellam_sums.sensitivity(SHARES) / math.sqrt(4e7 - 1 / 12), rel=1e-12)
     assert curve.best == frozenset()
     for eps in (0.05, curve.eps(DELTA)):
@@ -89,7 +89,7 @@ def test_a_statement_says_what_its_own_route_spends():
     spent = {part.on: part.delta for part in sharp.proof.spent}
     assert set(spent) == {far, "imperfect mixing of shares"}
     assert 1e-5 * DELTA < spent[far] < 0.05 * DELTA, "the tails of the ratio"
-    paid = 3 * split_and_mix.near(SHARES).divergence
+    paid = 3 * split_and_mix.gaussian_near(SHARES).divergence
     assert spent[far] < gaussian.distance_delta(paid, eps=sharp.eps) / 5, "in total variation"
     assert "docs/proofs/skellam.md" in str(sharp.proof) and "Renyi" not in str(sharp.proof)
     at_eps = certify(rounds(SHARES, 3), scope(SHARES), eps=sharp.eps)
@@ -149,7 +149,7 @@ def test_epochs_of_disjoint_batches_cost_one_round():
 
 @pytest.mark.parametrize("prob", [0.05, 0.5])
 def test_secret_coins_of_the_users_hide_as_they_do_under_gaussian_noise(prob):
-    near = split_and_mix.near(SHARES)
+    near = split_and_mix.gaussian_near(SHARES)
     noise = Gaussian(std=1.0, sensitivity=near.mu, neighbors=Neighbors.REPLACE_ONE)
     ideal = eps_of(rounds(noise, 20, Poisson(prob=prob)))
     ours = eps_of(rounds(SHARES, 20, Poisson(prob=prob)))
