@@ -18,7 +18,7 @@ import numpy as np
 from dovetail import _validate
 from dovetail.statements import check_guarantee
 
-__all__ = ["ExactAttack", "LowerBound", "best", "disjoint"]
+__all__ = ["ExactAttack", "LowerBound", "best_bound", "disjoint_attack"]
 
 _RELATIVE = 1e-9  # more than the relative error of a probability from a closed form, and of sums of millions of them
 
@@ -84,8 +84,8 @@ class ExactAttack:
         """
         _validate.in_interval(0, 1, delta=delta)
         largest = self.pure if delta == 0 else 0.0
-        for log_p, log_q in self._tails():
-            power = _log_minus(log_p + math.log1p(-_RELATIVE), delta + self.slack)
+        for log_p, log_q in self._log_tails_of_both_worlds():
+            power = _log_of_difference(log_p + math.log1p(-_RELATIVE), delta + self.slack)
             attainable = power > -np.inf
             if attainable.any():
                 alarm = log_q[attainable] + math.log1p(_RELATIVE)
@@ -110,7 +110,7 @@ class ExactAttack:
             largest = max(largest, float(np.sum(gap[gap > 0])) * (1 - _RELATIVE) - missed)
         return largest
 
-    def _tails(self) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _log_tails_of_both_worlds(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Pairs of arrays: the log probabilities of all tails in one world, and of the same tails in the other.
 
         Tails of the statistic and of its likelihood ratio, upper and lower ones, with either world first. Ratios alone
@@ -127,13 +127,13 @@ class ExactAttack:
         return tails
 
 
-def disjoint(attack: str) -> ExactAttack:
+def disjoint_attack(attack: str) -> ExactAttack:
     """The attack by a statistic that always has one value in the first world and another in the second: eps = inf."""
     certain = np.array([0.0, -np.inf])
     return ExactAttack(attack=attack, log_first=certain, log_second=certain[::-1])
 
 
-def best(bounds: Sequence[LowerBound]) -> LowerBound:
+def best_bound(bounds: Sequence[LowerBound]) -> LowerBound:
     """The largest of these lower bounds; at most one of them may be counted.
 
     Exact bounds hold surely, so that choosing among them costs no confidence.
@@ -141,7 +141,7 @@ def best(bounds: Sequence[LowerBound]) -> LowerBound:
     return max(bounds, key=lambda bound: bound.eps)
 
 
-def _log_minus(log_p: np.ndarray, amount: float) -> np.ndarray:
+def _log_of_difference(log_p: np.ndarray, amount: float) -> np.ndarray:
     """log(p - amount) from log p, for amount >= 0; -inf where p is not above it."""
     if amount == 0:
         return log_p

@@ -1,7 +1,7 @@
 """Curves of delta against eps (certified, claimed, and shown by attacks), and the audit of a run's costliest round.
 
-`trade_offs` computes the curves of a finding, `figure` draws them, and `write_audit` attacks one round of a finished
-run and writes `audit.json`, curves included, into its folder.
+`trade_off_curves` computes the curves of a finding, `figure_of_finding` draws them, and `write_audit` attacks one round
+of a finished run and writes `audit.json`, curves included, into its folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dovetail.guarantee import quotes
 from dovetail.protocols import BUNDLED
 from dovetail.statements import NotApplicable
 
-__all__ = ["draw_curves", "figure", "save_figure", "terms_of_round", "trade_offs", "write_audit"]
+__all__ = ["draw_curves", "figure_of_finding", "save_figure", "terms_of_round", "trade_off_curves", "write_audit"]
 
 _POINTS = 9  # deltas of a curve
 _FEW_POINTS = 5  # in a run's audit.json, for which somebody waits
@@ -34,7 +34,7 @@ _ONLY_DECLARED = (
 )
 
 
-def trade_offs(finding: Finding, *, points: int = _POINTS) -> dict[str, list[tuple[float, float]]]:
+def trade_off_curves(finding: Finding, *, points: int = _POINTS) -> dict[str, list[tuple[float, float]]]:
     """By name, (eps, delta) of what is stated (by its verdict), claimed and audited, at deltas around the finding's.
 
     Counted bounds are for one delta alone and stand as a point. Where eps is unbounded a curve has no point.
@@ -43,7 +43,7 @@ def trade_offs(finding: Finding, *, points: int = _POINTS) -> dict[str, list[tup
     stated = finding.certified.verdict.value
     curves: dict[str, list[tuple[float, float]]] = {stated: [], "claimed": [], "audited": [], "counted": []}
     for delta in np.geomspace(max(middle * 1e-3, 1e-15), min(middle * 1e3, 0.5), points).tolist():
-        for name, eps in _eps_at(finding, delta):
+        for name, eps in _named_eps_at(finding, delta):
             if math.isfinite(eps):
                 curves[name].append((eps, delta))
     counted = [bound for bound in (finding.bound, *finding.others) if bound.trials and not bound.is_unbounded]
@@ -65,7 +65,7 @@ def draw_curves(curves: Mapping[str, Sequence[tuple[float, float]]], *, title: s
     return Figure(title=title, x_label="eps", y_label="delta", lines=lines, log_y=True)
 
 
-def _eps_at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]:
+def _named_eps_at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]:
     """The eps at this delta of what is stated, claimed and shown by exact attacks, each with its curve's name."""
     quote = quotes.quote(finding.protocol, dataclasses.replace(finding.plan, delta=delta))
     colluding = finding.view == "colluding"
@@ -77,15 +77,15 @@ def _eps_at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]:
         yield "audited", max(exact_attack.eps(delta=delta).eps for exact_attack in finding.exact_attacks)
 
 
-def figure(finding: Finding, *, points: int = _POINTS) -> Figure:
+def figure_of_finding(finding: Finding, *, points: int = _POINTS) -> Figure:
     """The figure of a finding's curves, with `points` deltas each."""
     title = f"{finding.protocol}, {finding.plan.num_users} users, {finding.plan.dim} coordinates, {finding.view}"
-    return draw_curves(trade_offs(finding, points=points), title=title)
+    return draw_curves(trade_off_curves(finding, points=points), title=title)
 
 
 def save_figure(path: Path, finding: Finding) -> None:
     """Draw the curves of a finding into a file, .svg, .png or .pdf."""
-    save(figure(finding), path)
+    save(figure_of_finding(finding), path)
 
 
 def terms_of_round(plan: Plan, index: int) -> quotes.Terms:
@@ -106,7 +106,7 @@ def terms_of_round(plan: Plan, index: int) -> quotes.Terms:
     )
 
 
-def _costliest(plan: Plan, released: Sequence[Round]) -> int:
+def _costliest_round(plan: Plan, released: Sequence[Round]) -> int:
     """The index in the plan, from 0, of a released round with the largest eps at the config's delta.
 
     Raises NotApplicable if nothing was released, or a round was that is not in the plan.
@@ -132,13 +132,13 @@ def write_audit(plan: Plan, folder: Path) -> Path:
     """
     ledger = RunFolder(folder).read_ledger(trust_code=True)  # it is that of the plan, whose code has run
     try:
-        index = _costliest(plan, ledger.own.rounds)
+        index = _costliest_round(plan, ledger.own.rounds)
         declared = type(plan.sampler.protocol) not in BUNDLED
         finding = audit(plan.config.protocol["name"], terms_of_round(plan, index), trials=None if declared else 0)
         if declared and finding.counted_bound is None:
             raise NotApplicable(_ONLY_DECLARED)
         finding = dataclasses.replace(finding, certified=finding.certified.with_verdict(ledger.verdict))
-        drawing = figure(finding, points=_FEW_POINTS).to_json()
+        drawing = figure_of_finding(finding, points=_FEW_POINTS).to_json()
         content = {**finding.to_json(), "about": "one round", "figure": drawing, "reason": None}
         del content["settings"]  # privacy.json has them
     except NotApplicable as refusal:

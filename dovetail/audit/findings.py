@@ -15,7 +15,7 @@ from typing import Any
 
 from dovetail import _validate
 from dovetail.audit import attacks, exact, runs
-from dovetail.audit.bounds import ExactAttack, LowerBound, best, disjoint
+from dovetail.audit.bounds import ExactAttack, LowerBound, best_bound, disjoint_attack
 from dovetail.audit.runs.games import Game, neighboring_worlds
 from dovetail.audit.runs.scores import VIEWS, View
 from dovetail.events import Round
@@ -125,7 +125,7 @@ def audit(
         observe("exact attacks")
     exact_attacks = _exact_attacks(protocol, cohort, plan, view)
     bounds = [exact_attack.eps(delta=delta) for exact_attack in exact_attacks]
-    games = [] if trials == 0 else _games(protocol, cohort, plan)
+    games = [] if trials == 0 else _playable_games(protocol, cohort, plan)
     num_trials = _num_trials(games, trials)
     if num_trials:
         bounds.append(
@@ -140,7 +140,7 @@ def audit(
                 observe=observe,
             )
         )
-    top = best(bounds) if bounds else LowerBound(eps=0.0, delta=delta, attack=_NOTHING)
+    top = best_bound(bounds) if bounds else LowerBound(eps=0.0, delta=delta, attack=_NOTHING)
     return Finding(
         protocol=name,
         view=view,
@@ -160,7 +160,7 @@ def attack(rounds: Sequence[Round], *, delta: float) -> LowerBound | None:
         rounds: all rounds of the training, on the same inputs; of several kinds only where users are Poisson samples.
     """
     try:
-        return best([exact_attack.eps(delta=delta) for exact_attack in exact.exact_attacks_on_rounds(rounds)])
+        return best_bound([exact_attack.eps(delta=delta) for exact_attack in exact.exact_attacks_on_rounds(rounds)])
     except NotApplicable:
         return None
 
@@ -183,7 +183,7 @@ def _exact_attacks(protocol: Protocol, cohort: Cohort, plan: quotes.Terms, view:
         with contextlib.suppress(NotApplicable):
             listed = attacks.stronger(protocol, cohort, plan.dim)
     if not protocol.private_steps and protocol.noise_std(cohort.size, plan.dim) == 0:
-        listed = [*listed, disjoint("the released estimate, which has no noise")]
+        listed = [*listed, disjoint_attack("the released estimate, which has no noise")]
     item = protocol.view(cohort, plan.dim, neighbors=plan.relation(protocol)).round
     if not attacks.shows_less(protocol):
         with contextlib.suppress(NotApplicable):
@@ -191,7 +191,7 @@ def _exact_attacks(protocol: Protocol, cohort: Cohort, plan: quotes.Terms, view:
     return tuple(listed)
 
 
-def _games(protocol: Protocol, cohort: Cohort, plan: quotes.Terms) -> list[Game]:
+def _playable_games(protocol: Protocol, cohort: Cohort, plan: quotes.Terms) -> list[Game]:
     """A game for every pair of worlds in which the protocol's code can be run."""
     worlds = neighboring_worlds(protocol, cohort, plan.dim, neighbors=plan.relation(protocol), rounds=plan.rounds)
     return [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds]
@@ -201,4 +201,4 @@ def _num_trials(games: list[Game], requested: int | None) -> int:
     """How many trials to count: as requested; else as many as are quickly done, and none where trials are large."""
     if requested is not None:
         return requested
-    return runs.default_trials(games[0]) if games[0].reports <= _MOST_REPORTS else 0
+    return runs.default_trials(games[0]) if games[0].reports_per_trial <= _MOST_REPORTS else 0

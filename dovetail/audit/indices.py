@@ -12,7 +12,7 @@ largest mostly stay, so what is reported again and again is likely one of them; 
 expect.
 
 *Users to attack.* `Population` is a model that needs no data: coordinates of power-law scale, partly the same in all of
-a user's rounds. `gradients` takes them from a task: logistic regression, one record a user, the model moving by
+a user's rounds. `noiseless_updates` takes them from a task: logistic regression, one record a user, the model moving by
 noiseless FedSGD.
 
 First come the results, then scores and guesses, users to attack, the claim, and `audit_indices`, which runs it all.
@@ -49,9 +49,9 @@ __all__ = [
     "audit_indices",
     "best_coordinates",
     "claimed_nu",
-    "gradients",
     "is_right",
-    "posterior",
+    "noiseless_updates",
+    "posterior_of_report",
     "score_coordinates",
     "success_rate",
 ]
@@ -88,7 +88,7 @@ class IndexAttack:
         return self.success / self.beta
 
     @property
-    def gain(self) -> float:
+    def gain_over_prior(self) -> float:
         """Success over that of the same adversary without the reports: what seeing them adds."""
         return self.success / self.prior_success if self.prior_success else math.inf
 
@@ -98,12 +98,12 @@ class IndexAttack:
 
         "holds" says no more than that this attack does not refute it.
         """
-        return _verdict(refuted=self.lower > self.nu * self.beta and self.gain > 1)
+        return _verdict_word(refuted=self.lower > self.nu * self.beta and self.gain_over_prior > 1)
 
     @property
     def verdict_own_prior(self) -> str:
         """The verdict if Def. 3 takes each coordinate's own prior for beta: popularity by itself refutes nothing."""
-        return _verdict(refuted=self.lower > self.nu * self.chance_upper)
+        return _verdict_word(refuted=self.lower > self.nu * self.chance_upper)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; an infinite gain is null."""
@@ -111,7 +111,7 @@ class IndexAttack:
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "amplification": self.amplification,
             "amplification_lower": self.lower / self.beta,
-            "gain": self.gain if math.isfinite(self.gain) else None,
+            "gain": self.gain_over_prior if math.isfinite(self.gain_over_prior) else None,
             "verdict": self.verdict,
             "verdict_own_prior": self.verdict_own_prior,
         }
@@ -133,14 +133,14 @@ class Inequality:
     share: float
 
     @property
-    def fails(self) -> bool:
+    def is_violated(self) -> bool:
         """Whether some coordinate exceeds nu, by more than rounding."""
         return self.worst > self.nu * (1 + ROUNDING)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; an infinite ratio (a coordinate that is among everybody's k largest) is null."""
         worst = self.worst if math.isfinite(self.worst) else None
-        return {**dataclasses.asdict(self), "worst": worst, "fails": self.fails}
+        return {**dataclasses.asdict(self), "worst": worst, "fails": self.is_violated}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,8 +148,8 @@ class IndexAudit:
     """What each adversary achieves, beside the claim.
 
     `verdict` takes the prior to be beta, as the paper does. Def. 3 is about one index in one round; whole reports and
-    several rounds are attacks on what it is meant to say. `verdict_own_prior` and each attack's `gain` tell what the
-    reports give away beyond what is known of all users.
+    several rounds are attacks on what it is meant to say. `verdict_own_prior` and each attack's `gain_over_prior` tell
+    what the reports give away beyond what is known of all users.
 
     `nu_any_prior` is (d - k) / decoys: in one round, an index that is seen by itself multiplies no probability by more,
     whatever the prior. It is not the paper's, and says nothing about a whole report or several rounds.
@@ -167,12 +167,12 @@ class IndexAudit:
     @property
     def verdict(self) -> str:
         """Refuted if any attack refutes the claim; `confidence` is for all of them together."""
-        return _verdict(refuted=any(attack.verdict == "refuted" for attack in self.attacks))
+        return _verdict_word(refuted=any(attack.verdict == "refuted" for attack in self.attacks))
 
     @property
     def verdict_own_prior(self) -> str:
         """The verdict if Def. 3 takes each coordinate's own prior: refuted if any attack refutes the claim then."""
-        return _verdict(refuted=any(attack.verdict_own_prior == "refuted" for attack in self.attacks))
+        return _verdict_word(refuted=any(attack.verdict_own_prior == "refuted" for attack in self.attacks))
 
     def attack(self, knowledge: Knowledge, rounds: int) -> IndexAttack:
         """The attack with this knowledge after this many rounds."""
@@ -198,7 +198,7 @@ class IndexAudit:
         }
 
 
-def _verdict(*, refuted: bool) -> str:
+def _verdict_word(*, refuted: bool) -> str:
     return "refuted" if refuted else "holds"
 
 
@@ -312,7 +312,9 @@ class Population:
         return jax.vmap(updates_of)(users)
 
 
-def gradients(task: str | Task, *, users: int, rounds: int, learning_rate: float = 1.0, seed: int = 0) -> np.ndarray:
+def noiseless_updates(
+    task: str | Task, *, users: int, rounds: int, learning_rate: float = 1.0, seed: int = 0
+) -> np.ndarray:
     """Updates of one-record users who all take part in every round of noiseless FedSGD: (users, rounds, dim).
 
     The model is logistic regression from zero, so `rounds` models are seen, each a step on.
@@ -348,7 +350,7 @@ def claimed_nu(*, dim: int, top: int, decoys: int) -> float:
     return max(1.0, dim / (top + decoys), (1 - beta) * sent / (sent - 1))
 
 
-def posterior(prior: np.ndarray, *, decoy_rate: float) -> np.ndarray:
+def posterior_of_report(prior: np.ndarray, *, decoy_rate: float) -> np.ndarray:
     """Pr[among the k largest | reported], index by index.
 
     Arguments:
@@ -381,10 +383,11 @@ def audit_indices(
 
     Guarantees:
         All bounds hold together with this confidence.
-        If everything is reported, no adversary learns anything: every `gain` is 1, and `chance` is `success`.
+        If everything is reported, no adversary learns anything: every gain over the prior is 1, and `chance` is
+        `success`.
         No user that is attacked is learned from.
     """
-    users, dim = _shape(updates, rounds)
+    users, dim = _check_shape(updates, rounds)
     _validate.in_open_interval(0, 1, confidence=confidence)
     top = protocol.k
     decoys = cast(int, protocol.require("decoys"))
@@ -413,11 +416,11 @@ def audit_indices(
             rounds=seen,
             trials=len(hits),
             hits=int(np.count_nonzero(hits)),
-            lower=_lower_bound(hits, error),
+            lower=_success_lower_bound(hits, error),
             success=success_rate(best, own),
             prior_success=success_rate(blind, own),
             chance=success_rate(best, neighbour),
-            chance_upper=1 - _lower_bound(~by_chance, error),
+            chance_upper=1 - _success_lower_bound(~by_chance, error),
             beta=top / dim,
             nu=nu,
         )
@@ -434,7 +437,7 @@ def audit_indices(
     )
 
 
-def _shape(updates: np.ndarray | Population, rounds: tuple[int, ...]) -> tuple[int, int]:
+def _check_shape(updates: np.ndarray | Population, rounds: tuple[int, ...]) -> tuple[int, int]:
     """The number of users and of coordinates; refuses what cannot be attacked."""
     if not rounds:
         raise ValueError("rounds is empty: name at least one number of rounds to attack after")
@@ -455,7 +458,7 @@ def _select_and_report(
     protocol: SsTopk, updates: np.ndarray | Population, rounds: int, *, key: jax.Array
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which coordinates are each user's k largest, and which it reports: two masks (users, rounds, dim)."""
-    users, dim = _shape(updates, (rounds,))
+    users, dim = _check_shape(updates, (rounds,))
     key_updates, key_reports = jax.random.split(key)
     draw = jax.jit(Population.updates, static_argnums=(0, 2))
     step = min(users, max(1, _CHUNK_VALUES // (rounds * dim)))
@@ -467,12 +470,14 @@ def _select_and_report(
             xs = draw(updates, jnp.asarray(names), rounds, key=key_updates)
         else:
             xs = jnp.asarray(updates[names, :rounds], jnp.float32)
-        largest[names], sent[names] = _masks(protocol, xs, jnp.asarray(names), key_reports)
+        largest[names], sent[names] = _selected_and_reported(protocol, xs, jnp.asarray(names), key_reports)
     return largest, sent
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _masks(protocol: SsTopk, xs: jax.Array, names: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _selected_and_reported(
+    protocol: SsTopk, xs: jax.Array, names: jax.Array, key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """The two masks of `_select_and_report` for some users, from the protocol's own messages.
 
     Arguments:
@@ -492,7 +497,7 @@ def _masks(protocol: SsTopk, xs: jax.Array, names: jax.Array, key: jax.Array) ->
     return jax.vmap(jax.vmap(client))(xs, keys)
 
 
-def _lower_bound(outcomes: np.ndarray, error: float) -> float:
+def _success_lower_bound(outcomes: np.ndarray, error: float) -> float:
     """The Clopper-Pearson lower bound on the probability of True, from independent outcomes; rounded down.
 
     If the probability is smaller than the bound, so many outcomes are True with probability at most `error`.
@@ -511,7 +516,7 @@ def _inequalities(
         reported: a mask of what users reported in the first round, (users, dim).
         beta: the prior that the paper takes for every coordinate.
     """
-    after = posterior(own, decoy_rate=decoy_rate)
+    after = posterior_of_report(own, decoy_rate=decoy_rate)
     results = []
     for name, prior in (("beta", np.full_like(own, beta)), ("own", own)):
         for number, above, below in ((1, after, prior), (2, 1 - prior, 1 - after)):

@@ -172,7 +172,7 @@ def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as
 def _indices(name: str, plan: Any, task: str | None, confidence: float, seed: int) -> Any:
     import jax
 
-    from dovetail.audit.indices import Population, audit_indices, gradients
+    from dovetail.audit.indices import Population, audit_indices, noiseless_updates
     from dovetail.guarantee import quotes
     from dovetail.protocols.flame.ss_topk import SsTopk
 
@@ -182,7 +182,7 @@ def _indices(name: str, plan: Any, task: str | None, confidence: float, seed: in
     rounds = (1, 10) if plan.rounds == 1 else (1, plan.rounds)
     updates: Any = Population(users=plan.num_users, dim=plan.dim)
     if task is not None:
-        updates = gradients(task, users=plan.num_users, rounds=max(rounds))
+        updates = noiseless_updates(task, users=plan.num_users, rounds=max(rounds))
     return audit_indices(protocol, updates, rounds=rounds, confidence=confidence, key=jax.random.key(seed))
 
 

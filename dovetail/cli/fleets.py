@@ -166,7 +166,7 @@ def fleet_audit(
 
     The adversary is the analyzer with all aggregators but one. Exits with status 1 if it finds more than is certified.
     """
-    from dovetail.audit.runs import from_scores
+    from dovetail.audit.runs import lower_bound_from_scores
     from dovetail.experiment.config import parse_override
     from dovetail.parties.canaries import CanaryRounds
     from dovetail.protocols import find
@@ -190,7 +190,7 @@ def fleet_audit(
             certified = canaries.statement()
         finally:
             canaries.shut()
-    audit = from_scores(scores, delta=delta, confidence=confidence)
+    audit = lower_bound_from_scores(scores, delta=delta, confidence=confidence)
     consistent = certified.is_unbounded or audit.eps <= certified.eps
     if as_json:
         audited = {"eps": audit.eps, "delta": delta, "attack": audit.attack, "confidence": confidence}

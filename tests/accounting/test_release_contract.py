@@ -13,7 +13,7 @@ from grids import later
 from dovetail import accounting, events
 from dovetail.accounting.releases import release_of
 from dovetail.audit import exact
-from dovetail.audit.bounds import best
+from dovetail.audit.bounds import best_bound
 from dovetail.events import Everyone, FixedSize, Poisson, Report, Round
 from dovetail.statements import Neighbors, NotApplicable
 
@@ -60,7 +60,7 @@ def eps_of(event, times, participation=Everyone()):  # noqa: B008 - frozen
 
 
 def attacked(event, times):
-    return best([attack.eps(delta=DELTA) for attack in exact.exact_attacks(event, rounds=times)]).eps
+    return best_bound([attack.eps(delta=DELTA) for attack in exact.exact_attacks(event, rounds=times)]).eps
 
 
 @pytest.mark.parametrize("name", CASES)

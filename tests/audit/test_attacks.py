@@ -13,10 +13,10 @@ from scipy.stats import binom, binomtest, chi2
 from dovetail.accounting.releases.privunit import cap_mass
 from dovetail.audit import exact
 from dovetail.audit.attacks import curator, personal, shows_less, stronger
-from dovetail.audit.attacks.curator import scaled_noise
-from dovetail.audit.attacks.flame import OneProbs, _full_messages, attack_whole_messages
+from dovetail.audit.attacks.curator import attack_scaled_noise
+from dovetail.audit.attacks.flame import OneProbs, _count_full_dummy_messages, attack_whole_messages
 from dovetail.audit.attacks.local import alone_mass, attack_privunit_round, cap_probs
-from dovetail.audit.bounds import best
+from dovetail.audit.bounds import best_bound
 from dovetail.events import FixedSize, PaddedTopk, Personalized, Report, Shuffled
 from dovetail.guarantee import quotes
 from dovetail.shufflers import shuffle
@@ -30,7 +30,7 @@ def plan(*, num_users=1000, dim=7850, delta=DELTA, **settings):
 
 def attacked(name: str, asked: quotes.Terms, delta: float = DELTA):
     protocol, cohort = quotes.settle_protocol(name, asked)
-    return best([exact_attack.eps(delta=delta) for exact_attack in stronger(protocol, cohort, asked.dim)])
+    return best_bound([exact_attack.eps(delta=delta) for exact_attack in stronger(protocol, cohort, asked.dim)])
 
 
 @pytest.mark.parametrize(("randomizer", "eps"), [("rr2", 7.4258), ("laplace", 5.3804)])
@@ -49,8 +49,8 @@ def test_ss_topk_as_printed_but_for_the_shuffle_refutes_flame(kind, off, full):
     report = Report(kind=kind, eps_local=0.5)
     event = PaddedTopk(report=report, num_users=1000, coordinates=7850, pad_to=333, top=157, decoys=0)
     found = exact.exact_attacks(event)
-    signs = best([exact_attack.eps(delta=DELTA) for exact_attack in found if "signs" in exact_attack.attack]).eps
-    slots = best([exact_attack.eps(delta=DELTA) for exact_attack in found if "full" in exact_attack.attack]).eps
+    signs = best_bound([exact_attack.eps(delta=DELTA) for exact_attack in found if "signs" in exact_attack.attack]).eps
+    slots = best_bound([exact_attack.eps(delta=DELTA) for exact_attack in found if "full" in exact_attack.attack]).eps
     assert signs == pytest.approx(off, rel=1e-3)
     assert slots == pytest.approx(full, rel=1e-3)
 
@@ -69,7 +69,7 @@ def test_counts_and_indices_of_ss_topk_show_everything():
 
 def test_one_large_budget_among_small_ones_refutes_apes():
     budgets = (8.0,) + (0.05,) * 9999
-    found = best(
+    found = best_bound(
         [
             exact_attack.eps(delta=1e-8)
             for exact_attack in exact.exact_attacks(Personalized(kind="clip_laplace", eps_locals=budgets))
@@ -85,7 +85,10 @@ def test_links_of_ss_simple_help_the_attack():
     linked = attacked("ss_simple", asked)
     assert "whole messages" in linked.attack
     apart = Shuffled(report=Report(kind="rr", eps_local=0.05), num_users=100, coordinates=300)
-    assert linked.eps > 1.05 * best([exact_attack.eps(delta=DELTA) for exact_attack in exact.exact_attacks(apart)]).eps
+    assert (
+        linked.eps
+        > 1.05 * best_bound([exact_attack.eps(delta=DELTA) for exact_attack in exact.exact_attacks(apart)]).eps
+    )
 
 
 def test_whole_messages_by_enumeration():
@@ -114,7 +117,7 @@ def test_dummies_are_dealt_to_as_few_messages_as_hold_them(dummies, width):
     """In turn, so that their lengths differ by one at most: few are as long as a client's."""
     messages = max(1, math.ceil(dummies / width))
     lengths = np.bincount(np.arange(dummies) % messages, minlength=messages)
-    assert _full_messages(dummies, width) == np.sum(lengths == width)
+    assert _count_full_dummy_messages(dummies, width) == np.sum(lengths == width)
 
 
 @pytest.mark.soak
@@ -125,7 +128,7 @@ def test_dummies_are_dealt_as_the_attack_counts_them():
     reports = jax.vmap(lambda key: protocol.randomize(jnp.ones(10), (), key=key))(keys[:7])
     seen = shuffle(reports, protocol.layout(10), key=keys[7])
     whole = int(jnp.sum(seen.valid.sum(axis=1) == 3))
-    assert whole == 7 + _full_messages(10 * 7 - 7 * 3, 3)
+    assert whole == 7 + _count_full_dummy_messages(10 * 7 - 7 * 3, 3)
 
 
 def test_privunit_never_passes_the_certified_bound_and_caps_are_those_of_the_density():
@@ -186,14 +189,16 @@ def test_the_median_shows_in_the_noise():
         medians = [
             float(
                 protocol.prepare(
-                    protocol.init(2), noise_scale=1.0, norms=jnp.array(curator.norms(users, long=long))
+                    protocol.init(2), noise_scale=1.0, norms=jnp.array(curator.norms_around_median(users, long=long))
                 ).clip_norm
             )
             for long in (False, True)
         ]
         assert medians[1] / medians[0] == pytest.approx(1.1, rel=1e-5)
         changed = [
-            i for i, (a, b) in enumerate(zip(*(curator.norms(users, long=x) for x in (0, 1)), strict=True)) if a != b
+            i
+            for i, (a, b) in enumerate(zip(*(curator.norms_around_median(users, long=x) for x in (0, 1)), strict=True))
+            if a != b
         ]
         assert changed == [users - 1], "the worlds differ in one user"
     drawn = quotes.Terms(
@@ -208,7 +213,7 @@ def test_the_median_shows_in_the_noise():
 
 
 def test_scaled_noise_is_a_chi_square_in_both_worlds():
-    exact_attack = scaled_noise("noise", 50, [(0.3, 1.0), (0.7, 1.5)], [(1.0, 1.0)])
+    exact_attack = attack_scaled_noise("noise", 50, [(0.3, 1.0), (0.7, 1.5)], [(1.0, 1.0)])
     cuts = np.linspace(30, 150, 4000)
     sides = []
     for tail in (chi2.sf, chi2.cdf):
@@ -229,7 +234,7 @@ def test_a_z_read_off_the_batch_shows_in_the_noise():
     assert attacked("local_sub", steps).eps > 50
     protocol, cohort = quotes.settle_protocol("central_sub", every)
     close = curator.attack_subjects_round(protocol, cohort, 101, noise_of=lambda z: 1 + 0.05 * (z - 1))
-    direct = scaled_noise("noise", 100, [(1.0, 1.05**2)], [(1.0, 1.0)])
+    direct = attack_scaled_noise("noise", 100, [(1.0, 1.05**2)], [(1.0, 1.0)])
     assert close[0].eps(delta=1e-3).eps == direct.eps(delta=1e-3).eps
     fixed = plan(items_per_subject=2, sampling_rate=1.0, noise_multiplier=1.0)
     assert curator.attack_subjects_round(*quotes.settle_protocol("central_sub", fixed), 100) == []
@@ -238,7 +243,7 @@ def test_a_z_read_off_the_batch_shows_in_the_noise():
 def test_sparsified_reports_have_the_law_of_the_code():
     asked = plan(num_users=4, dim=4, clip_value=1.0, budgets=[0.5, 2.0], keep=0.5)
     protocol, _ = quotes.settle_protocol("s_apes", asked)
-    law = personal.sparsified_laws(protocol, 4)
+    law = personal.laws_after_sparsifying(protocol, 4)
     draws = np.asarray(protocol.perturb(jnp.full(40_000, 1.0), jnp.asarray(2.0), key=jax.random.key(2)))
     masses = np.float64(law(np.array([2.0]), 1.0)[0])
     cut = protocol.threshold / 2

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dovetail.audit.bounds import ExactAttack, LowerBound, best, disjoint
+from dovetail.audit.bounds import ExactAttack, LowerBound, best_bound, disjoint_attack
 
 
 def law(rng: np.random.Generator, size: int) -> np.ndarray:
@@ -86,7 +86,7 @@ def eps_by_ratio(first: np.ndarray, second: np.ndarray, delta: float) -> float:
 
 
 def test_disjoint_supports_have_no_finite_eps_and_slack_takes_that_away():
-    assert disjoint("a name").eps(delta=0.5).is_unbounded
+    assert disjoint_attack("a name").eps(delta=0.5).is_unbounded
     partly = exact_attack(np.array([0.1, 0.9]), np.array([0.0, 1.0]))
     assert partly.eps(delta=0.05).is_unbounded
     assert partly.eps(delta=0.1).eps < 1e-6
@@ -102,7 +102,7 @@ def test_what_is_known_at_delta_0_counts_there_alone():
 
 def test_the_best_of_several_and_bad_input():
     low, high = (LowerBound(eps=eps, delta=0.1, attack="a") for eps in (0.5, math.inf))
-    assert best([low, high]) is high
+    assert best_bound([low, high]) is high
     assert high.is_unbounded
     assert not low.is_unbounded
     with pytest.raises(ValueError, match="expected eps >= 0"):

@@ -13,7 +13,7 @@ from scipy.stats import binom, binomtest
 from dovetail import audit as audits
 from dovetail.audit import runs
 from dovetail.audit.runs.games import Game, TrialView, neighboring_worlds
-from dovetail.audit.runs.scores import scores
+from dovetail.audit.runs.scores import scores_of_trials
 from dovetail.events import FixedSize
 from dovetail.guarantee import quotes
 from dovetail.statements import Neighbors, Trust
@@ -162,7 +162,7 @@ def test_a_score_that_is_no_number_still_tells_the_worlds_apart():
 @pytest.mark.parametrize("seed", range(20))
 def test_laws_that_are_far_apart_are_told_apart_in_every_counted_trial(seed):
     scores = np.random.default_rng(seed).normal([[10], [-10]], size=(2, 24))
-    found = runs.from_scores({"score": scores}, delta=1e-5, confidence=0.95)
+    found = runs.lower_bound_from_scores({"score": scores}, delta=1e-5, confidence=0.95)
     assert found.eps == runs.eps_from_counts(12, 0, 12, delta=1e-5, confidence=0.95)
 
 
@@ -200,7 +200,7 @@ def test_changes_are_looked_at_from_two_rounds_on(rounds):
     worlds = SimpleNamespace(direction=np.ones((rounds, 3)))
     game = SimpleNamespace(rounds=rounds, likelihood=False, worlds=worlds)
     shown = {**dict.fromkeys(TrialView._fields), "own": moves, "estimate": 2 * moves, "state": moves[:, :, :1]}
-    found = scores(game, TrialView(**shown), view="colluding", trust=Trust.LOCAL)
+    found = scores_of_trials(game, TrialView(**shown), view="colluding", trust=Trust.LOCAL)
     reports = [found.get(f"change of the {what}") for what in ("victim's reports", "estimate")]
     assert [one is not None for one in reports] == [rounds > 1] * 2
     if rounds > 1:

@@ -15,7 +15,7 @@ from dovetail.accounting import gaussian
 from dovetail.accounting.releases import subjects
 from dovetail.audit import exact
 from dovetail.audit.attacks import shows_less, stronger
-from dovetail.audit.bounds import ExactAttack, best
+from dovetail.audit.bounds import ExactAttack, best_bound
 from dovetail.audit.exact import cells, crowds
 from dovetail.events import (
     Disjoint,
@@ -47,7 +47,7 @@ def stick(first: np.ndarray, second: np.ndarray, eps: float) -> float:
 
 
 def eps_at(exact_attacks: list[ExactAttack], delta: float) -> float:
-    return best([exact_attack.eps(delta=delta) for exact_attack in exact_attacks]).eps
+    return best_bound([exact_attack.eps(delta=delta) for exact_attack in exact_attacks]).eps
 
 
 def audited(name: str, plan: quotes.Terms) -> float:

@@ -9,7 +9,7 @@ from scipy import integrate
 from scipy.special import ive, ndtr
 from scipy.stats import binom
 
-from dovetail.audit.bounds import ExactAttack, best
+from dovetail.audit.bounds import ExactAttack, best_bound
 from dovetail.audit.exact import cells, noise, sums
 from dovetail.audit.exact.cells import Binomial
 from dovetail.audit.exact.sums import Mixture, RepeatedCells, SumPart, attack_far_apart, attack_likelihoods
@@ -23,7 +23,7 @@ from dovetail.statements import NotApplicable
 @pytest.mark.parametrize("position", [0.0, 0.3, 1.0])
 def test_levels_are_those_of_randomized_response(position):
     for levels in (2, 5):
-        masses = cells.of_report(Report(kind="rr", eps_local=0.7, levels=levels)).masses(0.7, position)
+        masses = cells.cells_of_report(Report(kind="rr", eps_local=0.7, levels=levels)).masses(0.7, position)
         exact = np.exp(RandomizedResponse(0.7, levels).log_density(np.arange(levels), position))
         np.testing.assert_allclose(np.float64(masses), exact, rtol=1e-14)
         assert abs(masses.sum() - 1) < 1e-18
@@ -78,7 +78,7 @@ def test_errors_of_huge_powers_stay_within_the_slack():
     fight = sums.attack_sums("ones", parts, parts)
     middle = round(trials / 7)
     values = middle + np.arange(-len(fight.log_first) // 2, len(fight.log_first) // 2)
-    start, exact = cells.binomial_window(trials, prob)
+    start, exact = cells.binomial_law(trials, prob)
     inside = (values >= start) & (values < start + len(exact))
     gap = np.abs(np.exp(fight.log_first[inside]) - exact[values[inside] - start]).sum()
     assert float(gap) < fight.slack < 1e-9
@@ -87,7 +87,7 @@ def test_errors_of_huge_powers_stay_within_the_slack():
 
 def test_a_mixture_is_the_sum_over_its_counts():
     some, rest = np.array([0.3, 0.7]), np.array([0.5, 0.5])
-    start, weights = cells.binomial_window(5, 0.4)
+    start, weights = cells.binomial_law(5, 0.4)
     fight = sums.attack_sums(
         "ones",
         [Mixture(some=SumPart(masses=some), rest=SumPart(masses=rest), total=6, start=start, weights=weights, times=2)],
@@ -103,7 +103,7 @@ def test_a_mixture_is_the_sum_over_its_counts():
 
 
 def test_binomials_keep_their_precision():
-    start, masses = cells.binomial_window(2000, 0.3)
+    start, masses = cells.binomial_law(2000, 0.3)
     prob = Fraction(0.3)
     for value in (600, 650, 560):
         exact = math.comb(2000, value) * prob**value * (1 - prob) ** (2000 - value)
@@ -111,7 +111,7 @@ def test_binomials_keep_their_precision():
     logs = cells.log_binomial(20_000, 0.4)
     assert logs[20_000] == pytest.approx(20_000 * math.log(0.4), rel=1e-14)
     assert logs[8000] == pytest.approx(binom.logpmf(8000, 20_000, 0.4), abs=1e-9)
-    assert cells.binomial_window(7, 1.0) == (7, np.ones(1))
+    assert cells.binomial_law(7, 1.0) == (7, np.ones(1))
 
 
 def test_counts_and_pairs_of_counts_by_enumeration():
@@ -150,7 +150,7 @@ def test_worlds_that_are_far_apart_by_a_change_of_measure(count, eps_local):
     logs = [cells.log_binomial(count, float(p)) for p in (prob, 1 - prob)]
     exact = ExactAttack(attack="ones", log_first=logs[0], log_second=logs[1])
     for delta in (1e-6, 1e-3, 0.3):
-        found = best([exact_attack.eps(delta=delta) for exact_attack in attack_far_apart("ones", seen)]).eps
+        found = best_bound([exact_attack.eps(delta=delta) for exact_attack in attack_far_apart("ones", seen)]).eps
         assert 0.9 * exact.eps(delta=delta).eps < found <= exact.eps(delta=delta).eps
     assert attack_far_apart("ones", seen._replace(times=3)) == []
 

@@ -16,8 +16,8 @@ from dovetail.audit.indices import (
     audit_indices,
     best_coordinates,
     claimed_nu,
-    gradients,
-    posterior,
+    noiseless_updates,
+    posterior_of_report,
     score_coordinates,
 )
 from dovetail.claims import flame
@@ -82,10 +82,10 @@ def test_nothing_is_learned_where_everything_is_reported():
     everything = audit_indices(topk(DIM - K), Population(users=100, dim=DIM), rounds=(1, 3), key=KEY)
     assert everything.nu == everything.nu_any_prior == 1
     for attack in everything.attacks:
-        assert attack.gain == 1
+        assert attack.gain_over_prior == 1
         assert attack.chance == pytest.approx(attack.success, rel=1e-12)
     assert everything.verdict_own_prior == "holds"
-    assert not any(inequality.fails for inequality in everything.inequalities if inequality.prior == "own")
+    assert not any(inequality.is_violated for inequality in everything.inequalities if inequality.prior == "own")
 
 
 def test_one_round_gives_everything_away_where_users_are_of_kinds():
@@ -112,7 +112,7 @@ def test_the_bound_is_clopper_pearson_over_all_attacks(audit):
 @pytest.mark.parametrize("truth", [0.01, 0.2, 0.5, 0.97])
 def test_the_lower_bound_exceeds_the_truth_as_seldom_as_it_says(truth):
     trials, error = 60, 0.05
-    bounds = [indices._lower_bound(np.arange(trials) < hits, error) for hits in range(trials + 1)]
+    bounds = [indices._success_lower_bound(np.arange(trials) < hits, error) for hits in range(trials + 1)]
     above = [binom.pmf(hits, trials, truth) for hits, bound in enumerate(bounds) if bound > truth]
     assert math.fsum(above) <= error
 
@@ -136,7 +136,7 @@ def test_the_posterior_is_exact_for_any_law():
         law = dict(zip(sets, rng.dirichlet(np.full(len(sets), 0.3)), strict=True))
         prior = np.array([sum(weight for chosen, weight in law.items() if j in chosen) for j in range(dim)])
         exact, rate = brute_force(law, dim, decoys), decoys / (dim - k)
-        np.testing.assert_allclose(posterior(prior, decoy_rate=rate), exact, rtol=1e-12)
+        np.testing.assert_allclose(posterior_of_report(prior, decoy_rate=rate), exact, rtol=1e-12)
         assert np.all(exact <= prior / rate * (1 + 1e-12))
         assert np.all(1 - prior <= (1 - exact) / rate * (1 + 1e-12))
 
@@ -182,7 +182,11 @@ def test_both_inequalities_by_hand():
     assert worst[2, "beta"].worst == math.inf
     assert worst[1, "own"].worst == pytest.approx(after[0.25] / 0.25) == pytest.approx(nu)
     assert worst[2, "own"].worst == pytest.approx(0.5 / (1 - after[0.5]))
-    assert [worst[1, "beta"].fails, worst[1, "own"].fails, worst[2, "own"].fails] == [True, False, False]
+    assert [worst[1, "beta"].is_violated, worst[1, "own"].is_violated, worst[2, "own"].is_violated] == [
+        True,
+        False,
+        False,
+    ]
     assert (worst[2, "beta"].share, worst[2, "own"].share) == (1.0, 0.0)
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert [row["worst"] for row in data["inequalities"] if row["fails"]] == [pytest.approx(4.0), None]
@@ -196,7 +200,7 @@ def test_nobody_who_is_attacked_is_learned_from():
     )
     attack = found.attack("population", 1)
     assert attack.prior_success == 0
-    assert attack.gain == math.inf
+    assert attack.gain_over_prior == math.inf
     assert attack.to_json()["gain"] is None
 
 
@@ -230,12 +234,12 @@ def test_the_population_has_the_scales_and_the_persistence_that_it_says():
 
 
 def test_gradients_are_those_of_logistic_regression_from_zero():
-    x = gradients("tiny:TASK", users=20, rounds=2, learning_rate=0.5)
+    x = noiseless_updates("tiny:TASK", users=20, rounds=2, learning_rate=0.5)
     assert x.shape == (20, 2, 12)
     table = x.reshape(20, 2, 4, 3)
     np.testing.assert_allclose(np.sort(table[:, 0, 3]), [[-1 / 3, -1 / 3, 2 / 3]] * 20, rtol=1e-5)
     np.testing.assert_allclose(table[:, 0].sum(axis=2), 0, atol=1e-6)
-    still = gradients("tiny:TASK", users=20, rounds=2, learning_rate=1e-9)
+    still = noiseless_updates("tiny:TASK", users=20, rounds=2, learning_rate=1e-9)
     np.testing.assert_allclose(still[:, 0], still[:, 1], atol=1e-6)
     assert np.abs(x[:, 0] - x[:, 1]).max() > 1e-3
 

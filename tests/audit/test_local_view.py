@@ -8,7 +8,7 @@ from scipy.special import ive
 
 from dovetail.audit import attacks
 from dovetail.audit.attacks import sums
-from dovetail.audit.bounds import best
+from dovetail.audit.bounds import best_bound
 from dovetail.events import FixedSize
 from dovetail.guarantee import quotes
 from dovetail.statements import NotApplicable
@@ -21,7 +21,7 @@ def plan(*, num_users=100, dim=20, delta=5e-6, participation=None, **settings):
 
 def audited(name: str, asked: quotes.Terms, delta: float) -> float:
     protocol, cohort = quotes.settle_protocol(name, asked)
-    return best(
+    return best_bound(
         [exact_attack.eps(delta=delta) for exact_attack in attacks.on_own_reports(protocol, cohort, asked.dim)]
     ).eps
 
@@ -50,10 +50,10 @@ def test_the_local_eps_is_reached_at_delta_0_and_never_passed(name, asked):
     protocol, cohort = quotes.settle_protocol(name, asked)
     exact_attacks = attacks.on_own_reports(protocol, cohort, asked.dim)
     stated = pure_eps(name, protocol, asked)
-    found = best([exact_attack.eps(delta=0.0) for exact_attack in exact_attacks]).eps
+    found = best_bound([exact_attack.eps(delta=0.0) for exact_attack in exact_attacks]).eps
     assert found <= stated * (1 + 1e-9)
     assert found == pytest.approx(stated, rel=1e-6)
-    assert best([exact_attack.eps(delta=asked.delta) for exact_attack in exact_attacks]).eps < found
+    assert best_bound([exact_attack.eps(delta=asked.delta) for exact_attack in exact_attacks]).eps < found
 
 
 def pure_eps(name, protocol, asked) -> float:

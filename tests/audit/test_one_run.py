@@ -94,7 +94,7 @@ def test_several_numbers_of_guesses_are_paid_for():
     error = 0.0
     for counts in itertools.product(*(range(n + 1) for n in numbers)):
         tried = dict(zip(numbers, counts, strict=True))
-        _, best = one_run.best_of(tried, canaries=sum(numbers), delta=0.0, confidence=0.8, attack="test")
+        _, best = one_run.best_bound_of_guesses(tried, canaries=sum(numbers), delta=0.0, confidence=0.8, attack="test")
         error += math.prod(laws[n][v] for n, v in tried.items()) * (best.eps > eps)
     assert error <= 0.2 < 1 - math.prod(1 - false_alarm(laws[n], eps, confidence=0.8) for n in numbers)
     assert best.confidence == 0.8
@@ -148,4 +148,4 @@ def test_bad_input_is_one_sentence(changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         one_run.lower_bound(**(good | changes))
     with pytest.raises(ValueError, match="no number of guesses to try"):
-        one_run.best_of({}, canaries=10, delta=0.0, confidence=0.95, attack="test")
+        one_run.best_bound_of_guesses({}, canaries=10, delta=0.0, confidence=0.95, attack="test")

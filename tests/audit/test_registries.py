@@ -13,7 +13,7 @@ from dovetail import audit as audits
 from dovetail import events
 from dovetail.audit import attacks, exact
 from dovetail.audit.attacks import _own
-from dovetail.audit.bounds import ExactAttack, disjoint
+from dovetail.audit.bounds import ExactAttack, disjoint_attack
 from dovetail.events import Everyone, Gaussian, Poisson, Round, View
 from dovetail.guarantee import quotes
 from dovetail.protocols import PROTOCOLS, Cohort, fill_settings
@@ -63,12 +63,12 @@ class Louder(Loud):
 
 @attacks.stronger.register(Loud)
 def overheard(protocol: Loud, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    return [disjoint("overheard")]
+    return [disjoint_attack("overheard")]
 
 
 @attacks.on_own_reports.register(Loud)
 def named(protocol: Loud, cohort: Cohort, dim: int) -> list[ExactAttack]:
-    return [disjoint("named")]
+    return [disjoint_attack("named")]
 
 
 attacks.shows_less.register(Loud, lambda protocol: protocol.clip == "adaptive")
@@ -145,7 +145,7 @@ def test_attacks_on_clients_own_reports_are_registered_or_follow_from_what_is_de
 def test_what_follows_from_a_declaration_is_as_good_as_what_is_registered(name):
     registered, default = (
         max(attack.eps(delta=0.01).eps for attack in find(*settled(name)))
-        for find in (attacks.on_own_reports, _own.as_declared)
+        for find in (attacks.on_own_reports, _own.attacks_on_declared_reports)
     )
     assert default == pytest.approx(registered, rel=1e-9) and default > 0
 

@@ -264,9 +264,9 @@ def test_the_attacker_explains_a_released_sum_up_to_its_noise(overrides):
     prepared = ready(canaries, noise, *overrides)
     attacker, signs = Attacker(prepared, canaries), np.where(coins, 1.0, -1.0)
     for seen in training._train(prepared, canaries, []):
-        weights = attacker.weights(seen)
-        middle, half = attacker.worlds(seen)
-        explained = attacker.others(seen) + weights @ middle + (weights * signs) @ half
+        weights = attacker.canary_weights(seen)
+        middle, half = attacker.world_updates(seen)
+        explained = attacker.sum_of_others(seen) + weights @ middle + (weights * signs) @ half
         scale = np.abs(explained).max()
         few_records = prepared.sampler.clients.max_records == 1
         np.testing.assert_allclose(attacker.released_sum(seen), explained, atol=(1e-4 if few_records else 0.05) * scale)

@@ -103,7 +103,7 @@ def test_an_attacker_explains_what_is_released_with_views():
     states = jax.tree.map(np.array, (training.protocol, training.server))  # a step consumes what it starts from
     after = ready.step(training, 0, hidden.taking_part(users, ready.sampler.schedule.population))
     seen = AttackerView(0, users, before, np.asarray(after.params), *states)
-    first = 2 * attacker.worlds(seen)[0]
-    rest = attacker.released_sum(seen) - attacker.others(seen) - hidden.coins @ first
+    first = 2 * attacker.world_updates(seen)[0]
+    rest = attacker.released_sum(seen) - attacker.sum_of_others(seen) - hidden.coins @ first
     assert np.linalg.norm(first, axis=1).min() > 0.3
     assert np.abs(rest).max() < 0.01

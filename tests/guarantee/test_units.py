@@ -8,7 +8,7 @@ import pytest
 from dovetail import accounting
 from dovetail.accounting import groups
 from dovetail.audit import exact
-from dovetail.audit.bounds import best
+from dovetail.audit.bounds import best_bound
 from dovetail.events import Everyone, Gaussian, Round, SampledSubject
 from dovetail.guarantee import units
 from dovetail.guarantee.units import ScopedRounds, Spread
@@ -96,7 +96,7 @@ def test_who_is_at_several_users_has_the_bound_of_all_of_them_together(unit, tim
         together = exact.exact_attacks(
             Gaussian(std=6.0, sensitivity=2.0 * users, neighbors=Neighbors.REPLACE_ONE), rounds=times
         )
-        assert best([attack.eps(delta=DELTA) for attack in together]).eps <= spent[-1]
+        assert best_bound([attack.eps(delta=DELTA) for attack in together]).eps <= spent[-1]
     assert spent[0] < 0.7 * spent[1] < spent[1] < 0.7 * spent[2]
     other = {"users_per_subject": 5} if unit is Unit.ITEM else {"users_per_item": 5}
     assert eps_of(unit, own, Spread(known=True, alone=False, **other), replaced=own) == pytest.approx(spent[0])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from grids import later
 
-from dovetail.audit.runs import from_scores
+from dovetail.audit.runs import lower_bound_from_scores
 from dovetail.parties.aggregator.party import Aggregator
 from dovetail.parties.canaries import CanaryRounds
 from dovetail.parties.common.sharing import PlainSharing
@@ -28,7 +28,7 @@ def attacked(protocol, settings, trials, *, users=4, sabotage=lambda canaries: N
         canaries = CanaryRounds(Path(folder), protocol, settings, dim=4, users=users, delta=DELTA, trials=2 * trials)
         sabotage(canaries)
         try:
-            found = from_scores(canaries.run(trials), delta=DELTA, confidence=CONFIDENCE)
+            found = lower_bound_from_scores(canaries.run(trials), delta=DELTA, confidence=CONFIDENCE)
         finally:
             canaries.shut()
         return canaries.statement().eps, found
@@ -104,6 +104,7 @@ def test_scores_of_one_law_refute_nothing():
     """400 pairs of equal laws: the bound is above 0 in at most 5 percent, within 6 standard deviations."""
     rng = np.random.default_rng(0)
     wrong = sum(
-        from_scores({"score": rng.normal(size=(2, 40))}, delta=0.0, confidence=CONFIDENCE).eps > 0 for _ in range(400)
+        lower_bound_from_scores({"score": rng.normal(size=(2, 40))}, delta=0.0, confidence=CONFIDENCE).eps > 0
+        for _ in range(400)
     )
     assert wrong <= 20 + 6 * np.sqrt(400 * 0.05 * 0.95)

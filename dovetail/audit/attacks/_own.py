@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.audit import exact
-from dovetail.audit.bounds import ExactAttack, disjoint
+from dovetail.audit.bounds import ExactAttack, disjoint_attack
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.cells import log_binomial
 from dovetail.audit.exact.sums import attack_repeated
@@ -24,7 +24,15 @@ from dovetail.events import Report, Shuffled
 from dovetail.protocols import Cohort, Protocol
 from dovetail.statements import NotApplicable
 
-__all__ = ["SERVER", "as_declared", "by_event", "independent", "on_own_event", "reports", "seen_by_the_server"]
+__all__ = [
+    "SERVER",
+    "attacks_by_the_server",
+    "attacks_on_declared_reports",
+    "attacks_on_event",
+    "attacks_on_laws",
+    "attacks_on_own_event",
+    "attacks_on_reports",
+]
 
 _OWN = "the victim's own reports"
 SERVER = "the victim's update, which the server gets as it is"
@@ -34,13 +42,13 @@ _MOST_VALUES = 64  # that a law may have to be used
 _COMPLETE = 1e-9  # by how much the probabilities of all values may miss 1
 
 
-def reports(report: Report, count: int) -> list[ExactAttack]:
+def attacks_on_reports(report: Report, count: int) -> list[ExactAttack]:
     """Attacks on `count` independent reports, all of them on the high end in one world, on the low end in the other."""
-    high, low = cells.of_report(report).ends(report.eps_local)
-    return independent(high, low, count)
+    high, low = cells.cells_of_report(report).masses_at_ends(report.eps_local)
+    return attacks_on_laws(high, low, count)
 
 
-def independent(first: np.ndarray, second: np.ndarray, count: int, *, pure: float = 0.0) -> list[ExactAttack]:
+def attacks_on_laws(first: np.ndarray, second: np.ndarray, count: int, *, pure: float = 0.0) -> list[ExactAttack]:
     """Attacks on `count` independent reports that have one of two laws.
 
     Arguments:
@@ -53,39 +61,39 @@ def independent(first: np.ndarray, second: np.ndarray, count: int, *, pure: floa
     return attack_repeated(f"log-likelihood ratios of {_OWN}", first, second, count, pure=pure)
 
 
-def by_event(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
+def attacks_on_event(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The exact attacks on the round's event, for protocols in which a client's report is all that the server sees."""
     return exact.exact_attacks(protocol.view(cohort, dim, neighbors=protocol.relation).round.mechanism)
 
 
-def as_declared(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
+def attacks_on_declared_reports(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on a client's reports by what a settled protocol declares of them.
 
     That is their density, where reports have few values and every slot the same law; otherwise the event
     `own_reports`. The victim is the user with the largest budget, and holds updates far beyond clipping, in opposite
     directions.
     """
-    laws = _finite_laws(protocol, dim)
+    laws = _laws_of_finite_reports(protocol, dim)
     if laws is not None:
-        return independent(*laws, protocol.layout(dim).slots)
-    return on_own_event(protocol.own_reports(cohort, dim))
+        return attacks_on_laws(*laws, protocol.layout(dim).slots)
+    return attacks_on_own_event(protocol.own_reports(cohort, dim))
 
 
 @functools.singledispatch
-def on_own_event(event: Any) -> list[ExactAttack]:
+def attacks_on_own_event(event: Any) -> list[ExactAttack]:
     """Attacks on the event of one client's reports: those of `audit.exact`, where nobody else is in it."""
     return exact.exact_attacks(event)
 
 
-@on_own_event.register(Shuffled)
-def _without_a_crowd(event: Shuffled) -> list[ExactAttack]:
+@attacks_on_own_event.register(Shuffled)
+def _attacks_without_a_crowd(event: Shuffled) -> list[ExactAttack]:
     """Attacks on the reports of a shuffled event as if they were not shuffled: one for each coordinate."""
     if event.report.kind in ("generic", "cap"):
         raise NotApplicable(f"the randomizer is not known from an event of kind {event.report.kind!r}: no exact attack")
-    return reports(event.report, event.coordinates)
+    return attacks_on_reports(event.report, event.coordinates)
 
 
-def _finite_laws(protocol: Protocol, dim: int) -> tuple[np.ndarray, np.ndarray] | None:
+def _laws_of_finite_reports(protocol: Protocol, dim: int) -> tuple[np.ndarray, np.ndarray] | None:
     """The probabilities of a report's values at the high and at the low end.
 
     None unless every slot has the same law, on few values, all of which occur among `_SAMPLES` draws: then their
@@ -119,10 +127,10 @@ def _finite_laws(protocol: Protocol, dim: int) -> tuple[np.ndarray, np.ndarray] 
     return laws[0][:, 0], laws[1][:, 0]
 
 
-def seen_by_the_server(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
+def attacks_by_the_server(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The attack on updates that the server gets without noise: it sees the victim's data whenever that is drawn."""
     prob = cohort.participation.prob_drawn
     if prob == 1:
-        return [disjoint(SERVER)]
+        return [disjoint_attack(SERVER)]
     logs = np.array([math.log(prob), -math.inf, math.log1p(-prob)])
     return [ExactAttack(attack=SERVER, log_first=logs, log_second=logs[[1, 0, 2]])]

@@ -44,9 +44,9 @@ __all__ = [
     "attack_central_sub_client",
     "attack_dp_fl_round",
     "attack_local_sub_client",
+    "attack_scaled_noise",
     "attack_subjects_round",
-    "norms",
-    "scaled_noise",
+    "norms_around_median",
 ]
 
 _CELLS = 4000  # of the squared norm
@@ -66,10 +66,10 @@ def attack_dp_fl_round(protocol: DpFl, cohort: Cohort, dim: int) -> list[ExactAt
     if cohort.participation.secret:
         return []  # where users are drawn at random the median is random, and no exact law is known
     attack = f"squared norm of the noise, its scale {CHANGE - 1:.0%} larger where the victim's update is long"
-    return [scaled_noise(attack, dim - 1, [(1.0, CHANGE**2)], [(1.0, 1.0)])]
+    return [attack_scaled_noise(attack, dim - 1, [(1.0, CHANGE**2)], [(1.0, 1.0)])]
 
 
-def norms(num_users: int, *, long: bool) -> list[float]:
+def norms_around_median(num_users: int, *, long: bool) -> list[float]:
     """The norms of all users' updates, the victim's last.
 
     Arguments:
@@ -81,8 +81,8 @@ def norms(num_users: int, *, long: bool) -> list[float]:
     return [*others, long_norm if long else 1.0]
 
 
-on_own_reports.register(DpFl, _own.seen_by_the_server)
-on_own_reports.register(FedAvg, _own.seen_by_the_server)
+on_own_reports.register(DpFl, _own.attacks_by_the_server)
+on_own_reports.register(FedAvg, _own.attacks_by_the_server)
 
 
 @stronger.register(CentralSub)
@@ -104,7 +104,7 @@ def attack_subjects_round(
         return []
     rate = settings.rate
     steps = max(1, settings.private_steps)
-    noise_of = noise_of or _recipe(settings.claimed_eps or _EPS, rate)
+    noise_of = noise_of or _noise_by_recipe(settings.claimed_eps or _EPS, rate)
     if steps > 1:
         meets = rate**2
         single, double = noise_of(1) ** 2, noise_of(2) ** 2
@@ -119,10 +119,10 @@ def attack_subjects_round(
         law += [(float(binom.pmf(items, most, rate)), noise_of(items) ** 2) for items in range(2, most + 1)]
         name = f"{most} records"
         alone = [(1.0, noise_of(1) ** 2)]
-    return [scaled_noise(f"squared norm of the noise, which follows the victim's {name}", dim - 1, law, alone)]
+    return [attack_scaled_noise(f"squared norm of the noise, which follows the victim's {name}", dim - 1, law, alone)]
 
 
-def _recipe(eps: float, rate: float) -> Callable[[int], float]:
+def _noise_by_recipe(eps: float, rate: float) -> Callable[[int], float]:
     """The noise multiplier for each Z that the paper's recipe takes for this eps and sampling rate, over 100 steps."""
 
     @functools.cache
@@ -146,11 +146,11 @@ def attack_central_sub_client(protocol: CentralSub, cohort: Cohort, dim: int) ->
 @on_own_reports.register(LocalSub)
 def attack_local_sub_client(protocol: LocalSub, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on what a user sends, noise included: on its event, or, where the noise follows the data, on its size."""
-    attacks = attack_subjects_round if protocol.adaptive_z else _own.by_event
+    attacks = attack_subjects_round if protocol.adaptive_z else _own.attacks_on_event
     return attacks(protocol, cohort, dim)
 
 
-def scaled_noise(
+def attack_scaled_noise(
     attack: str, dim: int, first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]
 ) -> ExactAttack:
     """The attack by the squared norm of Gaussian noise whose variance is random.

@@ -34,9 +34,9 @@ from scipy.stats import binom
 from dovetail.audit import exact
 from dovetail.audit.attacks import _own
 from dovetail.audit.attacks.registry import on_own_reports, shows_less, stronger
-from dovetail.audit.bounds import ExactAttack, disjoint
+from dovetail.audit.bounds import ExactAttack, disjoint_attack
 from dovetail.audit.exact import cells
-from dovetail.audit.exact.cells import ULP, Binomial, attack_counts, binomial_window
+from dovetail.audit.exact.cells import ULP, Binomial, attack_counts, binomial_law
 from dovetail.audit.exact.sums import SumPart, attack_sums
 from dovetail.events import Report, Shuffled
 from dovetail.protocols import Cohort
@@ -75,7 +75,7 @@ def attack_ss_simple_round(protocol: SsSimple, cohort: Cohort, dim: int) -> list
 @on_own_reports.register(SsSimple)
 def attack_ss_simple_client(protocol: SsSimple, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on the victim's reports, one on every coordinate."""
-    return _own.reports(protocol.report, dim)
+    return _own.attacks_on_reports(protocol.report, dim)
 
 
 shows_less.register(SsDouble, lambda protocol: protocol.inclusion == "fixed-k")
@@ -102,12 +102,12 @@ def attack_ss_double_round(protocol: SsDouble, cohort: Cohort, dim: int) -> list
     worlds = [[*crowd, Binomial(trials=width, prob=prob)] for prob in (high, low)]
     attacks = [attack_counts("ones in all slots together, others at the low end", worlds[0], worlds[1], slack=overflow)]
     if protocol.linkage == "vector":
-        dummies = _full_messages(max(0, missing), width)
+        dummies = _count_full_dummy_messages(max(0, missing), width)
         attacks += attack_whole_messages(bits, width, others=others, dummies=dummies, slack=overflow)
     return attacks
 
 
-def _full_messages(dummies: int, width: int) -> int:
+def _count_full_dummy_messages(dummies: int, width: int) -> int:
     """Messages of as many dummies as a client sends reports; shorter ones are no client's, and are set aside."""
     messages = max(1, -(-dummies // width))
     return max(0, min(messages, dummies - (width - 1) * messages))
@@ -117,11 +117,11 @@ def _full_messages(dummies: int, width: int) -> int:
 def attack_ss_double_client(protocol: SsDouble, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on the victim's reports on the coordinates that it drew; the draw depends on nobody's data."""
     if protocol.inclusion == "fixed-k":
-        return _own.reports(protocol.report, protocol.num_selected(dim))
-    ends = cells.of_report(protocol.report).ends(protocol.report.eps_local)
+        return _own.attacks_on_reports(protocol.report, protocol.num_selected(dim))
+    ends = cells.cells_of_report(protocol.report).masses_at_ends(protocol.report.eps_local)
     beta = np.longdouble(protocol.beta)
     high, low = (np.append(beta * end, 1 - beta) for end in ends)
-    return _own.independent(high, low, dim)
+    return _own.attacks_on_laws(high, low, dim)
 
 
 @stronger.register(SsTopk)
@@ -141,7 +141,7 @@ def attack_ss_topk_round(protocol: SsTopk, cohort: Cohort, dim: int) -> list[Exa
             return attack_whole_messages(one_probs(protocol.report), protocol.k, others=others, dummies=dummies)
         messages = users + -(-dim * pad_to // protocol.k)
         if decoys == 0 and math.comb(dim, protocol.k) > messages + 1:
-            return [disjoint("the indices of the victim's message")]
+            return [disjoint_attack("the indices of the victim's message")]
         return []
     if protocol.overflow == "keep" and users > pad_to and decoys < rest:
         with np.errstate(divide="ignore"):
@@ -160,7 +160,7 @@ def attack_ss_topk_client(protocol: SsTopk, cohort: Cohort, dim: int) -> list[Ex
     rest = dim - protocol.k
     decoys = protocol.per_client(dim) - protocol.k
     if decoys == rest:
-        return _own.reports(protocol.report, protocol.k)
+        return _own.attacks_on_reports(protocol.report, protocol.k)
     changed = min(protocol.k, rest)
     by_chance = math.comb(rest - changed, decoys - changed) / math.comb(rest, decoys) if decoys >= changed else 0.0
     with np.errstate(divide="ignore"):
@@ -179,8 +179,8 @@ class OneProbs(NamedTuple):
 
 def one_probs(report: Report) -> OneProbs:
     """A report seen as a bit, which is one in the upper half of what it may be."""
-    family = cells.of_report(report)
-    high, low = family.ends(report.eps_local)
+    family = cells.cells_of_report(report)
+    high, low = family.masses_at_ends(report.eps_local)
     upper = np.arange(len(high)) >= (len(high) + 1) // 2
     if family.cuts is not None:
         upper = np.concatenate([[False], family.cuts >= 0.5])
@@ -240,7 +240,7 @@ def _attack_whole_likelihoods(bits: OneProbs, width: int, others: int, dummies: 
 
 def _number_of_ones(width: int, prob: float) -> np.ndarray:
     """The probabilities of 0, ..., width ones among so many bits, in extended precision; far tails are 0."""
-    start, masses = binomial_window(width, prob)
+    start, masses = binomial_law(width, prob)
     law = np.zeros(width + 1, np.longdouble)
     law[start : start + len(masses)] = masses
     return law

@@ -38,7 +38,7 @@ _LEAST_DIM = 10  # below, the density of lengths ends too abruptly for the quadr
 _NODES = 20
 _PIECES = 40
 
-on_own_reports.register(LdpFl, _own.by_event)
+on_own_reports.register(LdpFl, _own.attacks_on_event)
 
 
 @stronger.register(PrivUnit)
@@ -89,14 +89,14 @@ def alone_mass(*, dim: int, threshold: float) -> float:
         pieces = np.linspace(low, high, _PIECES + 1)
         width = np.diff(pieces)[:, None] / 2
         angle = pieces[:-1, None] + width * (1 + nodes)
-        own = _beyond(threshold / np.cos(angle), dim)
+        own = _prob_longer_in_plane(threshold / np.cos(angle), dim)
         side = np.cos(2 * math.pi / 3 - angle)  # the nearer of the two others
-        other = np.where(side > threshold, _beyond(threshold / np.maximum(side, threshold), dim), 0.0)
+        other = np.where(side > threshold, _prob_longer_in_plane(threshold / np.maximum(side, threshold), dim), 0.0)
         total += float((width * weights * np.maximum(own - other, 0.0)).sum())
     return total / math.pi  # both sides of the middle, of a full turn
 
 
-def _beyond(length: np.ndarray, dim: int) -> np.ndarray:
+def _prob_longer_in_plane(length: np.ndarray, dim: int) -> np.ndarray:
     """The probability that a uniform point of the sphere is longer than this within a plane through the centre."""
     return np.exp((dim / 2 - 1) * np.log1p(-(np.minimum(length, 1 - 1e-16) ** 2)))
 

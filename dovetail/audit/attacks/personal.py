@@ -24,7 +24,7 @@ __all__ = [
     "attack_personal_client",
     "attack_s_apes_client",
     "attack_s_apes_round",
-    "sparsified_laws",
+    "laws_after_sparsifying",
 ]
 
 
@@ -38,9 +38,9 @@ def attack_personal_client(
         family: the cells of a report; those of the protocol's kind of noise unless given.
     """
     budget = float(protocol.settle(cohort, dim).eps_locals.max())
-    high, low = (family or cells.partition(protocol.kind)).ends(budget)
+    high, low = (family or cells.partition(protocol.kind)).masses_at_ends(budget)
     pure = dim * budget * (1 - 1e-9)  # the ratio at the end of the box
-    return _own.independent(high, low, dim, pure=pure)
+    return _own.attacks_on_laws(high, low, dim, pure=pure)
 
 
 @on_own_reports.register(Apes)
@@ -68,7 +68,7 @@ def attack_s_apes_round(protocol: SApes, cohort: Cohort, dim: int) -> list[Exact
     missing = cohort.colluders + cohort.size - cohort.crowd()
     others = np.sort(np.delete(budgets, victim))[missing:]
     attack = f"sum over all messages, victim with the largest budget {budgets[victim]:.4g}, others at the low end"
-    laws = sparsified_laws(protocol.settle(cohort, dim), dim)
+    laws = laws_after_sparsifying(protocol.settle(cohort, dim), dim)
     return [personal.attack_crowd(attack, laws, float(budgets[victim]), others, slots=dim)]
 
 
@@ -78,12 +78,12 @@ def attack_s_apes_client(protocol: SApes, cohort: Cohort, dim: int) -> list[Exac
     if protocol.num_kept(dim) == dim and protocol.sparsify != "threshold":
         return attack_apes_client(protocol, cohort, dim)
     settled = protocol.settle(cohort, dim)
-    laws = sparsified_laws(settled, dim)
+    laws = laws_after_sparsifying(settled, dim)
     budgets = settled.eps_locals.max(keepdims=True)
-    return _own.independent(laws(budgets, 1.0)[0], laws(budgets, 0.0)[0], dim)
+    return _own.attacks_on_laws(laws(budgets, 1.0)[0], laws(budgets, 0.0)[0], dim)
 
 
-def sparsified_laws(protocol: SApes, dim: int) -> personal.Laws:
+def laws_after_sparsifying(protocol: SApes, dim: int) -> personal.Laws:
     """The law of one message in cells, as a function of budgets and of the input's position; budgets must be settled.
 
     Raises NotApplicable where the messages of one client depend on each other.

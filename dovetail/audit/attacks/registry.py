@@ -41,4 +41,4 @@ def on_own_reports(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAt
     Guarantees:
         At delta = 0 exactly the local eps, to 1e-6, where reports are independent and the randomizer has a finite one.
     """
-    return _own.as_declared(protocol, cohort, dim)
+    return _own.attacks_on_declared_reports(protocol, cohort, dim)

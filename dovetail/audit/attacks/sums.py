@@ -13,7 +13,7 @@ import numpy as np
 
 from dovetail.audit.attacks import _own
 from dovetail.audit.attacks.registry import on_own_reports
-from dovetail.audit.bounds import ExactAttack, disjoint
+from dovetail.audit.bounds import ExactAttack, disjoint_attack
 from dovetail.audit.exact.noise import attack_skellam
 from dovetail.events import Report
 from dovetail.protocols import Cohort
@@ -33,7 +33,7 @@ _VALUE = "the victim's own noisy value"
 def attack_sum_client(protocol: ReportedSum, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on a user's randomized responses, one report in every slot."""
     local = protocol.local
-    return _own.reports(Report(kind="rr", eps_local=local.eps_local, levels=local.levels), protocol.slots)
+    return _own.attacks_on_reports(Report(kind="rr", eps_local=local.eps_local, levels=local.levels), protocol.slots)
 
 
 @on_own_reports.register(RealSum)
@@ -49,7 +49,7 @@ def attack_secagg_client(protocol: SecAgg, cohort: Cohort, dim: int) -> list[Exa
     """Attacks on the value that a user's shares add up to; it has no noise where aggregators add that."""
     if protocol.by_users:
         return attack_shares_client(protocol, cohort, dim)
-    return [disjoint("the victim's own value, to which aggregators have not added their noise")]
+    return [disjoint_attack("the victim's own value, to which aggregators have not added their noise")]
 
 
 @on_own_reports.register(SplitAndMixProtocol)

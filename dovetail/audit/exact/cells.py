@@ -34,12 +34,12 @@ __all__ = [
     "Cells",
     "attack_counts",
     "attack_two_counts",
-    "binomial_window",
+    "binomial_law",
+    "cells_of_report",
     "clipped_cells",
-    "error_of",
     "log_binomial",
-    "of_report",
     "partition",
+    "rounding_error",
     "score_cells",
     "score_law",
     "whole_steps",
@@ -70,7 +70,7 @@ def attack_counts(
         first: in the first world, the parts whose ones are counted together; `second` likewise.
         slack: more than the error of any probability that the caller knows of.
     """
-    laws = [_count(parts) for parts in (first, second)]
+    laws = [_law_of_sum(parts) for parts in (first, second)]
     low = min(start for start, _, _ in laws)
     high = max(start + len(masses) for start, masses, _ in laws)
     logs = []
@@ -83,7 +83,7 @@ def attack_counts(
     return ExactAttack(attack=attack, log_first=logs[0], log_second=logs[1], slack=slack + cut)
 
 
-def _count(parts: Sequence[Binomial]) -> tuple[int, np.ndarray, float]:
+def _law_of_sum(parts: Sequence[Binomial]) -> tuple[int, np.ndarray, float]:
     """The law of the sum of independent binomials.
 
     Returns: the first value; the probabilities from there on; and more than what was cut off or lost in rounding.
@@ -94,7 +94,7 @@ def _count(parts: Sequence[Binomial]) -> tuple[int, np.ndarray, float]:
     for part in parts:
         if not part.trials:
             continue
-        low, here = binomial_window(part.trials, part.prob)
+        low, here = binomial_law(part.trials, part.prob)
         high = low + len(here) - 1
         here = here.astype(np.float64)
         if len(here) * len(masses) > _MOST_PRODUCTS:
@@ -107,7 +107,7 @@ def _count(parts: Sequence[Binomial]) -> tuple[int, np.ndarray, float]:
     return start, masses, lost
 
 
-def _window(trials: int, prob: float) -> tuple[int, int]:
+def _range_that_matters(trials: int, prob: float) -> tuple[int, int]:
     """The smallest and the largest value of a binomial that matter: mean and twelve standard deviations, and 64 more.
 
     All values, where they are few.
@@ -119,13 +119,13 @@ def _window(trials: int, prob: float) -> tuple[int, int]:
     return max(0, math.floor(mean - half_width)), min(trials, math.ceil(mean + half_width))
 
 
-def binomial_window(trials: int, prob: float | np.longdouble) -> tuple[int, np.ndarray]:
+def binomial_law(trials: int, prob: float | np.longdouble) -> tuple[int, np.ndarray]:
     """A binomial law in extended precision: the first of the values that matter, and the probabilities from there on.
 
     From the largest on they follow from each other by ratios, and they are scaled to add up to 1: tails below 1e-30 are
     cut off. The error of all together is some roundings for each standard deviation.
     """
-    low, high = _window(trials, float(prob))
+    low, high = _range_that_matters(trials, float(prob))
     odds = np.longdouble(prob) / (1 - np.longdouble(prob)) if prob < 1 else np.longdouble(np.inf)
     if not np.isfinite(odds) or high == low:
         return high, np.ones(1, np.longdouble)
@@ -154,10 +154,10 @@ def attack_two_counts(
         second: those for the victim in the second world.
     """
     a, b = others
-    low, high = _window(trials, a)
+    low, high = _range_that_matters(trials, a)
     left = np.arange(low, high + 1)
     prob_b = b / (1 - a)  # of those that are not in the first cell
-    ends = [_window(trials - int(count), prob_b) for count in (left[0], left[-1])]
+    ends = [_range_that_matters(trials - int(count), prob_b) for count in (left[0], left[-1])]
     bottom, top = min(end[0] for end in ends), max(end[1] for end in ends)
     if len(left) * (top - bottom + 1) > _MOST_PAIRS:
         raise NotApplicable(f"too many pairs of counts: {len(left)} times {top - bottom + 1}")
@@ -227,24 +227,24 @@ class Cells:
                 f"exact laws are kept to budgets of at most {most}, where lies are not yet rounded away"
             )
         if self.kind == "rr":
-            return self._levels(budget, position)
+            return self._masses_of_levels(budget, position)
         if self.cuts is None:
             raise ValueError(f"kind={self.kind!r} needs cuts")
-        below = _signed_mass((self.cuts.astype(np.longdouble) - np.longdouble(position)) * budget)
+        below = _laplace_mass_from_zero((self.cuts.astype(np.longdouble) - np.longdouble(position)) * budget)
         bottom = np.full_like(budget, -0.5)
         top = -bottom
         if self.kind == "clip_laplace":
-            bottom = _signed_mass((-np.longdouble(self.overhang) - position) * budget)
-            top = _signed_mass((1 + np.longdouble(self.overhang) - position) * budget)
+            bottom = _laplace_mass_from_zero((-np.longdouble(self.overhang) - position) * budget)
+            top = _laplace_mass_from_zero((1 + np.longdouble(self.overhang) - position) * budget)
         whole = top - bottom
         below = np.clip(below, bottom, top)
         return np.diff(np.concatenate([bottom, below, top], axis=-1), axis=-1) / whole
 
-    def ends(self, eps_local: float) -> tuple[np.ndarray, np.ndarray]:
+    def masses_at_ends(self, eps_local: float) -> tuple[np.ndarray, np.ndarray]:
         """The masses for an input at the high end, and for one at the low end."""
         return self.masses(eps_local, 1.0), self.masses(eps_local, 0.0)
 
-    def _levels(self, budget: np.ndarray, position: float) -> np.ndarray:
+    def _masses_of_levels(self, budget: np.ndarray, position: float) -> np.ndarray:
         """The probabilities of the levels of randomized response; an input between two levels is rounded at random."""
         lie = np.exp(-budget)
         spread = np.longdouble(position) * (self.levels - 1)
@@ -252,7 +252,7 @@ class Cells:
         return (lie - np.expm1(-budget) * chance) / (1 + (self.levels - 1) * lie)
 
 
-def _signed_mass(t: np.ndarray) -> np.ndarray:
+def _laplace_mass_from_zero(t: np.ndarray) -> np.ndarray:
     """The mass of Laplace noise of scale 1 between 0 and t, negative where t is."""
     return -np.sign(t) * np.expm1(-np.abs(t)) / 2
 
@@ -287,14 +287,14 @@ def clipped_cells(overhang: float) -> Cells:
     return Cells(kind="clip_laplace", cuts=np.linspace(-overhang, 1 + overhang, _CUTS + 1)[1:-1], overhang=overhang)
 
 
-def of_report(report: Report) -> Cells:
+def cells_of_report(report: Report) -> Cells:
     """The cells of a report whose randomizer is known: randomized response, Laplace or Clip-Laplace."""
     if report.kind == "generic" or report.kind == "cap":
         raise ValueError(f"reports of kind={report.kind!r} have no cells: the randomizer's density is not known")
     return partition(report.kind, levels=report.levels)
 
 
-def error_of(masses: np.ndarray) -> float:
+def rounding_error(masses: np.ndarray) -> float:
     """More than the rounding errors of all these masses together."""
     return (4 * len(masses) + 16) * ULP
 

@@ -17,7 +17,7 @@ from scipy.stats import binom
 
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
-from dovetail.audit.exact.cells import ULP, Binomial, attack_counts, attack_two_counts, binomial_window
+from dovetail.audit.exact.cells import ULP, Binomial, attack_counts, attack_two_counts, binomial_law
 from dovetail.audit.exact.registry import on_event
 from dovetail.audit.exact.sums import Mixture, RepeatedCells, SumPart, attack_likelihoods, attack_sums
 from dovetail.events import PaddedBernoulli, PaddedTopk, Report, Shuffled
@@ -45,16 +45,16 @@ class _Crowd:
     def __init__(self, report: Report) -> None:
         if report.kind == "generic":
             raise NotApplicable("the randomizer is not known from an event of kind 'generic': no exact attack")
-        family = cells.of_report(report)
+        family = cells.cells_of_report(report)
         self.report = report
-        self.high, self.low = family.ends(report.eps_local)
+        self.high, self.low = family.masses_at_ends(report.eps_local)
         uniform = report.kind == "rr"
         self.blanket = np.full_like(self.low, 1) / len(self.low) if uniform else family.masses(report.eps_local, 0.5)
         self.binary = len(self.low) == 2
 
-    def level(self, index: int) -> np.ndarray:
+    def masses_on_level(self, index: int) -> np.ndarray:
         """The probabilities of a report's cells for an input on level `index` (from 0) of randomized response."""
-        return cells.of_report(self.report).masses(self.report.eps_local, index / (self.report.levels - 1))
+        return cells.cells_of_report(self.report).masses(self.report.eps_local, index / (self.report.levels - 1))
 
     def scores(self, others: np.ndarray, *, messages: int) -> np.ndarray:
         """The score of each cell: integers whose sum over all messages tells high from low.
@@ -67,9 +67,9 @@ class _Crowd:
             return np.arange(2)
         return cells.score_cells(self.high, self.low, others, messages=messages)
 
-    def part(self, masses: np.ndarray, scores: np.ndarray, times: int) -> SumPart:
+    def sum_part(self, masses: np.ndarray, scores: np.ndarray, times: int) -> SumPart:
         """The scores of `times` messages of this law, as a part of a sum."""
-        return SumPart(masses=cells.score_law(masses, scores), times=times, error=cells.error_of(masses))
+        return SumPart(masses=cells.score_law(masses, scores), times=times, error=cells.rounding_error(masses))
 
     def attack_scores(
         self, attack: str, first: Sequence[_Messages], second: Sequence[_Messages], *, slack: float = 0.0
@@ -86,7 +86,7 @@ class _Crowd:
                 return attack_counts(attack, bits[0], bits[1], slack=slack)
             except NotApplicable:
                 pass  # too many bits for a convolution
-        summands = {id(part): self.part(part.masses, part.scores, part.times) for part in (*first, *second)}
+        summands = {id(part): self.sum_part(part.masses, part.scores, part.times) for part in (*first, *second)}
         parts = [[summands[id(part)] for part in world] for world in (first, second)]
         return attack_sums(attack, parts[0], parts[1], slack=slack)
 
@@ -113,7 +113,7 @@ def _count_law(messages: Sequence[_Messages]) -> np.ndarray:
     law = np.ones(1, np.longdouble)
     for part in messages:
         if part.times:
-            start, masses = binomial_window(part.times, part.masses[1])
+            start, masses = binomial_law(part.times, part.masses[1])
             law = np.convolve(law, np.concatenate([np.zeros(start, np.longdouble), masses]))
     return law
 
@@ -158,7 +158,7 @@ def _attack_from_other_levels(crowd: _Crowd, others: int, slots: int) -> list[Ex
 
     By the sum of scores; for one slot also by how many reports there are on each of the victim's two levels.
     """
-    law = crowd.level(1)
+    law = crowd.masses_on_level(1)
     attacks = []
     scores = np.zeros(len(law), np.int64)
     scores[0] = 0
@@ -190,7 +190,7 @@ def attack_padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[ExactAt
     others = event.honest - 1
     slots = event.coordinates * rounds
     places = event.pad_to - event.colluders - 1  # beside the victim's, or that of the dummy in its place
-    start, weights = binomial_window(others, event.inclusion)
+    start, weights = binomial_law(others, event.inclusion)
     fits = max(0, places + 1 - start)
     overflow = float(binom.sf(places, others, event.inclusion)) * 1.01 if fits < len(weights) else 0.0
     if not fits:
@@ -198,15 +198,15 @@ def attack_padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[ExactAt
     beta = np.longdouble(event.inclusion)
     scores = crowd.scores(crowd.blanket, messages=event.pad_to * slots)
     crowded = Mixture(
-        some=crowd.part(crowd.low, scores, 1),
-        rest=crowd.part(crowd.blanket, scores, 1),
+        some=crowd.sum_part(crowd.low, scores, 1),
+        rest=crowd.sum_part(crowd.blanket, scores, 1),
         total=places,
         start=start,
         weights=weights[:fits],
         times=slots,
     )
     mixed = (beta * law + (1 - beta) * crowd.blanket for law in (crowd.high, crowd.low))
-    first, second = (crowd.part(law, scores, slots) for law in mixed)
+    first, second = (crowd.sum_part(law, scores, slots) for law in mixed)
     name = "sum over all messages, others that report at the low end"
     return [attack_sums(name, [crowded, first], [crowded, second], slack=slots * (overflow + 1e-33))]
 

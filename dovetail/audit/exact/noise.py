@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
-from dovetail.audit.bounds import ExactAttack, disjoint
+from dovetail.audit.bounds import ExactAttack, disjoint_attack
 from dovetail.audit.exact import cells, sums
-from dovetail.audit.exact.cells import ULP, binomial_window
+from dovetail.audit.exact.cells import ULP, binomial_law
 from dovetail.audit.exact.registry import in_sample, on_event
 from dovetail.audit.exact.sums import RepeatedCells, attack_likelihoods, attack_repeated
 from dovetail.events import Gaussian, Laplace, ReplacedUsers, SampledSubject, SkellamNoise
@@ -46,7 +46,7 @@ _LARGEST = 2**22  # values of a law
 def attack_gaussian(event: Gaussian, rounds: int) -> list[ExactAttack]:
     """The attack by the projection on the direction in which neighbours differ, added up over the rounds."""
     if event.std == 0:
-        return [disjoint("the released value, to which no noise is added")]
+        return [disjoint_attack("the released value, to which no noise is added")]
     return [_attack_shifted_normal("the released value along the difference", event.mu * math.sqrt(rounds))]
 
 
@@ -86,7 +86,7 @@ def attack_laplace(event: Laplace, rounds: int) -> list[ExactAttack]:
     """
     family = cells.partition("laplace")
     copies = event.count * rounds
-    high, low = family.ends(event.eps_each)
+    high, low = family.masses_at_ends(event.eps_each)
     return attack_repeated("log-likelihood ratios of all answers", high, low, copies)
 
 
@@ -115,7 +115,7 @@ def attack_skellam(attack: str, variance: float, shift: int, *, modulus: int) ->
     angles = 8 * np.arctan(np.longdouble(1)) * np.arange(size // 2 + 1) / size
     value = np.exp(-2 * np.longdouble(variance) * np.sin(angles / 2) ** 2)
     error = 64 * ULP * (1 + np.abs(np.log(np.maximum(value, 1e-300)))) * value
-    masses, slack = sums.law((value.astype(np.clongdouble), error.astype(np.float64)), size)
+    masses, slack = sums.law_of_spectrum((value.astype(np.clongdouble), error.astype(np.float64)), size)
     return sums.attack_on_laws(
         attack, [(np.roll(masses, shift), slack), (masses, slack)], centre=shift // 2, pure=math.inf
     )
@@ -130,7 +130,7 @@ def observe_sampled_gaussian(event: Gaussian, prob: float, times: int) -> Repeat
     if event.neighbors is not Neighbors.ADD_REMOVE or event.std == 0:
         raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
     included = np.array([1 - np.longdouble(prob), prob], np.longdouble)
-    return RepeatedCells(*_mixture_cells(included, event.mu), times, _error(items=1))
+    return RepeatedCells(*_mixture_cells(included, event.mu), times, _mixture_error(items=1))
 
 
 @on_event.register(SampledSubject)
@@ -142,13 +142,13 @@ def attack_sampled_subject(event: SampledSubject, rounds: int) -> list[ExactAtta
     not show who was drawn.
     """
     attacks = []
-    for name, split in _splits(event).items():
+    for name, split in _splits_to_attack(event).items():
         attack = f"log-likelihood ratios of all releases, {name}"
         attacks.append(_attack_mixture(attack, event, split, event.steps * rounds))
     return attacks
 
 
-def _splits(event: SampledSubject) -> dict[str, tuple[int, ...]]:
+def _splits_to_attack(event: SampledSubject) -> dict[str, tuple[int, ...]]:
     """Ways to spread the subject's items over users that the caps allow: by name, the numbers of items at each user.
 
     As many at each as fit; and, where that can be worse, as evenly over as many users as possible.
@@ -177,12 +177,12 @@ def _attack_mixture(attack: str, event: SampledSubject, split: tuple[int, ...], 
         laws = [(_items_law(event, split), 1)]
     if releases == 1 and len(laws) == 1 and laws[0][1] == 1:
         return _attack_one_mixture("the released value along the difference", laws[0][0], unit)
-    error = _error(event.most_items)
+    error = _mixture_error(event.most_items)
     cells_of_laws = [RepeatedCells(*_mixture_cells(law, unit), releases * times, error) for law, times in laws]
     return attack_likelihoods(attack, cells_of_laws, pure=math.inf)
 
 
-def _error(items: int) -> float:
+def _mixture_error(items: int) -> float:
     """More than the error of the law of a mixture over so many items, all cells together."""
     return 256 * ULP * (2 + items) + 1e-24
 
@@ -213,7 +213,7 @@ def _items_law(event: SampledSubject, split: Sequence[int]) -> np.ndarray:
     """The probabilities that 0, 1, ... of the subject's items are in a sum; `split` has the number at each user."""
     law = np.ones(1, np.longdouble)
     for items in split:
-        start, masses = binomial_window(items, event.prob_item)
+        start, masses = binomial_law(items, event.prob_item)
         here = np.concatenate([np.zeros(start, np.longdouble), masses]) * np.longdouble(event.prob_user)
         here[0] += 1 - np.longdouble(event.prob_user)
         law = np.convolve(law, here)

@@ -103,7 +103,7 @@ def attack_crowd(attack: str, laws: Laws, victim: float, others: np.ndarray, *, 
     for part in own:
         victim_value, victim_error = sums.spectrum_of([part], size)
         both = error + victim_error * np.exp(np.minimum(0.0, sums.log_abs(value))) + 8 * ULP * np.abs(value)
-        worlds.append(sums.law((value * victim_value, both.astype(np.float64)), size))
+        worlds.append(sums.law_of_spectrum((value * victim_value, both.astype(np.float64)), size))
     return sums.attack_on_laws(attack, worlds, centre=centre)
 
 

@@ -36,7 +36,7 @@ __all__ = [
     "attack_on_laws",
     "attack_repeated",
     "attack_sums",
-    "law",
+    "law_of_spectrum",
     "log_abs",
     "modulus_for",
     "power",
@@ -73,7 +73,7 @@ class SumPart:
         mean = float(values @ masses)
         return mean, float((values - mean) ** 2 @ masses)
 
-    def transform(self, size: int) -> tuple[np.ndarray, float]:
+    def characteristic_function(self, size: int) -> tuple[np.ndarray, float]:
         """The characteristic function of one integer, and more than the error of any of its values.
 
         Arguments:
@@ -81,7 +81,7 @@ class SumPart:
         """
         padded = np.zeros(size, np.longdouble)
         padded[: len(self.masses)] = self.masses
-        return scipy.fft.rfft(padded), self.error + _roundings(size) * ULP
+        return scipy.fft.rfft(padded), self.error + _number_of_roundings(size) * ULP
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,13 +116,13 @@ class Mixture:
         left = self.total - average
         return average * mean + left * other_mean, average * variance + left * other_variance + between
 
-    def transform(self, size: int) -> tuple[np.ndarray, float]:
-        """The characteristic function of one sum, and more than the error of any of its values, as `SumPart.transform`.
+    def characteristic_function(self, size: int) -> tuple[np.ndarray, float]:
+        """The characteristic function of one sum, and more than the error of any of its values, as of a `SumPart`.
 
         It is the sum over C of weight some^C rest^(total - C), by Horner's rule in both.
         """
-        some, error = self.some.transform(size)
-        rest, other_error = self.rest.transform(size)
+        some, error = self.some.characteristic_function(size)
+        rest, other_error = self.rest.characteristic_function(size)
         value = np.full_like(some, self.weights[-1])
         turned = np.ones_like(rest)
         for weight in self.weights[-2::-1]:
@@ -151,7 +151,7 @@ def attack_sums(
     """
     size, centre = modulus_for(first, second)
     cache: _Cache = {}
-    laws = [law(spectrum_of(parts, size, cache), size) for parts in (first, second)]
+    laws = [law_of_spectrum(spectrum_of(parts, size, cache), size) for parts in (first, second)]
     return attack_on_laws(attack, laws, centre=centre, slack=slack, pure=pure)
 
 
@@ -192,7 +192,7 @@ def spectrum_of(parts: Sequence[SumPart | Mixture], size: int, cache: _Cache | N
         if not part.times:
             continue
         if id(part) not in cache:
-            single, error_of_single = part.transform(size)
+            single, error_of_single = part.characteristic_function(size)
             amount = error_of_single + 8 * ULP
             cache[id(part)] = power(single, part.times), np.maximum(log_abs(single), math.log(amount)), amount
         powered, log_single, amount = cache[id(part)]
@@ -221,16 +221,16 @@ def log_abs(value: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(np.abs(value), np.finfo(np.longdouble).tiny)).astype(np.float64)
 
 
-def _roundings(size: int) -> float:
+def _number_of_roundings(size: int) -> float:
     """How often a value is rounded on its way through a transform of this size, with much to spare."""
     return 6 * math.log2(size)
 
 
-def law(spectrum: Spectrum, size: int) -> tuple[np.ndarray, float]:
+def law_of_spectrum(spectrum: Spectrum, size: int) -> tuple[np.ndarray, float]:
     """The probabilities of 0 .. size - 1 modulo size, and more than the error of any sum of them."""
     value, error = spectrum
     masses = np.maximum(scipy.fft.irfft(value, size), 0)
-    lost = float(np.sum(error) + _roundings(size) * ULP * np.sum(np.abs(value)))
+    lost = float(np.sum(error) + _number_of_roundings(size) * ULP * np.sum(np.abs(value)))
     return masses, 2 * lost * (1 + 1e-6)
 
 
@@ -280,8 +280,10 @@ def attack_likelihoods(
     At delta = 0 the attack has the ratio of the event that every observation falls into its most telling cell.
     Arguments are those of `attack_sums`.
     """
-    ratios = [_log_ratio(part) for part in observations]
-    variance = sum(part.times * _variance(part, ratio) for part, ratio in zip(observations, ratios, strict=True))
+    ratios = [_log_ratio_by_cell(part) for part in observations]
+    variance = sum(
+        part.times * _variance_of_ratio(part, ratio) for part, ratio in zip(observations, ratios, strict=True)
+    )
     total = sum(part.times for part in observations)
     std = math.sqrt(max(variance / total, 1e-300))
     fine = min(256.0, max(4.0, 2**11 / math.sqrt(total)))
@@ -292,7 +294,7 @@ def attack_likelihoods(
         points -= points.min()
         for world, masses in zip(worlds, (part.first, part.second), strict=True):
             world.append(SumPart(masses=cells.score_law(masses, points), times=part.times, error=part.error + 8 * ULP))
-    return attack_sums(attack, *worlds, slack=slack, pure=max(pure, _most_telling(observations)))
+    return attack_sums(attack, *worlds, slack=slack, pure=max(pure, _largest_log_ratio(observations)))
 
 
 def attack_repeated(
@@ -304,7 +306,7 @@ def attack_repeated(
         first: the probabilities of a report's cells in the first world; `second` likewise.
         pure: a lower bound on eps at delta = 0 that is known beside the laws.
     """
-    observations = RepeatedCells(first, second, times, cells.error_of(first))
+    observations = RepeatedCells(first, second, times, cells.rounding_error(first))
     return [attack_likelihoods(attack, [observations], pure=pure), *attack_far_apart(attack, observations)]
 
 
@@ -315,10 +317,10 @@ def attack_far_apart(attack: str, observations: RepeatedCells) -> list[ExactAtta
     probabilities q(y) e^(h s(y)) / Z, close to P's: a rare event under Q that is common under P' (change of measure).
     Here T is no residue: what P and P' put beyond the modulus is bounded by Chernoff's bound and added to the errors.
     """
-    ratio = _log_ratio(observations)
+    ratio = _log_ratio_by_cell(observations)
     if observations.times * float(np.asarray(observations.first, np.float64) @ ratio) < _FAR:
         return []
-    step = math.sqrt(max(_variance(observations, ratio), 1e-300)) / 64
+    step = math.sqrt(max(_variance_of_ratio(observations, ratio), 1e-300)) / 64
     step = max(step, float(np.ptp(ratio)) / _MOST_STEPS)
     signed = np.rint(ratio / step).astype(np.int64)
     lowest = int(signed.min())
@@ -330,10 +332,10 @@ def attack_far_apart(attack: str, observations: RepeatedCells) -> list[ExactAtta
         for masses, error in ((observations.first, observations.error), (tilted / total, tilted_error))
     ]
     size, centre = modulus_for(parts[:1], parts[1:])
-    (first, first_error), (second, second_error) = (law(spectrum_of([part], size), size) for part in parts)
+    (first, first_error), (second, second_error) = (law_of_spectrum(spectrum_of([part], size), size) for part in parts)
     values = centre - size // 2 + np.arange(size)
     first_error, second_error = (
-        error + _outside(part, int(values[0]), int(values[-1]))
+        error + _prob_outside(part, int(values[0]), int(values[-1]))
         for error, part in zip((first_error, second_error), parts, strict=True)
     )
     first, second = (np.roll(masses, size // 2 - centre)[::-1] for masses in (first, second))
@@ -350,14 +352,14 @@ def attack_far_apart(attack: str, observations: RepeatedCells) -> list[ExactAtta
             log_power = math.log(min(1 - 1e-9, float(power[reached]) - first_error))
             if log_power <= log_alarm:
                 continue
-            logs = [np.array([_log_rest(log), log]) for log in (log_power, log_alarm)]
+            logs = [np.array([_log_complement(log), log]) for log in (log_power, log_alarm)]
             attacks.append(
                 ExactAttack(attack=f"{attack}, above {loss[reached]:.4g}", log_first=logs[0], log_second=logs[1])
             )
     return attacks
 
 
-def _outside(part: SumPart, low: int, high: int) -> float:
+def _prob_outside(part: SumPart, low: int, high: int) -> float:
     """More than the probability that the sum of all integers of this part is below `low` or above `high`."""
     masses = np.asarray(part.masses, np.float64)
     mean, variance = part.moments()
@@ -371,12 +373,12 @@ def _outside(part: SumPart, low: int, high: int) -> float:
     return total * 1.01
 
 
-def _log_rest(log: float) -> float:
+def _log_complement(log: float) -> float:
     """log(1 - p) from log p, for 0 < p < 1."""
     return math.log(-math.expm1(log))
 
 
-def _most_telling(observations: Sequence[RepeatedCells]) -> float:
+def _largest_log_ratio(observations: Sequence[RepeatedCells]) -> float:
     """The largest |log ratio| of what all observations can show together, rounded down.
 
     Cells that are next to impossible in a world are left out: their probabilities may be rounding errors.
@@ -389,14 +391,14 @@ def _most_telling(observations: Sequence[RepeatedCells]) -> float:
     return float(extremes.max()) * (1 - 1e-9)
 
 
-def _log_ratio(part: RepeatedCells) -> np.ndarray:
+def _log_ratio_by_cell(part: RepeatedCells) -> np.ndarray:
     """log(first / second) of every cell, cut off at `_LARGEST_RATIO` to either side; 0 for impossible cells."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.asarray(np.log(part.first) - np.log(part.second), np.float64)
     return np.clip(np.nan_to_num(ratio, nan=0.0), -_LARGEST_RATIO, _LARGEST_RATIO)
 
 
-def _variance(part: RepeatedCells, ratio: np.ndarray) -> float:
+def _variance_of_ratio(part: RepeatedCells, ratio: np.ndarray) -> float:
     """The variance of the ratio under the mean of both laws."""
     middle = np.asarray(part.first + part.second, np.float64) / 2
     return float(middle @ ratio**2) - float(middle @ ratio) ** 2

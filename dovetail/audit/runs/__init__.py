@@ -20,10 +20,10 @@ from scipy.stats import beta
 from dovetail import _validate
 from dovetail.audit.bounds import LowerBound
 from dovetail.audit.runs.games import Game
-from dovetail.audit.runs.scores import View, scores
+from dovetail.audit.runs.scores import View, scores_of_trials
 from dovetail.statements import Trust
 
-__all__ = ["default_trials", "eps_from_counts", "from_scores", "lower_bound"]
+__all__ = ["default_trials", "eps_from_counts", "lower_bound", "lower_bound_from_scores"]
 
 _PILOT = 0.5  # trials of the pilot of each game, over those that are counted
 _THRESHOLDS = 400  # on a score: so many evenly over the pilot's trials, and as many again towards either end
@@ -58,7 +58,7 @@ class _Test(NamedTuple):
 
 def default_trials(game: Game) -> int:
     """As many trials as keep an audit within a minute or so."""
-    return int(min(_MOST_TRIALS, max(_LEAST_TRIALS, _WORK / game.reports)))
+    return int(min(_MOST_TRIALS, max(_LEAST_TRIALS, _WORK / game.reports_per_trial)))
 
 
 def lower_bound(
@@ -120,7 +120,7 @@ def lower_bound(
     )
 
 
-def from_scores(scored: Mapping[str, np.ndarray], *, delta: float, confidence: float) -> LowerBound:
+def lower_bound_from_scores(scored: Mapping[str, np.ndarray], *, delta: float, confidence: float) -> LowerBound:
     """A lower bound from trials that were run elsewhere; too high with probability at most 1 - confidence.
 
     Arguments:
@@ -161,7 +161,7 @@ def _play_and_score(
 ) -> dict[str, np.ndarray]:
     """Run trials of a game in one world, and compute their scores: by name, (trials,). NaN counts as infinite."""
     played = game.play(world, trials=trials, key=key, batch=batch)
-    batches = [scores(game, trials_view, view=view, trust=trust) for trials_view in played]
+    batches = [scores_of_trials(game, trials_view, view=view, trust=trust) for trials_view in played]
     whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     return {name: np.where(np.isnan(score), np.inf, score) for name, score in whole.items()}
 
@@ -180,7 +180,7 @@ def _best_cut(first: np.ndarray, second: np.ndarray, delta: float, confidence: f
     best = _Cut(world=0, sign=1, threshold=math.inf, promise=0.0)
     for world, sign in itertools.product((0, 1), (1, -1)):
         ours, theirs = (np.sort(sign * played) for played in ((first, second) if world == 0 else (second, first)))
-        cuts = _cuts(np.concatenate([ours, theirs]))
+        cuts = _thresholds_to_try(np.concatenate([ours, theirs]))
         hits, alarms = (len(played) - np.searchsorted(played, cuts) for played in (ours, theirs))
         promise = eps_from_counts(hits, alarms, len(ours), delta=delta, confidence=confidence)
         at = int(np.argmax(promise))
@@ -189,7 +189,7 @@ def _best_cut(first: np.ndarray, second: np.ndarray, delta: float, confidence: f
     return best
 
 
-def _cuts(played: np.ndarray) -> np.ndarray:
+def _thresholds_to_try(played: np.ndarray) -> np.ndarray:
     """Thresholds to try: evenly over the trials, and finely where few of them are.
 
     Each lies midway between two neighbouring trials: laws that are far apart stay told apart in trials still to come.

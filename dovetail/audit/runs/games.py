@@ -67,7 +67,7 @@ class TrialView(NamedTuple):
     `own_*` are the victim's reports, `known_*` the colluders', before the shuffle; `slot`, `value`, `valid` the
     messages after it (empty where nobody needs them). `own`, `first` and `estimate` are the analyzer's estimates from
     the victim's reports alone, from the messages that came first, and from all; `counts` the messages of each slot,
-    `state` the public state after the round.
+    `state` the public state after the round: all its leaves, flat.
     """
 
     own_slot: Any
@@ -112,7 +112,7 @@ class Game:
         return np.sort(np.asarray(self.protocol.budgets, np.float64))[::-1]
 
     @functools.cached_property
-    def likelihood(self) -> bool:
+    def knows_likelihood(self) -> bool:
         """Whether the protocol knows the density of its reports on all that users hold, so that ratios can be used."""
         value = np.zeros((1, self.protocol.layout(self.dim).slots))
         held = [*self.worlds.victim.reshape(-1, self.dim), *np.unique(self.worlds.others, axis=0)]
@@ -120,7 +120,7 @@ class Game:
         return all(self.protocol.log_density(value, np.nan_to_num(x), budget=budget) is not None for x in held)
 
     @property
-    def reports(self) -> int:
+    def reports_per_trial(self) -> int:
         """How many reports a trial draws."""
         rows = len(self.worlds.others) + self.worlds.victim.shape[2]
         return rows * max(1, self.protocol.layout(self.dim).reports_per_client) * self.rounds
@@ -135,9 +135,9 @@ class Game:
 
         Returns: batches of views, as NumPy arrays with a leading axis of trials.
         """
-        size = max(1, min(batch, _MOST_TRIALS, _MOST_REPORTS // self.reports))
+        size = max(1, min(batch, _MOST_TRIALS, _MOST_REPORTS // self.reports_per_trial))
         key = jax.random.fold_in(key, world)
-        rules = _Rules(protocol=self.protocol, cohort=self.cohort, likelihood=self.likelihood)
+        rules = _Rules(protocol=self.protocol, cohort=self.cohort, likelihood=self.knows_likelihood)
         held = tuple(np.asarray(rows, np.float32) for rows in (self.worlds.victim[world], self.worlds.others))
         budgets = None if self.budgets is None else np.asarray(self.budgets, np.float32)
         for number, start in enumerate(range(0, trials, size)):
@@ -154,7 +154,7 @@ class _Rules:
     cohort: Cohort
     likelihood: bool
 
-    def trial(self, victim: jax.Array, others: jax.Array, budgets: jax.Array | None, key: jax.Array) -> TrialView:
+    def run_trial(self, victim: jax.Array, others: jax.Array, budgets: jax.Array | None, key: jax.Array) -> TrialView:
         """Run all rounds of one trial; the protocol's public state goes from one to the next.
 
         Arguments:
@@ -166,11 +166,11 @@ class _Rules:
         views = []
         for index, mine in enumerate(victim):
             xs = jnp.concatenate([mine, others])
-            view, state = self._round(xs, len(mine), budgets, state, key, index)
+            view, state = self._run_round(xs, len(mine), budgets, state, key, index)
             views.append(view)
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *views)
 
-    def _round(
+    def _run_round(
         self, xs: jax.Array, owned: int, budgets: jax.Array | None, state: Any, key: jax.Array, index: int
     ) -> tuple[TrialView, Any]:
         """Run one round; returns what it shows, and the protocol's state after it.
@@ -184,33 +184,33 @@ class _Rules:
         key_join, key_shuffle, key_estimate = jax.random.split(jax.random.fold_in(key, index), 3)
         present = ~jnp.isnan(xs).any(axis=1)
         if not protocol.private_steps:  # whose steps have samples of their own
-            present &= self._joins(len(xs), key_join)
+            present &= self._choose_participants(len(xs), key_join)
         xs = jnp.nan_to_num(xs)
         norms = jnp.where(present, jnp.linalg.norm(xs, axis=1), jnp.nan) if protocol.needs_norms else None
         state = protocol.prepare(state, noise_scale=jnp.float32(1.0), norms=norms)
-        reports = self._reports(xs, present, budgets, state, client_keys(key, index, len(xs)))
+        reports = self._randomize_rows(xs, present, budgets, state, client_keys(key, index, len(xs)))
         layout = protocol.layout(dim)
         messages = shuffle(reports, layout, key=key_shuffle)
 
         def estimate(of: ShuffledReports) -> tuple[jax.Array, Any]:
             return protocol.estimate(protocol.tally(of, dim), self._divisor, state, key=key_estimate)
 
-        mine = _rows(reports, slice(0, 1 if protocol.private_steps else owned))
-        theirs = _rows(reports, slice(len(reports.valid) - self.cohort.colluders, None))
+        mine = _select_rows(reports, slice(0, 1 if protocol.private_steps else owned))
+        theirs = _select_rows(reports, slice(len(reports.valid) - self.cohort.colluders, None))
         total, after = estimate(messages)
         view = TrialView(
-            *self._columns(mine),
-            *self._columns(theirs),
-            *self._columns(messages),
+            *self._columns_for_likelihood(mine),
+            *self._columns_for_likelihood(theirs),
+            *self._columns_for_likelihood(messages),
             own=estimate(deliver(mine))[0],
-            first=estimate(_rows(messages, slice(0, len(mine.valid))))[0],
+            first=estimate(_select_rows(messages, slice(0, len(mine.valid))))[0],
             estimate=total,
-            counts=_counts(messages, layout.slots),
+            counts=_messages_per_slot(messages, layout.slots),
             state=jnp.concatenate([jnp.zeros(1), *(jnp.ravel(leaf) for leaf in jax.tree.leaves(after))]),
         )
         return view, after
 
-    def _joins(self, rows: int, key: jax.Array) -> jax.Array:
+    def _choose_participants(self, rows: int, key: jax.Array) -> jax.Array:
         """Which rows take part, as a mask: all, or a sample of users or of records."""
         if self.protocol.samples == "records":
             return jax.random.bernoulli(key, record_level(self.protocol).rate, (rows,))
@@ -223,7 +223,7 @@ class _Rules:
             return self.cohort.size
         return 1 if self.protocol.private_steps else self.protocol.require("batch")
 
-    def _reports(
+    def _randomize_rows(
         self, xs: jax.Array, present: jax.Array, budgets: jax.Array | None, state: Any, keys: jax.Array
     ) -> Reports:
         """The reports of all rows by the protocol's own `randomize`; rows that are not present report nothing valid."""
@@ -240,7 +240,9 @@ class _Rules:
         steps = protocol.private_steps
         batch = protocol.require("batch")
         key_noise, *keys_join = jax.random.split(key, 1 + steps)
-        rows = jnp.stack([present & self._joins(len(xs), key_join) for key_join in keys_join]).astype(jnp.float32)
+        rows = jnp.stack([present & self._choose_participants(len(xs), key_join) for key_join in keys_join]).astype(
+            jnp.float32
+        )
 
         def clipped_sum(params: jax.Array, row: jax.Array) -> jax.Array:
             return row @ clip_l2(-xs, protocol.clip_norm)
@@ -248,9 +250,9 @@ class _Rules:
         train = private_update(clipped_sum, learning_rate=batch, batch=batch, std=protocol.std)
         return train(jnp.zeros(xs.shape[1]), rows, jnp.ones(steps), key_noise)
 
-    def _columns(self, table: Reports | ShuffledReports) -> tuple[Any, Any, Any]:
+    def _columns_for_likelihood(self, table: Reports | ShuffledReports) -> tuple[Any, Any, Any]:
         """Slot, value and valid of every report, in full; nothing where no likelihood will be asked of them."""
-        if not self.likelihood:
+        if not self.knows_likelihood:
             return (), (), ()
         valid = table.valid.reshape(table.valid.shape + (1,) * (table.value.ndim - table.valid.ndim)) > 0
         return () if table.slot is None else table.slot, table.value, jnp.broadcast_to(valid, table.value.shape)
@@ -261,15 +263,15 @@ def _run_trials(
     rules: _Rules, victim: jax.Array, others: jax.Array, budgets: jax.Array | None, keys: jax.Array
 ) -> TrialView:
     """One trial for each key, as arrays with a leading axis of trials."""
-    return jax.vmap(lambda key: rules.trial(victim, others, budgets, key))(keys)
+    return jax.vmap(lambda key: rules.run_trial(victim, others, budgets, key))(keys)
 
 
-def _rows(table: Any, which: slice) -> Any:
+def _select_rows(table: Any, which: slice) -> Any:
     """These rows of a table of reports, in all of its columns."""
     return type(table)(*(None if column is None else column[which] for column in table))
 
 
-def _counts(messages: ShuffledReports, slots: int) -> jax.Array:
+def _messages_per_slot(messages: ShuffledReports, slots: int) -> jax.Array:
     """How many valid messages each slot has, (slots,)."""
     valid = messages.valid > 0
     if messages.slot is not None:
@@ -353,5 +355,5 @@ def roster_size(participation: Any, size: int) -> int:
 
 
 @roster_size.register(FixedSize)
-def _population(participation: FixedSize, size: int) -> int:
+def _population_size(participation: FixedSize, size: int) -> int:
     return participation.population

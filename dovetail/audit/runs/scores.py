@@ -20,24 +20,26 @@ import numpy as np
 from dovetail.audit.runs.games import Game, TrialView
 from dovetail.statements import Trust
 
-__all__ = ["VIEWS", "View", "scores"]
+__all__ = ["VIEWS", "View", "scores_of_trials"]
 
 View = Literal["analyzer", "observer", "colluding"]
 VIEWS: tuple[View, ...] = ("analyzer", "observer", "colluding")
 _SMALL = 1e-300
 
 
-def scores(game: Game, trial: TrialView, *, view: View, trust: Trust) -> dict[str, np.ndarray]:
+def scores_of_trials(game: Game, trial: TrialView, *, view: View, trust: Trust) -> dict[str, np.ndarray]:
     """Every score of these trials that this adversary can compute.
 
     Arguments:
-        trial: what a batch of trials shows, with a leading axis of trials.
+        trial: what a batch of trials shows: every array has the axes (trials, rounds, ...).
         view: the adversary. The *observer* sees estimates; the *analyzer* what the party sees that the certified
             statement is against; shuffler and analyzer *colluding* also see who sent what.
         trust: the model of trust. Where aggregators add up shares, the sum is all there is to see: the shares that some
             of them show are random numbers.
 
-    Returns: by what it looks at, a score for each trial.
+    Returns: by what it looks at, a score for each trial, (trials,). Only the order of a score's values counts, and
+        either end may point to the first world, for the audit tries both; NaN counts as infinite. Names are unique, and
+        stand in reports.
     """
     by_name = _score_estimates(game, trial)
     if view == "colluding" or (view == "analyzer" and trust is Trust.LOCAL):
@@ -48,7 +50,10 @@ def scores(game: Game, trial: TrialView, *, view: View, trust: Trust) -> dict[st
 
 
 def _score_estimates(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
-    """The scores that need the released estimates and the public state alone."""
+    """The scores that need the released estimates and the public state alone.
+
+    `trial.estimate` is (trials, rounds, dim), `trial.state` (trials, rounds, numbers): all leaves of a state, flat.
+    """
     by_name = {
         "direction of the estimate": _project(game, trial.estimate),
         "size of the estimate": np.log(np.maximum(_squared_norms(trial.estimate), _SMALL)),
@@ -64,10 +69,12 @@ def _score_own_reports(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
     by_name = {"direction of the victim's reports": _project(game, trial.own)}
     if game.rounds > 1:
         by_name["change of the victim's reports"] = -_squared_norms(np.diff(trial.own, axis=1))
-    if game.likelihood:
+    if game.knows_likelihood:
         by_name["likelihood ratio of the victim's reports"] = _own_likelihood(game, trial)
         slots = game.protocol.layout(game.dim).slots
-        reported = [_by_slot(trial.own_slot, trial.own_value, trial.own_valid, i, slots)[1] for i in range(game.rounds)]
+        reported = [
+            _messages_by_slot(trial.own_slot, trial.own_value, trial.own_valid, i, slots)[1] for i in range(game.rounds)
+        ]
         by_name["which coordinates the victim reports"] = _score_support(
             game, np.stack([part.sum(axis=1) for part in reported], 1)
         )
@@ -80,7 +87,7 @@ def _score_messages(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
         "number of messages": _score_support(game, trial.counts),
         "direction of the messages that stand first": _project(game, trial.first),
     }
-    if game.likelihood:
+    if game.knows_likelihood:
         everything = trial.value.shape[2]
         by_name["likelihood ratio of the messages"] = _message_likelihood(game, trial, everything)
         by_name["likelihood ratio of the first messages, should neighbours only be swapped"] = _message_likelihood(
@@ -122,7 +129,7 @@ def _own_likelihood(game: Game, trial: TrialView) -> np.ndarray:
     total = np.zeros(len(trial.own_value))
     for index in range(game.rounds):
         slots = game.protocol.layout(game.dim).slots
-        value, valid = _by_slot(trial.own_slot, trial.own_value, trial.own_valid, index, slots)
+        value, valid = _messages_by_slot(trial.own_slot, trial.own_value, trial.own_valid, index, slots)
         first, second = (_victim_density(game, value, world, index) for world in (0, 1))
         visible = valid if first.shape == valid.shape else valid.any(axis=-1, keepdims=True)
         with np.errstate(invalid="ignore"):
@@ -140,10 +147,10 @@ def _message_likelihood(game: Game, trial: TrialView, rows: int, *, whole: bool 
     total = np.zeros(len(trial.value))
     slots = game.protocol.layout(game.dim).slots
     for index in range(game.rounds):
-        value, valid = _by_slot(trial.slot, trial.value, trial.valid, index, slots)
+        value, valid = _messages_by_slot(trial.slot, trial.value, trial.valid, index, slots)
         ratios = _density_ratios(game, value[:, :rows], valid[:, :rows], index, whole)
         if game.cohort.colluders and rows == value.shape[1]:
-            colluders = _by_slot(trial.known_slot, trial.known_value, trial.known_valid, index, slots)
+            colluders = _messages_by_slot(trial.known_slot, trial.known_value, trial.known_valid, index, slots)
             parts = _density_ratios(game, *colluders, index, whole)
             ratios = [ratio - part for ratio, part in zip(ratios, parts, strict=True)]
         first, second = (np.log(np.maximum(ratio, _SMALL)).sum(axis=1) for ratio in ratios)
@@ -160,7 +167,7 @@ def _density_ratios(game: Game, value: np.ndarray, valid: np.ndarray, index: int
         whole: whether densities of a row are multiplied before they are summed: one column is left then.
     """
     whole = whole or game.protocol.layout(game.dim).linkage == "vector"
-    background = _background(game, value)
+    background = _background_density(game, value)
     visible = valid if background.shape == valid.shape else valid.any(axis=-1, keepdims=True)
 
     def ratios(world: int) -> np.ndarray:
@@ -183,7 +190,7 @@ def _victim_or_dummy_density(game: Game, value: np.ndarray, world: int, index: i
     return np.logaddexp(np.log(included) + own, np.log1p(-included) + padding.blanket.log_density(value))
 
 
-def _background(game: Game, value: np.ndarray) -> np.ndarray:
+def _background_density(game: Game, value: np.ndarray) -> np.ndarray:
     """The log of the mean density of the others' messages and the dummies, in the shape of `log_density`."""
     protocol = game.protocol
     others = game.worlds.others
@@ -218,7 +225,7 @@ def _log_density(game: Game, value: np.ndarray, x: np.ndarray, budget: float | N
     return density
 
 
-def _by_slot(
+def _messages_by_slot(
     slot: np.ndarray | tuple[()], value: np.ndarray, valid: np.ndarray, index: int, slots: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The messages of a round, (trials, messages, slots), and which are there, whatever slots each of them fills.

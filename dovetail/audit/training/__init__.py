@@ -125,12 +125,12 @@ def audit(
     scores = (_score_white_box if attack == "white-box" else _score_black_box)(plan, hidden, released)
     statement = plan.record(released).certified_statement()
     tried = {number: _count_right(scores, hidden.coins, number) for number in numbers}
-    number, bound = one_run.best_of(
+    number, bound = one_run.best_bound_of_guesses(
         tried,
         canaries=canaries,
         delta=statement.delta,
         confidence=confidence,
-        attack=f"{attack} attack on {canaries} canary {_plural_of(hidden.unit)} of one training",
+        attack=f"{attack} attack on {canaries} canary {_plural_of_unit(hidden.unit)} of one training",
     )
     return TrainingAudit(
         bound=bound, statement=statement, attack=attack, canaries=canaries, guesses=number, right=tried[number]
@@ -147,7 +147,7 @@ def _count_right(scores: np.ndarray, coins: np.ndarray, guesses: int) -> int:
     return int(np.sum(coins[guessed] == (centred[guessed] > 0)))
 
 
-def _plural_of(unit: Unit) -> str:
+def _plural_of_unit(unit: Unit) -> str:
     return {Unit.USER: "users", Unit.SUBJECT: "subjects", Unit.ITEM: "records"}[unit]
 
 
@@ -210,11 +210,11 @@ def _score_white_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.nd
     precision = np.eye(hidden.count)
     evidence = np.zeros(hidden.count)
     for view in _train(plan, hidden, released):
-        weights = attacker.weights(view).astype(np.float32)
+        weights = attacker.canary_weights(view).astype(np.float32)
         there = np.flatnonzero(weights)
-        middle, half = attacker.worlds(view)
+        middle, half = attacker.world_updates(view)
         half = weights[there, None] * half[there]
-        rest = attacker.released_sum(view) - attacker.others(view) - weights[there] @ middle[there]
+        rest = attacker.released_sum(view) - attacker.sum_of_others(view) - weights[there] @ middle[there]
         rest = rest.astype(np.float32)  # as the updates are: their products need no more
         products = (half @ half.T).astype(np.float64)
         match = (half @ rest).astype(np.float64)
@@ -257,9 +257,9 @@ def _score_black_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.nd
     for view in _train(plan, hidden, released):
         last = jnp.asarray(view.after)
         own = view._replace(before=expected, state=state)
-        mean = attacker.others(own) + attacker.weights(own) @ attacker.worlds(own)[0]
+        mean = attacker.sum_of_others(own) + attacker.canary_weights(own) @ attacker.world_updates(own)[0]
         step = jnp.asarray(mean / attacker.divisor(own), jnp.float32)
         expected, momentum = attacker.server.step(expected, momentum, step)
-    rows, other = hidden.rows(len(plan.dataset.labels))
+    rows, other = hidden.record_numbers(len(plan.dataset.labels))
     lower = attacker.losses(expected, rows) - attacker.losses(last, rows)
     return lower if other is None else lower - attacker.losses(expected, other) + attacker.losses(last, other)

@@ -68,7 +68,7 @@ class Attacker:
             else lambda _, *held: moments(*held)
         )
         self._update_of = jax.vmap(update_of, (None, 0, 0, 0))
-        self._clipped = jax.jit(self._clip)
+        self._clipped = jax.jit(self._clipped_updates_on_rows)
 
     def divisor(self, view: AttackerView) -> float:
         """What the noised sum of updates in this round is divided by to give the estimate that the server steps by."""
@@ -89,7 +89,7 @@ class Attacker:
         """The standard deviation of the noise on a coordinate of that round's sum."""
         return self._plan.sampler.noise_std(view.number, dim=self._plan.engine.dim)
 
-    def weights(self, view: AttackerView) -> np.ndarray:
+    def canary_weights(self, view: AttackerView) -> np.ndarray:
         """How many times each canary's update is in the sum, (canaries,); on average where draws are secret."""
         hidden = self._hidden
         schedule = self._plan.sampler.schedule
@@ -97,7 +97,7 @@ class Attacker:
             return np.full(hidden.count, self._plan.sampler.expected_times(view.number, records=hidden.items))
         return np.isin(schedule.population - hidden.count + np.arange(hidden.count), view.users).astype(float)
 
-    def others(self, view: AttackerView) -> np.ndarray:
+    def sum_of_others(self, view: AttackerView) -> np.ndarray:
         """The sum of the real users' or records' clipped updates, (dim,).
 
         Where a fixed number of users is drawn, who is drawn would tell of the canaries: it is a mean over draws.
@@ -114,11 +114,11 @@ class Attacker:
         theirs = rows[:, 0] < self._first_canary
         return weight * self._sum_updates(view, rows[theirs], counts[theirs])
 
-    def worlds(self, view: AttackerView) -> tuple[np.ndarray, np.ndarray]:
+    def world_updates(self, view: AttackerView) -> tuple[np.ndarray, np.ndarray]:
         """Half the sum and half the difference of each canary's updates in its two worlds, (canaries, dim)."""
-        rows, other = self._hidden.rows(len(self._labels))
-        first = self._updates(view, rows)
-        second = np.zeros_like(first) if other is None else self._updates(view, other)
+        rows, other = self._hidden.record_numbers(len(self._labels))
+        first = self._clipped_updates(view, rows)
+        second = np.zeros_like(first) if other is None else self._clipped_updates(view, other)
         return (first + second) / 2, (first - second) / 2
 
     def losses(self, params: Any, rows: np.ndarray) -> np.ndarray:
@@ -128,7 +128,7 @@ class Attacker:
         logits = self._logits(params, self._inputs[rows * self._views])
         return np.asarray(self._loss(logits, self._labels[rows]))
 
-    def _updates(self, view: AttackerView, rows: np.ndarray) -> np.ndarray:
+    def _clipped_updates(self, view: AttackerView, rows: np.ndarray) -> np.ndarray:
         """The clipped updates, (rows, dim), of users who hold one of these records each."""
         counts = np.ones(len(rows), np.int32)
         return np.asarray(self._clipped(view.before, view.state, *self._training_rows(rows[:, None], counts)))
@@ -157,7 +157,7 @@ class Attacker:
             )
         return total
 
-    def _clip(self, params: Any, state: Any, inputs: Any, labels: Any, counts: Any) -> jax.Array:
+    def _clipped_updates_on_rows(self, params: Any, state: Any, inputs: Any, labels: Any, counts: Any) -> jax.Array:
         """The updates, (users, dim), of users who train on these rows, clipped as the protocol clips them."""
         return self._plan.sampler.protocol.clip_update(self._update_of(params, inputs, labels, counts), state)
 

@@ -80,14 +80,14 @@ class Canaries:
             raise ValueError(f"canaries need a task of classes to hide in; this one has target={dataset.target!r}")
         rng = np.random.default_rng((_PLACES, self.seed))
         real = _to_float(dataset.inputs)
-        directions, labels = _directions(self.count, math.prod(real.shape[1:]), dataset.num_classes, rng)
-        inputs = (self._length(real, dataset.num_classes) * directions).astype(np.float32)
+        directions, labels = _unit_directions(self.count, math.prod(real.shape[1:]), dataset.num_classes, rng)
+        inputs = (self._input_norm(real, dataset.num_classes) * directions).astype(np.float32)
         inputs = np.repeat(inputs, self.items * dataset.views, axis=0).reshape(-1, *real.shape[1:])
         labels = np.repeat(labels, self.items)
         about = None
         if dataset.subjects is not None:
             about = dataset.subjects.max() + 1 + np.repeat(np.arange(self.count, dtype=np.int32), self.items)
-        owners, num_clients = self._owners(clients, dataset, rng)
+        owners, num_clients = self._assign_owners(clients, dataset, rng)
         if self.swapped:
             inputs = np.concatenate([inputs, -inputs])
             labels = np.tile(labels, 2)
@@ -135,7 +135,7 @@ class Canaries:
         place = users - (num_clients - self.count)
         return users[(place < 0) | self.coins[np.maximum(place, 0)]]
 
-    def rows(self, num_records: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def record_numbers(self, num_records: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The number of one record of each canary in the first world, and in the second; None if it has none there.
 
         Arguments:
@@ -144,7 +144,7 @@ class Canaries:
         first = num_records - self.num_records + self.items * np.arange(self.count)
         return first, first + self._records_of_a_world if self.swapped else None
 
-    def _length(self, real: np.ndarray, num_classes: int) -> float:
+    def _input_norm(self, real: np.ndarray, num_classes: int) -> float:
         """The norm of a canary's input: the median of real ones, or more if updates would not be clipped otherwise."""
         usual = float(
             np.median(np.linalg.norm(real[:_SAMPLED_RECORDS].reshape(min(len(real), _SAMPLED_RECORDS), -1), axis=1))
@@ -155,7 +155,7 @@ class Canaries:
             wanted = max(wanted, _BEYOND_CLIP * self.clip_value * num_classes * width / self.step)
         return max(usual, wanted) or 1.0
 
-    def _owners(self, clients: Clients, dataset: Dataset, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    def _assign_owners(self, clients: Clients, dataset: Dataset, rng: np.random.Generator) -> tuple[np.ndarray, int]:
         """The user who holds each of the canaries' records, (canaries * items,), and how many users there are then.
 
         Users, and subjects in data that name none, come new; other canaries' records go to users who are there.
@@ -177,7 +177,9 @@ def _to_float(inputs: np.ndarray) -> np.ndarray:
     return inputs.astype(np.float32) / np.float32(255) if inputs.dtype == np.uint8 else inputs
 
 
-def _directions(count: int, features: int, num_classes: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _unit_directions(
+    count: int, features: int, num_classes: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Unit rows and labels: a basis once for each label, all labels in turn, and then another basis."""
     size = min(count, features)
     block, place = np.divmod(np.arange(count), size)

@@ -23,7 +23,7 @@ from dovetail import _validate
 from dovetail.audit.bounds import LowerBound
 from dovetail.statements import Theorem
 
-__all__ = ["THEOREM", "best_of", "lower_bound", "p_value"]
+__all__ = ["THEOREM", "best_bound_of_guesses", "lower_bound", "p_value"]
 
 THEOREM = Theorem(
     key="SNJ23.thm5.2",
@@ -82,7 +82,7 @@ def lower_bound(*, canaries: int, guesses: int, right: int, delta: float, confid
     return LowerBound(eps=low, delta=delta, attack=attack, confidence=confidence, trials=1)
 
 
-def best_of(
+def best_bound_of_guesses(
     tried: Mapping[int, int], *, canaries: int, delta: float, confidence: float, attack: str
 ) -> tuple[int, LowerBound]:
     """The best bound over several numbers of guesses, which were fixed beforehand.
