@@ -43,7 +43,7 @@ __getattr__ = lazy_getattr(  # a bound for one report does not load the accounta
         "certify": "dovetail.accounting.certification",
         "fits": "dovetail.accounting.compose",
         "local_bound": "dovetail.accounting.compose",
-        "refusal": "dovetail.accounting.exposure",
+        "reason_for_refusal": "dovetail.accounting.exposure",
         "smallest_integer": "dovetail.accounting.search",
         "smallest_noise": "dovetail.accounting.search",
         "subject_bound": "dovetail.accounting.groups",
