@@ -47,7 +47,7 @@ def responses() -> None:
 
 def skellam(variance: float) -> Callable[[], None]:
     def work() -> None:
-        exact_skellam._law.cache_clear()
+        exact_skellam._skellam_law.cache_clear()
         ExactSkellam(variance)(10_000, sampler=ExactSampler())
 
     return work
@@ -70,9 +70,9 @@ def on_a_grid(reach: int) -> Callable[[], None]:
     grid = ReportGrid(clip_value=0.1, steps=64 if reach == 64 else 4, reach=reach)
 
     def work() -> None:
-        grid_laplace._table.cache_clear()
+        grid_laplace._offset_table.cache_clear()
         for client in range(10):
-            edges = grid.edges(np.full(7850, 0.01), sampler=ExactSampler())
+            edges = grid.round_to_edges(np.full(7850, 0.01), sampler=ExactSampler())
             GridLaplace(0.05 + 0.1 * client, grid, reach == 64)(edges, sampler=ExactSampler())
 
     return work

@@ -131,7 +131,7 @@ def run_large_round() -> dict:
 
     def updates(ids: jax.Array, rows: jax.Array) -> jax.Array:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(7), ids)
-        uniform = jax.lax.bitcast_convert_type(_words.bits(keys, LARGE_DIM), jnp.int32) * jnp.float32(2.0**-31)
+        uniform = jax.lax.bitcast_convert_type(_words.random_words(keys, LARGE_DIM), jnp.int32) * jnp.float32(2.0**-31)
         return CLIP * uniform**3
 
     use_all_cores()

@@ -60,8 +60,8 @@ def test_every_bit_of_the_root_matters(bit):
 def test_words_are_uniform(read):
     """Chi-square over bytes, and over pairs of neighbouring bits; alpha 1e-4 each."""
     draws = {
-        "stream": _words.bits,
-        "stored": lambda key, count: _words.bits(key, count, stored=True),
+        "stream": _words.random_words,
+        "stored": lambda key, count: _words.random_words(key, count, stored=True),
         "blocks": lambda key, count: jax.random.bits(key, (count,)),
     }
     words = np.asarray(draws[read](key_of(Randomness(0, ROOT)), 200_000))
@@ -73,12 +73,12 @@ def test_words_are_uniform(read):
 
 def test_words_depend_on_their_key_alone_and_not_on_how_they_are_read():
     keys = jax.random.split(key_of(Randomness(0, ROOT)), 3)
-    drawn = np.stack([_words.bits(key, 5) for key in keys])
-    np.testing.assert_array_equal(_words.bits(keys, 5), drawn)
-    np.testing.assert_array_equal(_words.bits(keys, 5, stored=True), drawn)
-    np.testing.assert_array_equal(_words.bits(keys, 9)[:, :5], drawn)
+    drawn = np.stack([_words.random_words(key, 5) for key in keys])
+    np.testing.assert_array_equal(_words.random_words(keys, 5), drawn)
+    np.testing.assert_array_equal(_words.random_words(keys, 5, stored=True), drawn)
+    np.testing.assert_array_equal(_words.random_words(keys, 9)[:, :5], drawn)
     blocks = jax.vmap(lambda key: jax.random.bits(key, (40,)))(keys)
-    pages = [np.asarray(_words.page(keys[0], number, 1024)) for number in (0, 1)]
+    pages = [np.asarray(_words.random_page(keys[0], number, 1024)) for number in (0, 1)]
     every = np.concatenate([drawn.ravel(), np.ravel(blocks), *pages])
     assert len(np.unique(every)) == 15 + 120 + 2048, "no word comes twice"
 
@@ -93,17 +93,17 @@ def test_pages_are_whole_blocks_of_chacha20_and_large_draws_are_made_of_them():
         expected.append(np.frombuffer(cipher.encryptor().update(bytes(64)), "<u4"))
     np.testing.assert_array_equal(chacha.page(key, np.uint32(number), blocks, rounds=20), np.ravel(expected, order="F"))
     key, count = key_of(Randomness(0, ROOT)), _words.PAGE + 1000
-    words = np.asarray(_words.bits(key, count, stored=True))
+    words = np.asarray(_words.random_words(key, count, stored=True))
     half = 16 * -(-count // 32)
-    np.testing.assert_array_equal(words[:half], _words.page(key, 0, half))
-    np.testing.assert_array_equal(words[half:], _words.page(key, 1, half)[: count - half])
+    np.testing.assert_array_equal(words[:half], _words.random_page(key, 0, half))
+    np.testing.assert_array_equal(words[half:], _words.random_page(key, 1, half)[: count - half])
 
 
 def test_only_our_own_keys_draw_on_pages_and_on_as_few_as_hold_the_words():
     ours, jaxs = key_of(Randomness(0, ROOT)), jax.random.key(0)
     counts = (0, 1, _words.PAGE, _words.PAGE + 1, 5 * _words.PAGE)
-    assert [_words.pages_of(ours, count) for count in counts] == [1, 1, 1, 2, 5]
-    assert [_words.pages_of(jaxs, count) for count in counts] == [1] * 5
+    assert [_words.num_pages(ours, count) for count in counts] == [1, 1, 1, 2, 5]
+    assert [_words.num_pages(jaxs, count) for count in counts] == [1] * 5
 
 
 def test_roots_are_fresh_hidden_and_whole():

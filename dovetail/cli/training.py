@@ -242,7 +242,7 @@ def data(
         "test_records": len(dataset.test_labels),
         "shape": list(dataset.inputs.shape[1:]),
         "classes": dataset.num_classes,
-        "majority": scoring.baseline(dataset).get("accuracy"),
+        "majority": scoring.baseline_scores(dataset).get("accuracy"),
         "subjects": None if dataset.subjects is None else len(set(dataset.subjects.tolist())),
         "users": None if dataset.users is None else len(set(dataset.users.tolist())),
     }

@@ -47,7 +47,7 @@ from dovetail.learners.losses import cross_entropy
 from dovetail.learners.moments import Moments
 from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.protocols import Fast, Protocol
-from dovetail.protocols.subjects import record_level
+from dovetail.protocols.subjects import require_item_level
 from dovetail.shufflers import Reports, mask_absent
 
 __all__ = [
@@ -214,7 +214,7 @@ class ClientWork:
 
         `rows` are, for each step, the numbers of its records in `data.inputs`, -1 where there is none.
         """
-        protocol = record_level(self.protocol)
+        protocol = require_item_level(self.protocol)
         records, labels = data.inputs, data.labels
 
         def clipped_sum(params: jax.Array, row: jax.Array) -> jax.Array:
@@ -266,11 +266,11 @@ class ClientWork:
         if self.width > 1:
             return self._sum_scaled(self.updates(jnp.zeros(0), data, part, keys), ids, state)
         inputs, labels, counts = self.gather(data, ids, keys.order)
-        z = moments.rows(inputs[:, 0].reshape(len(inputs), -1))
-        norms = moments.norm(linear.lengths(z))
+        z = moments.augmented_features(inputs[:, 0].reshape(len(inputs), -1))
+        norms = moments.norm_of_vector(linear.row_norms(z))
         counted = (counts > 0) & jnp.isfinite(norms * norms)
         scale = cast(jax.Array, self.fast.scaling(jnp.where(counted, norms, 0.0), state)) * counted
-        total = moments.scaled_sum(jnp.where(counted[:, None], z, 0.0), moments.targets(labels[:, 0]), scale)
+        total = moments.scaled_sum(jnp.where(counted[:, None], z, 0.0), moments.centered_targets(labels[:, 0]), scale)
         return (total, jnp.sum(ids >= 0).astype(total.dtype)), None
 
     def _sum_scaled(self, updates: jax.Array, ids: jax.Array, state: Any) -> Any:

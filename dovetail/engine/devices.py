@@ -95,15 +95,15 @@ def make_mesh(count: int | None = None) -> Mesh:
 
 def on_every_device(array: Any, mesh: Mesh) -> jax.Array:
     """The same array on each device of the mesh."""
-    return _put(array, NamedSharding(mesh, PartitionSpec()))
+    return _put_on_devices(array, NamedSharding(mesh, PartitionSpec()))
 
 
 def split_over_devices(array: np.ndarray, mesh: Mesh, *, axis: int) -> jax.Array:
     """The array cut into equal parts along an axis, one for each device."""
-    return _put(array, NamedSharding(mesh, PartitionSpec(*[None] * axis, AXIS)))
+    return _put_on_devices(array, NamedSharding(mesh, PartitionSpec(*[None] * axis, AXIS)))
 
 
-def _put(array: Any, sharding: NamedSharding) -> jax.Array:
+def _put_on_devices(array: Any, sharding: NamedSharding) -> jax.Array:
     """The array on the devices of a sharding; of several processes, each puts its own part."""
     if jax.process_count() == 1:
         return jax.device_put(array, sharding)

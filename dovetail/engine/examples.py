@@ -133,12 +133,12 @@ def clipped_client_sum(
     batch = _Batch(zero_unless(present, inputs), labels, record_weights, present)
     weights = unravel(params)
     if model.constant is not None:
-        return _linear(weights, model.constant, batch, counts, clip_norm, loss).ravel()
+        return _clipped_sum_of_linear_model(weights, model.constant, batch, counts, clip_norm, loss).ravel()
     uses = _parameter_uses(model, weights, inputs[0])
     if uses is None:
         total = _sum_over_chunks(_general_sum(model, weights, clip_norm, loss), batch, floats=3 * len(params))
     else:
-        floats = sum(use.floats for use in uses)
+        floats = sum(use.num_floats for use in uses)
         total = _sum_over_chunks(
             _factored_sum(model, weights, uses, clip_norm, loss), batch, floats=floats, spare=len(params)
         )
@@ -157,10 +157,10 @@ def is_worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
     if jax.default_backend() != "cpu" or not few or not large:
         return False
     uses = _parameter_uses(model, weights, records)
-    return uses is not None and all(use.left is None or use.dense for use in uses)
+    return uses is not None and all(use.left is None or use.is_dense for use in uses)
 
 
-def _linear(
+def _clipped_sum_of_linear_model(
     weights: jax.Array, constant: float, batch: _Batch, counts: jax.Array, clip_norm: Any, loss: Loss
 ) -> jax.Array:
     """`clipped_client_sum` of a linear model, like its parameters; `counts` are the clients' own records."""
@@ -272,16 +272,16 @@ class _ParameterUse(NamedTuple):
     records: int
 
     @property
-    def dense(self) -> bool:
+    def is_dense(self) -> bool:
         """Whether a record passes the kernel once."""
         return self.out.size == self.records * self.out.shape[-1]
 
     @property
-    def floats(self) -> int:
+    def num_floats(self) -> int:
         """How many numbers the gradient of one client takes, with all that it is computed from."""
         if self.left is None:
             return self.size
-        return self.left.size + self.out.size + (0 if self.dense else self.size)
+        return self.left.size + self.out.size + (0 if self.is_dense else self.size)
 
 
 class _Tap:
@@ -368,7 +368,7 @@ class Formed(NamedTuple):
 
     def scaled_sum(self, factor: jax.Array) -> jax.Array:
         """The sum over clients, each times its factor."""
-        return jnp.sum(zero_unless(factor > 0, self.values * _per_client(factor, self.values)), axis=0)
+        return jnp.sum(zero_unless(factor > 0, self.values * _broadcast_over_clients(factor, self.values)), axis=0)
 
 
 class Outer(NamedTuple):
@@ -383,7 +383,7 @@ class Outer(NamedTuple):
     def squared_norms(self, clip_norm: Any) -> jax.Array:
         """For each client, the squared norm of its gradient divided by `clip_norm`."""
         if self.left.shape[1] == 1:
-            return self._lengths(clip_norm)[:, 0] ** 2
+            return self._relative_norms(clip_norm)[:, 0] ** 2
         return jax.lax.map(lambda sides: _squared_norm(sides[0], sides[1], clip_norm), (self.left, self.right))
 
     def sum_of_norms(self, clip_norm: Any) -> Any:
@@ -394,17 +394,17 @@ class Outer(NamedTuple):
         if self.left.shape[1] == 1:
             return 0.0
         short = jnp.max(jnp.abs(self.left), axis=(1, 2)) * math.sqrt(self.left.shape[2]) <= _LONGEST
-        return jnp.where(short, jnp.sum(self._lengths(clip_norm), axis=1), jnp.inf)
+        return jnp.where(short, jnp.sum(self._relative_norms(clip_norm), axis=1), jnp.inf)
 
     def scaled_sum(self, factor: jax.Array) -> jax.Array:
         """The sum over clients, each times its factor."""
-        left, right = self.left, self.right * _per_client(factor, self.right)
+        left, right = self.left, self.right * _broadcast_over_clients(factor, self.right)
         left, right = (zero_unless(factor > 0, side).reshape(-1, side.shape[-1]) for side in (left, right))
         return jnp.matmul(left.T, right, precision=jax.lax.Precision.HIGHEST)
 
-    def _lengths(self, clip_norm: Any) -> jax.Array:
-        """|left_k| |right_k| / clip_norm, (clients, records)."""
-        left, right = (linear.lengths(side.reshape(-1, side.shape[-1])) for side in self)
+    def _relative_norms(self, clip_norm: Any) -> jax.Array:
+        """|left_k| |right_k| / clip_norm, (clients, records): norms of the summands, neither squared nor clipped."""
+        left, right = (linear.row_norms(side.reshape(-1, side.shape[-1])) for side in self)
         return (left * right / clip_norm).reshape(self.left.shape[:2])
 
 
@@ -459,11 +459,11 @@ def clip_factors(
     return jnp.where(kept, clip_factor(norm + spread, 1.0), 0.0), present & ~kept
 
 
-def _per_client(factor: jax.Array, values: jax.Array) -> jax.Array:
+def _broadcast_over_clients(factor: jax.Array, values: jax.Array) -> jax.Array:
     """Numbers of clients (clients,) in a shape that multiplies `values` (clients, ...)."""
     return factor.reshape(-1, *[1] * (values.ndim - 1))
 
 
 def zero_unless(keep: jax.Array, values: jax.Array) -> jax.Array:
     """Each client's values, or zeros where it is not kept, whatever the values."""
-    return jnp.where(_per_client(keep, values), values, 0.0)
+    return jnp.where(_broadcast_over_clients(keep, values), values, 0.0)

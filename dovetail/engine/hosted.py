@@ -21,7 +21,7 @@ from dovetail.data._base import HostLearner, Loss
 from dovetail.engine.chunks import TALLY, ClientWork, Data, Keys, Work, Works, as_float
 from dovetail.learners.client import ClientUpdate, private_step
 from dovetail.mechanisms.gaussian import clip_factor, finite_or_zero
-from dovetail.protocols.subjects import record_level
+from dovetail.protocols.subjects import require_item_level
 
 __all__ = ["HostRound"]
 
@@ -59,7 +59,7 @@ class HostRound:
             works: the users of each size class, arrays of shape (chunks, 1, chunk, ...).
             used: for each class, how many of its chunks hold anybody; the others are left out where that is allowed.
         """
-        keys = self._keys(public, secret)
+        keys = self._compiled_keys(public, secret)
         protocol = self.clients.protocol
         params = np.asarray(training.params)
         norms = None
@@ -71,20 +71,23 @@ class HostRound:
             )
         ]
         if protocol.needs_norms:
-            parts = [self._norms(updates, ids) for updates, ids in self._updates(params, data, chunks, keys)]
+            parts = [
+                self._compiled_norms(updates, ids)
+                for updates, ids in self._updates_by_chunk(params, data, chunks, keys)
+            ]
             norms = jnp.concatenate(parts)
         state = protocol.prepare(training.protocol, noise_scale=public.noise_scale, norms=norms)
         if self.faithful:
-            every = [updates for updates, _ in self._updates(params, data, chunks, keys)]
+            every = [updates for updates, _ in self._updates_by_chunk(params, data, chunks, keys)]
             ids = jnp.concatenate([part[0] for _, part in chunks])
-            return self._close_round(training, state, jnp.concatenate(every), ids, public, keys)
+            return self._compiled_close_round(training, state, jnp.concatenate(every), ids, public, keys)
         total = None
-        for updates, ids in self._updates(params, data, chunks, keys):
-            part = self._collect(updates, ids, state, keys)
-            total = part if total is None else self._add(total, part)
-        return self._close_round(training, state, self._finish(total, keys), None, public, keys)
+        for updates, ids in self._updates_by_chunk(params, data, chunks, keys):
+            part = self._compiled_collect(updates, ids, state, keys)
+            total = part if total is None else self._compiled_add(total, part)
+        return self._compiled_close_round(training, state, self._compiled_finish(total, keys), None, public, keys)
 
-    def _updates(
+    def _updates_by_chunk(
         self, params: np.ndarray, data: Data, chunks: list[tuple[int, Work]], keys: Keys
     ) -> Iterator[tuple[jax.Array, jax.Array]]:
         """For each chunk the updates (chunk, dim), zero where they were not finite, and the users that they are of.
@@ -94,11 +97,11 @@ class HostRound:
         """
         for number, (ids, items) in chunks:
             if self.clients.protocol.private_steps:
-                yield self._finite(self._private_updates(params, data, ids, items, keys)), ids
+                yield self._compiled_finite(self._private_updates(params, data, ids, items, keys)), ids
             else:
-                records = self._gather[number](data, ids, keys.order)
+                records = self._compiled_gathers[number](data, ids, keys.order)
                 arguments = records if self._shares_device else map(np.asarray, records)
-                yield self._finite(self._learner_updates(self.clients.update, params, *arguments)), ids
+                yield self._compiled_finite(self._learner_updates(self.clients.update, params, *arguments)), ids
 
     @property
     def _shares_device(self) -> bool:
@@ -119,7 +122,7 @@ class HostRound:
 
     def _private_updates(self, params: np.ndarray, data: Data, ids: jax.Array, items: Any, keys: Keys) -> np.ndarray:
         """Updates of clients whose noise is inside their steps; one client and one step at a time."""
-        protocol = record_level(self.clients.protocol)
+        protocol = require_item_level(self.clients.protocol)
         move = jax.jit(
             private_step(
                 learning_rate=self.clients.update.learning_rate, batch=cast(float, protocol.batch), std=protocol.std
@@ -158,27 +161,27 @@ class HostRound:
         return jax.jit(clip_and_add)
 
     @functools.cached_property
-    def _gather(self) -> list[Callable[..., tuple[jax.Array, jax.Array, jax.Array]]]:
+    def _compiled_gathers(self) -> list[Callable[..., tuple[jax.Array, jax.Array, jax.Array]]]:
         return [jax.jit(clients.gather) for clients in self.classes]
 
     @functools.cached_property
-    def _finite(self) -> Callable[[Any], jax.Array]:
+    def _compiled_finite(self) -> Callable[[Any], jax.Array]:
         return jax.jit(finite_or_zero)
 
     @functools.cached_property
-    def _norms(self) -> Callable[..., jax.Array]:
+    def _compiled_norms(self) -> Callable[..., jax.Array]:
         return jax.jit(lambda updates, ids: jnp.where(ids >= 0, jnp.linalg.norm(updates, axis=1), jnp.nan))
 
     @functools.cached_property
-    def _collect(self) -> Callable[..., Any]:
+    def _compiled_collect(self) -> Callable[..., Any]:
         return jax.jit(self.clients.collect_updates)
 
     @functools.cached_property
-    def _add(self) -> Callable[..., Any]:
+    def _compiled_add(self) -> Callable[..., Any]:
         return jax.jit(lambda left, right: jax.tree.map(jnp.add, left, right))
 
     @functools.cached_property
-    def _finish(self) -> Callable[..., Any]:
+    def _compiled_finish(self) -> Callable[..., Any]:
         def finish(total: Any, keys: Keys) -> Any:
             collected, raw = total
             return self.clients.fast.finish(collected, key=jax.random.fold_in(keys.noise, TALLY)), raw
@@ -186,9 +189,9 @@ class HostRound:
         return jax.jit(finish)
 
     @functools.cached_property
-    def _keys(self) -> Callable[..., Keys]:
+    def _compiled_keys(self) -> Callable[..., Keys]:
         return jax.jit(self.keys_of)
 
     @functools.cached_property
-    def _close_round(self) -> Callable[..., Any]:
+    def _compiled_close_round(self) -> Callable[..., Any]:
         return jax.jit(self.close_round)

@@ -31,10 +31,10 @@ __all__ = ["applies_to", "sum_clients"]
 def applies_to(clients: ClientWork, work: Work) -> bool:
     """Whether `sum_clients` is for this work: one client a chunk, on a CPU, no noise in its steps, no diagnostics."""
     trained = clients.moments is None and not clients.protocol.private_steps and not clients.diagnostics
-    return clients.strategy in ("general", "scaled") and trained and work[0].shape[2] == 1 and _on_cpu()
+    return clients.strategy in ("general", "scaled") and trained and work[0].shape[2] == 1 and _is_on_cpu()
 
 
-def _on_cpu() -> bool:
+def _is_on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 

@@ -5,7 +5,7 @@ Three forms, chosen by shape:
 - *one record per client*: the update is the record times a row of coefficients, its norm the product of the two norms,
   and the sum over clients one product features^T (scaled coefficients): no client's update is ever formed.
 - *gram*, for a few records and one gradient step: the same sum, with norms from the products of a client's rows, which
-  are computed once a training (`products`, `norms`).
+  are computed once a training (`products_of_rows`, `bound_gradient_norms`).
 - *explicit*: one (classes, features) block a client, transposed so that every product runs along contiguous features.
 
 A norm is computed from what is added up, or exactly as a product, or as a difference plus a proven bound on its
@@ -18,8 +18,9 @@ for the softmax cross-entropy, and for any other loss its derivative, taken reco
 
 *Norms by Gram matrices.* The gradient of a client with rows x_i (the constant feature among them) and residuals r_i is
 the sum of x_i (x) r_i, of squared norm sum_ij <x_i, x_j> <r_i, r_j>. Views of one record are nearly equal, and so the
-sum may cancel in single precision; what `norms` returns is therefore that sum plus a worst-case bound on all rounding,
-relative to (sum_i |x_i| |r_i|)^2, which does not cancel: clipping by it is clipping (docs/proofs/views.md).
+sum may cancel in single precision; what `bound_gradient_norms` returns is therefore that sum plus a worst-case bound on
+all rounding, relative to (sum_i |x_i| |r_i|)^2, which does not cancel: clipping by it is clipping
+(docs/proofs/views.md).
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ __all__ = [
     "Chunk",
     "Products",
     "Scaling",
+    "bound_gradient_norms",
     "bound_norms",
     "is_worthwhile",
-    "lengths",
-    "norms",
-    "products",
+    "products_of_rows",
     "rounding_bound",
+    "row_norms",
     "scaled_sum",
     "uses_gram",
 ]
@@ -63,8 +64,8 @@ Scaling = Callable[[jax.Array], jax.Array]  # norms of clients (clients,) -> wha
 class Chunk(NamedTuple):
     """The records of some clients, in the order in which they are visited; only the first `counts` of each are real.
 
-    `inputs` are (clients, records, features), `labels` (clients, records, ...). With `products` of these records, in
-    this order, the form is *gram*.
+    `inputs` are (clients, records, features), `labels` (clients, records, ...). With `products_of_rows` of these
+    records, in this order, the form is *gram*.
     """
 
     inputs: jax.Array
@@ -107,7 +108,7 @@ def scaled_sum(
         finite = jnp.isfinite(norms * norms)
         return jnp.where(finite, scaling(jnp.where(finite, norms, 0.0)), 0.0)
 
-    form = _one_record if chunk.inputs.shape[1] == 1 else _explicit
+    form = _one_record if chunk.inputs.shape[1] == 1 else _scaled_sum_by_movements
     if chunk.products is not None:
         if settings.local:
             raise ValueError(f"expected products of records with update = 'fedsgd' only, got {settings.update!r}")
@@ -122,15 +123,15 @@ def _one_record(
     inputs = chunk.inputs[:, 0]
     start = _logits(weights, constant, chunk.inputs)
     square = jnp.sum(inputs * inputs, axis=1) + constant**2  # logits move by this times the row of coefficients
-    record_norms = jnp.hypot(lengths(inputs), constant)
+    record_norms = jnp.hypot(row_norms(inputs), constant)
     rows = jnp.zeros_like(start)
-    for step in _steps(chunk, settings, weights.shape[1], loss):
+    for step in _local_steps(chunk, settings, weights.shape[1], loss):
         residual = step.residual(start - square[:, None, None] * rows if step.later else start)
         rows = (step.keep * rows if settings.mu else rows) + residual
     rows = rows[:, 0]
-    norms = record_norms * lengths(rows)
+    norms = record_norms * row_norms(rows)
     if not settings.local:
-        norms = bound_norms(norms, _infinite_if_long(record_norms) * lengths(rows), chunk.counts, weights.shape[1])
+        norms = bound_norms(norms, _infinite_if_long(record_norms) * row_norms(rows), chunk.counts, weights.shape[1])
     return _sum_rows(_scale_clients(rows, scaling(norms)), inputs, constant, numbers=jnp.isfinite(record_norms))
 
 
@@ -144,10 +145,10 @@ def _gram(
     loss: Loss,
 ) -> jax.Array:
     """`scaled_sum` for one gradient step, with norms from the products of a client's rows."""
-    (step,) = _steps(chunk, settings, weights.shape[1], loss)
+    (step,) = _local_steps(chunk, settings, weights.shape[1], loss)
     residual = step.residual(_logits(weights, constant, chunk.inputs))
     residual = jax.lax.optimization_barrier(residual)  # what is measured is what is added up, to the last bit
-    scaled = _scale_clients(residual, scaling(norms(products, residual, chunk.counts)))
+    scaled = _scale_clients(residual, scaling(bound_gradient_norms(products, residual, chunk.counts)))
     flat = chunk.inputs.reshape(-1, chunk.inputs.shape[-1])
     is_real = jnp.arange(chunk.inputs.shape[1]) < chunk.counts[:, None]  # what is read as padding may be no number, too
     numbers = (jnp.isfinite(products.lengths) & is_real).ravel()
@@ -173,7 +174,7 @@ def _sum_rows(scaled: jax.Array, inputs: jax.Array, constant: float, *, numbers:
     return -jnp.concatenate([product.T, constant * scaled.sum(axis=0, keepdims=True)])
 
 
-def _explicit(
+def _scaled_sum_by_movements(
     weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling, loss: Loss
 ) -> jax.Array:
     """`scaled_sum` for any steps: every client's movement is formed, one (classes, features) block each."""
@@ -193,7 +194,7 @@ def _explicit(
     state = _Movement(jnp.zeros((clients, classes, features), dtype), jnp.zeros((clients, classes), dtype))
     if settings.num_steps(chunk.inputs.shape[1]) <= _UNROLLED:
         start = _logits(weights, constant, chunk.inputs)
-        for step in _steps(chunk, settings, classes, loss):
+        for step in _local_steps(chunk, settings, classes, loss):
             state = move(state, step, chunk.inputs[:, step.batch], start[:, step.batch])
     else:
         state = _take_steps_in_loop(weights, constant, chunk, settings, loss, move, state)
@@ -210,9 +211,9 @@ def _explicit(
 def _sums_of_norms(weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, loss: Loss) -> jax.Array:
     """For each client, the sum of the norms of its records' gradients, which may cancel: of one gradient step."""
     clients, records, features = chunk.inputs.shape
-    (step,) = _steps(chunk, settings, weights.shape[1], loss)
-    residual = lengths(step.residual(_logits(weights, constant, chunk.inputs)).reshape(clients * records, -1))
-    long = _infinite_if_long(jnp.hypot(lengths(chunk.inputs.reshape(-1, features)), constant))
+    (step,) = _local_steps(chunk, settings, weights.shape[1], loss)
+    residual = row_norms(step.residual(_logits(weights, constant, chunk.inputs)).reshape(clients * records, -1))
+    long = _infinite_if_long(jnp.hypot(row_norms(chunk.inputs.reshape(-1, features)), constant))
     return jnp.sum((long * residual).reshape(clients, records), axis=1)
 
 
@@ -255,13 +256,13 @@ def _take_steps_in_loop(
     def turn(number: jax.Array, state: _Movement) -> _Movement:
         low = number % batches * size
         part, targets = (jax.lax.dynamic_slice_in_dim(array, low, size, axis=1) for array in (inputs, labels))
-        (step,) = _steps(Chunk(part, targets, chunk.counts - low), settings, weights.shape[1], loss, most=1)
+        (step,) = _local_steps(Chunk(part, targets, chunk.counts - low), settings, weights.shape[1], loss, most=1)
         return move(state, step._replace(later=True), part, _logits(weights, constant, part))
 
     return jax.lax.fori_loop(0, settings.num_steps(records), turn, state)
 
 
-def lengths(rows: jax.Array) -> jax.Array:
+def row_norms(rows: jax.Array) -> jax.Array:
     """The norm of each row, without its square, which may over- or underflow where a product of norms does not.
 
     Guarantees:
@@ -292,16 +293,16 @@ class _Step(NamedTuple):
         """`weight` x the slope of each record's loss in its logits: (clients, records of the batch, classes)."""
         if self.loss is cross_entropy:
             return (jax.nn.softmax(logits) - self.targets) * self.weight
-        return _slopes(self.loss, logits, self.targets) * self.weight
+        return _loss_slopes(self.loss, logits, self.targets) * self.weight
 
 
-def _slopes(loss: Loss, logits: jax.Array, labels: jax.Array) -> jax.Array:
+def _loss_slopes(loss: Loss, logits: jax.Array, labels: jax.Array) -> jax.Array:
     """The derivative of each record's loss in its own logits; no record meets another."""
     slope = jax.grad(lambda row, label: loss(row[None], label[None])[0])
     return jax.vmap(jax.vmap(slope))(logits, labels)
 
 
-def _steps(
+def _local_steps(
     chunk: Chunk, settings: ClientUpdate, classes: int, loss: Loss, *, most: int | None = None
 ) -> Iterator[_Step]:
     """The steps of a local training on these records, or the first `most` of them; fedsgd is one step of rate 1."""
@@ -345,7 +346,7 @@ class Products(NamedTuple):
     """The cosines (clients, rows, rows) and lengths (clients, rows) of clients' rows, with the constant feature."""
 
     cosines: jax.Array | np.ndarray
-    lengths: jax.Array | np.ndarray
+    row_norms: jax.Array | np.ndarray
 
 
 def rounding_bound(rows: int, classes: int) -> float:
@@ -392,7 +393,7 @@ def uses_gram(rows: int, classes: int) -> bool:
     return 2 <= rows <= MOST_ROWS and rounding_bound(rows, classes) <= _LARGEST_ROUNDING
 
 
-def products(inputs: np.ndarray, clients: Clients, *, constant: float) -> Products:
+def products_of_rows(inputs: np.ndarray, clients: Clients, *, constant: float) -> Products:
     """Cosines and lengths of every client's rows with their constant feature, from double precision.
 
     Guarantees:
@@ -423,7 +424,7 @@ def products(inputs: np.ndarray, clients: Clients, *, constant: float) -> Produc
     return Products(cosines, lengths)
 
 
-def norms(products: Products, residuals: jax.Array, counts: jax.Array) -> jax.Array:
+def bound_gradient_norms(products: Products, residuals: jax.Array, counts: jax.Array) -> jax.Array:
     """Upper bounds on the norms of the clients' gradients, from residuals (clients, rows, classes).
 
     Guarantees:

@@ -179,14 +179,14 @@ class Engine:
                 moments=moments,
                 number=number,
                 width=size.width,
-                loss=losses.cross_entropy if model.learner is not None else losses.function(self.loss),
+                loss=losses.cross_entropy if model.learner is not None else losses.loss_function(self.loss),
             )
             for number, (strategy, size) in enumerate(zip(strategies, classes, strict=True))
         )
         self._faithful = self._layout.shufflers > 0 and not (performance.fast and self._fast.summable)
         self.mesh = make_mesh(performance.devices if model.learner is None else 1)
         sizes = [
-            performance.chunk or self._default_chunk(work, numbers, len(size.members))
+            performance.chunk or self._default_chunk_size(work, numbers, len(size.members))
             for work, size in zip(self._classes, classes, strict=True)
         ]
         self._sharder = ClientSharder(classes, sizes, self.mesh)
@@ -282,7 +282,7 @@ class Engine:
         params, state = jax.tree.map(lambda leaf: jnp.asarray(to_host(leaf)), (training.params, training.server))
         return self.server.model_to_publish(params, state)
 
-    def _default_chunk(self, work: ClientWork, numbers: int, members: int) -> int:
+    def _default_chunk_size(self, work: ClientWork, numbers: int, members: int) -> int:
         """How many clients of a size class a device takes at a time, in chunks of about equal size.
 
         Arguments:
@@ -443,7 +443,7 @@ def place_data(dataset: Dataset, clients: Clients, classes: Sequence[tuple[Clien
         if one_step and linear.uses_gram(size.width, dataset.num_classes):
             own = clients.subset(size.members)
             constant = cast(float, work.model.constant)
-            products.append(linear.products(dataset.inputs, own, constant=constant))
+            products.append(linear.products_of_rows(dataset.inputs, own, constant=constant))
         else:
             products.append(None)
     data = Data(

@@ -19,7 +19,7 @@ from dovetail.data._base import Dataset, Loss, Metric, Model
 from dovetail.engine.chunks import as_float
 from dovetail.learners import losses
 
-__all__ = ["Scores", "auc", "baseline"]
+__all__ = ["Scores", "auc", "baseline_scores"]
 
 _BUILT_IN = ("loss", "accuracy", "auc", "macro_f1", "recall", "r2", "rmse", "mae")
 
@@ -91,7 +91,7 @@ class Scores:
         labels = self._dataset.test_labels
         if (learner := self._model.learner) is not None:
             return learner.losses(self._loss, outputs, labels)
-        return np.asarray(losses.function(self._loss)(jax.numpy.asarray(outputs), jax.numpy.asarray(labels)))
+        return np.asarray(losses.loss_function(self._loss)(jax.numpy.asarray(outputs), jax.numpy.asarray(labels)))
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
@@ -109,7 +109,7 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
     return float((rankdata(scores)[positive].sum() - high * (high + 1) / 2) / (high * low))
 
 
-def baseline(dataset: Dataset) -> dict[str, Any]:
+def baseline_scores(dataset: Dataset) -> dict[str, Any]:
     """The scores of the best constant guess on the test records, and what that guess is ("rule")."""
     labels = dataset.test_labels
     if dataset.target == "classes":
@@ -141,27 +141,27 @@ def _scores_of_numbers(predicted: np.ndarray, labels: np.ndarray) -> dict[str, A
 def _scores_of_labels(outputs: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     """Scores where several labels may apply, both (records, labels): one applies where its output is above 0."""
     predicted = outputs > 0
-    right = [_count(predicted[:, i], labels[:, i] == 1) for i in range(labels.shape[1])]
+    right = [_count_of_class(predicted[:, i], labels[:, i] == 1) for i in range(labels.shape[1])]
     return {"accuracy": float(np.mean(predicted == labels)), **_recall_and_f1(right)}
 
 
 def _scores_of_classes(outputs: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, Any]:
     """Scores of outputs (records, classes), or (records,) or (records, 1) for two classes, which also have an AUC."""
     predicted = _predict(outputs)
-    right = [_count(predicted == i, labels == i) for i in range(num_classes)]
+    right = [_count_of_class(predicted == i, labels == i) for i in range(num_classes)]
     scores: dict[str, Any] = {"accuracy": float(np.mean(predicted == labels)), **_recall_and_f1(right)}
     if num_classes == 2:
         scores["auc"] = auc(_ranking_score(outputs), labels)
     return scores
 
 
-def _count(predicted: np.ndarray, true: np.ndarray) -> tuple[int, int, int]:
+def _count_of_class(predicted: np.ndarray, true: np.ndarray) -> tuple[int, int, int]:
     """How many records of a class are predicted and true, how many predicted, and how many true."""
     return int(np.sum(predicted & true)), int(predicted.sum()), int(true.sum())
 
 
 def _recall_and_f1(counts: list[tuple[int, int, int]]) -> dict[str, Any]:
-    """Recall of each class, and the mean of F1 over the classes that occur or were predicted, from `_count` of each."""
+    """Recall of each class, and the mean of F1 over those that occur or were predicted, from each `_count_of_class`."""
     f1 = [2 * both / (predicted + true) for both, predicted, true in counts if predicted + true]
     recall = [None if true == 0 else both / true for both, _, true in counts]
     return {"macro_f1": float(np.mean(f1)) if f1 else None, "recall": recall}

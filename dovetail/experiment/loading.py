@@ -110,7 +110,7 @@ def load(folder: str | Path, *, model: Any = None, trust_code: bool = False) -> 
         features=features,
     )
     try:
-        predictor.check()
+        predictor.check_parameters()
     except ValueError as error:
         raise ValueError(f"model {found.name!r} does not fit the parameters in {str(folder)!r}: {error}") from error
     return LoadedRun(

@@ -21,7 +21,7 @@ from dovetail.experiment.config import CohortConfig, Config, TaskConfig
 from dovetail.guarantee import units
 from dovetail.learners import models
 from dovetail.learners.modules import model_of
-from dovetail.protocols.subjects import record_level
+from dovetail.protocols.subjects import require_item_level
 from dovetail.randomness import Randomness
 from dovetail.sampling import Schedule
 
@@ -296,7 +296,7 @@ def _with_declared_limits(
         )
     if protocol.samples != "records":
         return dataclasses.replace(spread, users_per_subject=task.spread)
-    caps = record_level(protocol)
+    caps = require_item_level(protocol)
     if caps.unit == "item":
         return dataclasses.replace(spread, users_per_subject=task.spread)
     return dataclasses.replace(

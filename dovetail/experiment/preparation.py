@@ -40,7 +40,7 @@ from dovetail.learners.server import Ridge
 from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT
 from dovetail.numbers import at_least
 from dovetail.protocols import Cohort, Protocol
-from dovetail.protocols.subjects import record_level
+from dovetail.protocols.subjects import require_item_level
 from dovetail.randomness import Randomness
 from dovetail.sampling import Sampler, Schedule, sampler_of, usable_clients
 from dovetail.statements import Bound, Neighbors, NotApplicable, Unit
@@ -373,7 +373,7 @@ def calibrate_noise(guarantee: Guarantee, *, eps: float | None) -> tuple[Protoco
     Returns: the settled protocol; and where SubDP's recipe sets the noise by the data, the noise for each Z, else None.
     """
     protocol = guarantee.protocol
-    if protocol.samples == "records" and record_level(protocol).adaptive_z:
+    if protocol.samples == "records" and require_item_level(protocol).adaptive_z:
         return _calibrate_by_recipe(guarantee, eps)
     if eps is not None:
         _refuse_without_promise(guarantee, eps)
@@ -402,7 +402,7 @@ def _calibrate_by_recipe(guarantee: Guarantee, eps: float | None) -> tuple[Proto
     if eps is None:
         raise ValueError("adaptive_z derives the noise from privacy.eps: set it")
     cohorts = guarantee.cohorts
-    settled = record_level(guarantee.protocol).settle(cohorts[0], guarantee.dim)
+    settled = require_item_level(guarantee.protocol).settle(cohorts[0], guarantee.dim)
     batches = len(cohorts) * (settled.private_steps or cohorts[0].size)
 
     @functools.cache

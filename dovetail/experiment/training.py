@@ -30,7 +30,7 @@ from dovetail import _validate, protocols
 from dovetail.data import TASKS, Dataset, Loss, Metric, Task, resolve
 from dovetail.engine import Diagnostics, Training, devices
 from dovetail.engine.devices import to_host
-from dovetail.engine.scoring import baseline
+from dovetail.engine.scoring import baseline_scores
 from dovetail.experiment.callbacks import OVERHEARD, STOPPED, Callback, Callbacks, Diagnosis, RunStart
 from dovetail.experiment.config import parse, presets, read, to_toml
 from dovetail.experiment.declared import UNNAMED
@@ -359,7 +359,7 @@ class _Run:
             accuracy=scores.get("accuracy"),
             auc=scores.get("auc"),
             metrics=scores,
-            baseline=baseline(plan.dataset),
+            baseline=baseline_scores(plan.dataset),
             rounds=len(released),
             planned_rounds=plan.num_rounds,
             charged_rounds=len(charged),

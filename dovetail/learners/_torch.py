@@ -88,10 +88,10 @@ def train_client(
     with torch.no_grad():
         torch._foreach_copy_(weights, first)
     if not steps.local:
-        return -_flatten(_mean_slopes(own, total_loss, x, y))
+        return -_flatten(_gradient_of_mean_loss(own, total_loss, x, y))
     batches = list(zip(x.split(steps.batch), y.split(steps.batch), strict=True)) if len(y) else []
     for xs, ys in batches * steps.epochs:
-        slopes = _mean_slopes(own, total_loss, xs, ys)
+        slopes = _gradient_of_mean_loss(own, total_loss, xs, ys)
         with torch.no_grad():
             if steps.mu:
                 torch._foreach_add_(slopes, torch._foreach_sub(weights, first), alpha=steps.mu)
@@ -100,11 +100,11 @@ def train_client(
         return _flatten(torch._foreach_sub(weights, first))
 
 
-def _mean_slopes(own: Copy, total_loss: Loss, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+def _gradient_of_mean_loss(own: Copy, total_loss: Loss, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     """The gradient of the mean loss over these records, a tensor for each parameter; zero of no records."""
     if not len(y):
         return [torch.zeros_like(value) for value in own.weights]
-    record_weight = _inverse(len(y), x.device)
+    record_weight = _inverse_of_count(len(y), x.device)
     total = ()
     own.forget()
     for xs, ys in [(x, y)] if len(y) <= _AT_ONCE else zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
@@ -117,7 +117,7 @@ def _mean_slopes(own: Copy, total_loss: Loss, x: torch.Tensor, y: torch.Tensor) 
 
 
 @functools.lru_cache(64)
-def _inverse(records: int, device: torch.device) -> torch.Tensor:
+def _inverse_of_count(records: int, device: torch.device) -> torch.Tensor:
     """1 / records as a tensor; cached: do not write to it."""
     return torch.tensor(1 / records, device=device)
 
@@ -174,7 +174,7 @@ class Copy:
     def __init__(self, module: nn.Module, *, isolated: bool = False) -> None:
         self.module = _channels_last(copy.deepcopy(module))
         self.weights = [value for _, value in trained_parameters(self.module)]
-        self.outputs: _Function = _chain(self.module) or self.module
+        self.outputs: _Function = _chain_functions(self.module) or self.module
         self._state = Snapshot(self.module, attributes=not isolated)
 
     def forget(self) -> None:
@@ -193,14 +193,14 @@ class Copies:
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Copy]:
         """Lend out a copy that nobody else uses meanwhile; waits until one is free."""
-        replica = self._free.get()
+        replica = self._free_copies.get()
         try:
             yield replica
         finally:
-            self._free.put(replica)
+            self._free_copies.put(replica)
 
     @functools.cached_property
-    def _free(self) -> queue.SimpleQueue[Copy]:
+    def _free_copies(self) -> queue.SimpleQueue[Copy]:
         free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for _ in range(self._count):
             free.put(Copy(self._module, isolated=self._isolated))
@@ -214,11 +214,11 @@ def _channels_last(module: nn.Module) -> nn.Module:
     return module.to(memory_format=torch.channels_last)
 
 
-def _chain(module: nn.Module) -> _Function | None:
+def _chain_functions(module: nn.Module) -> _Function | None:
     """A nested `nn.Sequential` without hooks as one function of PyTorch's functions; None for other modules."""
     if type(module) is not nn.Sequential or any(is_hooked(part) for part in module.modules()):
         return None
-    layers = list(_layers(module))
+    layers = list(_nested_layers(module))
     for i in range(1, len(layers)):
         pool = layers[i]
         if type(layers[i - 1]) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices:
@@ -233,13 +233,13 @@ def _chain(module: nn.Module) -> _Function | None:
     return outputs
 
 
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
+def _nested_layers(module: nn.Module) -> Iterator[nn.Module]:
     """The layers of nested `nn.Sequential`, in the order in which they run."""
     if type(module) is not nn.Sequential:
         yield module
         return
     for part in module:  # one that occurs twice, twice
-        yield from _layers(part)
+        yield from _nested_layers(part)
 
 
 def _layer_function(layer: nn.Module) -> _Function:
@@ -280,7 +280,7 @@ def run_in_threads(work: Callable[[Any], torch.Tensor], parts: Sequence[Any]) ->
     sys.setswitchinterval(_SWITCH)
     try:
         with on_one_thread():
-            return list(_pool().map(work, parts))
+            return list(_thread_pool().map(work, parts))
     finally:
         sys.setswitchinterval(before)
 
@@ -302,6 +302,6 @@ def num_threads() -> int:
 
 
 @functools.cache
-def _pool() -> ThreadPoolExecutor:
+def _thread_pool() -> ThreadPoolExecutor:
     """The threads of this process on which clients train, one per core."""
     return ThreadPoolExecutor(num_threads(), "torch", initializer=torch.set_num_threads, initargs=(1,))

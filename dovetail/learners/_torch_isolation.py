@@ -82,7 +82,7 @@ class Snapshot:
         ]
         self._versions = [value._version for _, value, _ in self._tensors]
         self._same = {id(value): value for value in (*tensors.values(), *parts.values())}
-        self._parts = [(name, part, _tables(part), self._attributes(part)) for name, part in parts.items()]
+        self._parts = [(name, part, _copy_tables(part), self._copy_attributes(part)) for name, part in parts.items()]
         self._with_attributes = attributes
 
     def restore(self) -> None:
@@ -101,7 +101,7 @@ class Snapshot:
                     self._versions[at] = value._version
 
     def _put_back(self, part: nn.Module, attributes: dict[str, tuple[Any, Any]]) -> None:
-        """Remove attributes that are new, and restore the others from what `_attributes` returned for this part."""
+        """Remove attributes that are new, and restore the others from what `_copy_attributes` returned of this part."""
         current = vars(part)
         for name in [name for name in _attribute_names(part) if name not in attributes]:
             del current[name]
@@ -134,7 +134,7 @@ class Snapshot:
         """The copy of a buffer or frozen parameter that the snapshot holds; None for what it holds none of."""
         return next((kept for _, value, kept in self._tensors if value is first), None)
 
-    def _attributes(self, part: nn.Module) -> dict[str, tuple[Any, Any]]:
+    def _copy_attributes(self, part: nn.Module) -> dict[str, tuple[Any, Any]]:
         """For each attribute of a part its value and a copy, which is the value itself where that cannot change.
 
         Inside copies, the module's own tensors and parts stay the same objects.
@@ -153,7 +153,7 @@ class Snapshot:
 _INTERNAL = frozenset(vars(nn.Module())) - {"training"}
 
 
-def _tables(part: nn.Module) -> dict[str, dict[str, Any]]:
+def _copy_tables(part: nn.Module) -> dict[str, dict[str, Any]]:
     """Copies of PyTorch's own dictionaries in a part: parameters, buffers, parts, hooks."""
     return {name: value.copy() for name, value in vars(part).items() if name in _INTERNAL and isinstance(value, dict)}
 
@@ -219,7 +219,7 @@ def refuse_mixing(module: nn.Module, x: torch.Tensor) -> None:
     """
     three = x[:3]
     for other, kept in ((x[[3, 1, 2]], slice(1, 3)), (x[[0, 1, 3]], slice(0, 2))):
-        seen = [_outputs(module, rows, kept) for rows in (three, other)]
+        seen = [_outputs_of_parts(module, rows, kept) for rows in (three, other)]
         if not _is_same(seen[0][""], seen[1][""]):
             name = next(name for name, rows in seen[0].items() if not _is_same(rows, seen[1].get(name)))
             raise ValueError(
@@ -238,7 +238,7 @@ def mixes_records(module: nn.Module, loss: Callable[..., torch.Tensor], x: torch
     """
     if _depends_on_size(module) or _depends_on_size(loss):
         return True
-    own = _perturb(module)
+    own = _perturbed_copy(module)
     everyone = torch.arange(4, device=x.device)
     batches = [everyone[:2], everyone, everyone[[0, 0, 0, 3]], everyone.repeat(17), everyone.repeat_interleave(17)]
 
@@ -258,7 +258,7 @@ def mixes_records(module: nn.Module, loss: Callable[..., torch.Tensor], x: torch
         return True
 
 
-def _perturb(module: nn.Module) -> nn.Module:
+def _perturbed_copy(module: nn.Module) -> nn.Module:
     """A copy of the module with random numbers added to its weights, the same ones always.
 
     With weights of zero no mixing of records would be seen.
@@ -266,7 +266,7 @@ def _perturb(module: nn.Module) -> nn.Module:
     own = copy.deepcopy(module)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for _, value in _trainable(own):
+        for _, value in _trained_parameters(own):
             value += 0.1 * torch.randn(value.shape, generator=draw).to(value.device, value.dtype)
     return own
 
@@ -301,7 +301,7 @@ def _reads_size(node: fx.Node) -> bool:
     return is_shape or node.target in (torch.numel, torch._shape_as_tensor)
 
 
-def _outputs(module: nn.Module, x: torch.Tensor, kept: slice) -> dict[str, Any]:
+def _outputs_of_parts(module: nn.Module, x: torch.Tensor, kept: slice) -> dict[str, Any]:
     """The outputs of each part, by name, for the records `kept` of a batch; the whole module's, last, is named "".
 
     Only parts whose output has a row for each record are among them.
@@ -379,7 +379,7 @@ def pytorch_only(
         return None
     for name, value in module.named_parameters():
         _add_unused(graph, name, value)
-    if [name for name, _ in _trainable(graph)] != [name for name, _ in _trainable(module)]:
+    if [name for name, _ in _trained_parameters(graph)] != [name for name, _ in _trained_parameters(module)]:
         return None
     results = [_gradients(copy.deepcopy(version), x, y, total_loss) for version in (module, graph)]
     return graph if _is_same(*results) else None
@@ -413,7 +413,7 @@ def pytorch_only_loss(loss: Any, outputs: torch.Tensor, labels: torch.Tensor) ->
     return graph if _is_same(*results) else None
 
 
-def _trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def _trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The parameters that are trained, by sorted name."""
     return sorted((name, value) for name, value in module.named_parameters() if value.requires_grad)
 
@@ -423,7 +423,7 @@ def _gradients(
 ) -> list[torch.Tensor]:
     """The module's outputs for these records, and the gradients of its parameters."""
     outputs = module(x)
-    weights = [value for _, value in _trainable(module)]
+    weights = [value for _, value in _trained_parameters(module)]
     slopes = torch.autograd.grad(total_loss(outputs, y), weights, allow_unused=True, materialize_grads=True)
     return [outputs.detach(), *slopes]
 
@@ -488,20 +488,24 @@ def _is_known_node(graph: fx.GraphModule, node: fx.Node) -> bool:
             return hasattr(torch.Tensor, str(node.target)) and node.target not in _METHODS_REFUSED
     if node.target is builtins.getattr:
         return node.args[1] in _PROPERTIES
-    return node.target in _functions()
+    return node.target in _known_functions()
 
 
 @functools.cache
-def _functions() -> frozenset[Any]:
-    """PyTorch's functions of tensors, and Python's of numbers: what a graph may call. Cached."""
+def _known_functions() -> frozenset[Any]:
+    """PyTorch's functions of tensors, and Python's of numbers: what a graph may call. Cached.
+
+    What is in the set runs unchecked on users' records: nothing may be added that calls what a graph can give it.
+    """
     overridable = torch.overrides.get_overridable_functions()
+    # torch.nn.init overwrites weights, and methods of tensors are known by name alone: see `_METHODS_REFUSED`
     spaces = [space for space in overridable if space not in (torch.nn.init, torch.Tensor)]
     functions = {function for space in spaces for function in overridable[space]}
-    theirs = {function for function in _callables(nn.functional) if function not in _DISPATCH}
-    return frozenset((*functions, *theirs, *_callables(operator), *_callables(math)))
+    theirs = {function for function in _callables_of(nn.functional) if function not in _DISPATCH}
+    return frozenset((*functions, *theirs, *_callables_of(operator), *_callables_of(math)))
 
 
-def _callables(module: Any) -> Iterator[Any]:
+def _callables_of(module: Any) -> Iterator[Any]:
     """What may be called of a Python module."""
     return (value for value in vars(module).values() if callable(value))
 
@@ -523,16 +527,16 @@ def _is_known(part: nn.Module) -> bool:
     theirs = kind.__module__.startswith("torch.nn.") or kind in _PARAMETRIZATIONS
     if not theirs or getattr(home, kind.__name__, None) is not kind or "forward" in vars(part) or is_hooked(part):
         return False
-    if any(type(value) not in (torch.Tensor, nn.Parameter, nn.Buffer) for value in _tensors(part)):
+    if any(type(value) not in (torch.Tensor, nn.Parameter, nn.Buffer) for value in _own_tensors(part)):
         return False
     return all(
-        not callable(value) or isinstance(value, nn.Module | type) or value in _functions()
+        not callable(value) or isinstance(value, nn.Module | type) or value in _known_functions()
         for name, value in vars(part).items()
         if name not in _INTERNAL
     )
 
 
-def _tensors(part: nn.Module) -> list[Any]:
+def _own_tensors(part: nn.Module) -> list[Any]:
     """A part's own parameters and buffers, without those of parts inside it."""
     return [value for table in (part._parameters, part._buffers) for value in table.values() if value is not None]
 

@@ -146,12 +146,12 @@ def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entr
             return jax.tree.map(lambda sum_, slope: sum_ + num_real * slope, total, downhill(params, *block)), None
 
         zero = jax.tree.map(jnp.zeros_like, params)
-        total, _ = jax.lax.scan(add, zero, _batches(_AT_ONCE, inputs, labels, weight))
+        total, _ = jax.lax.scan(add, zero, _cut_into_batches(_AT_ONCE, inputs, labels, weight))
         return jax.tree.map(lambda sum_: sum_ / jnp.maximum(jnp.sum(weight), 1.0), total)
 
     def descend(params: Any, inputs: jax.Array, labels: jax.Array, count: jax.Array) -> Any:
         weight = (jnp.arange(len(labels)) < count).astype(jnp.float32)
-        batches = _batches(settings.batch_size(len(labels)), inputs, labels, weight)
+        batches = _cut_into_batches(settings.batch_size(len(labels)), inputs, labels, weight)
 
         def step(current: Any, data: tuple[jax.Array, ...]) -> tuple[Any, None]:
             any_real = jnp.sum(data[2]) > 0
@@ -171,7 +171,7 @@ def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entr
     return descend if settings.local else fedsgd
 
 
-def _batches(size: int, inputs: jax.Array, labels: jax.Array, weight: jax.Array) -> tuple[jax.Array, ...]:
+def _cut_into_batches(size: int, inputs: jax.Array, labels: jax.Array, weight: jax.Array) -> tuple[jax.Array, ...]:
     """Records cut into parts, (parts, size, ...), the last filled up with the last record, which weighs nothing there.
 
     With zeros, a model or a loss that is no number at zero would be none for a client whose batch others' counts fill

@@ -111,7 +111,7 @@ class FunctionLearner:
 
     def losses(self, loss: str | Loss, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The loss of each record, (records,), from the model's outputs for it."""
-        return np.asarray(losses.function(loss)(jnp.asarray(outputs), jnp.asarray(labels)))
+        return np.asarray(losses.loss_function(loss)(jnp.asarray(outputs), jnp.asarray(labels)))
 
     def _unflatten(self, flat: np.ndarray) -> Any:
         """The parameters in their own shape, from a flat vector."""

@@ -57,7 +57,7 @@ def inspect_model(
     if type(learner) is FunctionLearner:
         return model, learner.declarations
     if _is_torch(learner):
-        inputs, labels = _probes(dataset)
+        inputs, labels = _probe_records(dataset)
         inspected, declared = learner.inspect(loss, inputs, labels, records=records)  # type: ignore[attr-defined]
         return _with_learner(model, inspected), declared
     name = type(learner).__name__
@@ -114,7 +114,7 @@ def _declarations_of_jax(model: Model, loss: str | Loss, spec: RecordSpec) -> tu
     Only the program for one record is ever run. It is not closed if it, or its gradient, calls Python or foreign code,
     or has rules of its own for batches (`own_code.escapes`).
     """
-    own = losses.function(loss)
+    own = losses.loss_function(loss)
     parameters = jax.eval_shape(model.init, jax.random.key(0))
     inputs = jax.ShapeDtypeStruct((1, *spec.input_shape), jnp.float32)
     labels = jax.ShapeDtypeStruct((1, *spec.label_shape), np.dtype(spec.label_dtype))
@@ -137,7 +137,7 @@ def _refuse_mixing(model: Model, each: Model, loss: str | Loss, dataset: Dataset
 
     Filled up to the number of records of the largest user, a batch would otherwise tell everybody of that user.
     """
-    inputs, labels = _probes(dataset)
+    inputs, labels = _probe_records(dataset)
     key = jax.random.key(0)
     leaves, structure = jax.tree.flatten(model.init(key))
     moved = [leaf + 0.1 * jax.random.normal(jax.random.fold_in(key, i), leaf.shape) for i, leaf in enumerate(leaves)]
@@ -151,7 +151,7 @@ def _refuse_mixing(model: Model, each: Model, loss: str | Loss, dataset: Dataset
         )
     if isinstance(loss, str):
         return
-    if not _is_close(jax.jit(loss)(alone, labels), jax.jit(losses.function(_map_loss(loss)))(alone, labels)):
+    if not _is_close(jax.jit(loss)(alone, labels), jax.jit(losses.loss_function(_map_loss(loss)))(alone, labels)):
         raise ValueError(
             "the loss of a record depends on the other records of a batch, or on how many there are: it must be "
             "computed record by record"
@@ -167,7 +167,7 @@ def _is_close(outputs: Any, expected: Any) -> bool:
     return np.allclose(first, second, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
-def _probes(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+def _probe_records(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Four test records as a model reads them, the last one unlike the others."""
     rows = np.arange(_PROBES) % len(dataset.test_labels)
     inputs, labels = dataset.test_inputs[rows].astype(np.float32), dataset.test_labels[rows].copy()

@@ -24,9 +24,9 @@ __all__ = [
     "LOSSES",
     "binary_cross_entropy",
     "cross_entropy",
-    "function",
     "huber",
     "loss_for",
+    "loss_function",
     "sigmoid_cross_entropy",
     "squared_error",
 ]
@@ -76,7 +76,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def function(loss: str | Loss) -> Loss:
+def loss_function(loss: str | Loss) -> Loss:
     """The loss of this name, or a loss as it is."""
     if not isinstance(loss, str):
         return loss
@@ -91,20 +91,20 @@ def loss_for(model: Model, dataset: Dataset) -> str | Loss:
         Refuses outputs that do not fit the labels, and a loss of its own that is not one number per record.
     """
     own = model.loss
-    outputs = _outputs(model, dataset)
+    outputs = _output_shape(model, dataset)
     if own is None:
         one_for_two = dataset.target == "classes" and dataset.num_classes == 2 and outputs.shape[1:] in ((), (1,))
         own = "binary_cross_entropy" if one_for_two else _DEFAULTS[dataset.target]
     if not isinstance(own, str):
         if model.learner is None:
-            _check_own(own, outputs, dataset)
+            _check_own_loss(own, outputs, dataset)
         return own
     _validate.known_name("loss", own, LOSSES)
-    _check_fit(own, outputs, dataset, model=model.name)
+    _check_labels_and_outputs(own, outputs, dataset, model=model.name)
     return own
 
 
-def _outputs(model: Model, dataset: Dataset) -> jax.ShapeDtypeStruct:
+def _output_shape(model: Model, dataset: Dataset) -> jax.ShapeDtypeStruct:
     """The shape and type of a model's outputs for two records; JAX models are only traced.
 
     Refuses a model that cannot read such records, or does not return one output, or row of outputs, for each.
@@ -127,7 +127,7 @@ def _outputs(model: Model, dataset: Dataset) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(found, outputs.dtype)
 
 
-def _check_own(loss: Callable[..., Any], outputs: jax.ShapeDtypeStruct, dataset: Dataset) -> None:
+def _check_own_loss(loss: Callable[..., Any], outputs: jax.ShapeDtypeStruct, dataset: Dataset) -> None:
     """Refuse a user's own loss that does not return one number per record, for `outputs` of two records."""
     labels = jax.ShapeDtypeStruct((2, *dataset.labels.shape[1:]), dataset.labels.dtype)
     shape = getattr(jax.eval_shape(loss, outputs, labels), "shape", None)
@@ -135,7 +135,7 @@ def _check_own(loss: Callable[..., Any], outputs: jax.ShapeDtypeStruct, dataset:
         raise ValueError(f"expected loss(outputs, labels) to return one number per record, got shape {shape} for two")
 
 
-def _check_fit(name: str, outputs: jax.ShapeDtypeStruct, dataset: Dataset, *, model: str) -> None:
+def _check_labels_and_outputs(name: str, outputs: jax.ShapeDtypeStruct, dataset: Dataset, *, model: str) -> None:
     """Refuse a loss for other labels, and outputs that cannot be compared with the labels; `model` is its name."""
     target = {"cross_entropy": "classes", "binary_cross_entropy": "classes", "sigmoid_cross_entropy": "labels"}
     if dataset.target != target.get(name, "number"):

@@ -44,7 +44,7 @@ class Moments:
 
     Guarantees:
         `unpack` gives back the matrices that `pack` took, and the norm of the vector is theirs.
-        The norm of one record's vector is `norm`, up to rounding.
+        The norm of one record's vector is `norm_of_vector`, up to rounding.
         Without noise the model is that of ridge regression on the records.
     """
 
@@ -73,20 +73,20 @@ class Moments:
     def __call__(self, inputs: jax.Array, labels: jax.Array, count: jax.Array) -> jax.Array:
         """A user's vector: the mean over the first `count` of these records, or zero without any."""
         weight = (jnp.arange(len(labels)) < count).astype(jnp.float32)
-        z, y = self.rows(inputs.reshape(len(labels), -1)), self.targets(labels)
+        z, y = self.augmented_features(inputs.reshape(len(labels), -1)), self.centered_targets(labels)
         record_weights = jnp.where(weight > 0, 1 / jnp.maximum(jnp.sum(weight), 1.0), 0.0)
         return self.scaled_sum(z, y, record_weights)
 
-    def rows(self, inputs: jax.Array) -> jax.Array:
+    def augmented_features(self, inputs: jax.Array) -> jax.Array:
         """z of each record, (records, size), from its flat features (records, features): the last entry is constant."""
         kept = inputs if self.project is None else jnp.matmul(inputs, self._projection, precision=_EXACT)
         return jnp.pad(kept, ((0, 0), (0, 1)), constant_values=self.constant)
 
-    def targets(self, labels: jax.Array) -> jax.Array:
+    def centered_targets(self, labels: jax.Array) -> jax.Array:
         """y of each record, (records, classes): its class as one-hot, less 1 / classes."""
         return jax.nn.one_hot(labels, self.classes, dtype=jnp.float32) - 1 / self.classes
 
-    def norm(self, z_norm: jax.Array) -> jax.Array:
+    def norm_of_vector(self, z_norm: jax.Array) -> jax.Array:
         """The norm of the vector of one record whose z has this norm: |z z^T|^2 = |z|^4 and |z y^T|^2 = |z|^2 |y|^2."""
         return z_norm * jnp.hypot(z_norm, self.weight * math.sqrt(1 - 1 / self.classes))
 
@@ -113,7 +113,7 @@ class Moments:
         gram[row, column] = gram[column, row] = vector[: len(row)] / _triangle_factor(row, column).astype(np.float64)
         return gram, vector[len(row) :].reshape(self.size, self.classes)
 
-    def model(self, mean: np.ndarray, *, ridge: float, relative_ridge: float) -> np.ndarray:
+    def solve_model(self, mean: np.ndarray, *, ridge: float, relative_ridge: float) -> np.ndarray:
         """The flat linear model of a noised mean vector: eigenvalues of G below zero are set to it, then raised.
 
         Arguments:

@@ -62,7 +62,7 @@ class Predictor:
         module = sys.modules.get("dovetail.learners.torch")
         return module is not None and isinstance(self.model.learner, module.TorchLearner)
 
-    def check(self) -> None:
+    def check_parameters(self) -> None:
         """Refuse parameters whose names or shapes are not the model's."""
         _ = self._model_parameters
 

@@ -102,13 +102,13 @@ class Server(ServerSettings):
         )
 
     @property
-    def _transform(self) -> optax.GradientTransformation:
+    def _optax_transform(self) -> optax.GradientTransformation:
         """The optax optimiser of these settings."""
         return getattr(optax, self.optimizer)(self.learning_rate, **self.options)
 
     def init(self, params: jax.Array) -> Any:
         """The optimiser's state before the first round."""
-        state = self._transform.init(params)
+        state = self._optax_transform.init(params)
         return AveragingState(state, jnp.zeros_like(params), jnp.zeros((), jnp.int32)) if self.num_averaged else state
 
     def step(self, params: jax.Array, state: Any, estimate: jax.Array) -> tuple[jax.Array, Any]:
@@ -117,20 +117,20 @@ class Server(ServerSettings):
         Optimisers descend, so they get the negative of the estimate in place of a gradient.
         """
         if not self.num_averaged:
-            updates, state = self._transform.update(-estimate, state, params)
+            updates, state = self._optax_transform.update(-estimate, state, params)
             return optax.apply_updates(params, updates), state
-        updates, optimizer = self._transform.update(-estimate, state.optimizer, params)
+        updates, optimizer = self._optax_transform.update(-estimate, state.optimizer, params)
         moved = optax.apply_updates(params, updates)
         steps = state.steps + 1
-        count = self._steps_in_mean(steps)
+        count = self._num_models_in_mean(steps)
         mean = jnp.where(count > 0, state.mean + (moved - state.mean) / jnp.maximum(count, 1), state.mean)
         return moved, AveragingState(optimizer, mean, steps)
 
     def model_to_publish(self, params: jax.Array, state: Any) -> jax.Array:
         """The model to publish when training is at these parameters: the mean of the last ones, or the last."""
-        return jnp.where(self._steps_in_mean(state.steps) > 0, state.mean, params) if self.num_averaged else params
+        return jnp.where(self._num_models_in_mean(state.steps) > 0, state.mean, params) if self.num_averaged else params
 
-    def _steps_in_mean(self, steps: jax.Array) -> jax.Array:
+    def _num_models_in_mean(self, steps: jax.Array) -> jax.Array:
         """How many of the models after so many steps are averaged."""
         return steps - ((self.rounds or 0) - self.num_averaged)
 
@@ -204,7 +204,7 @@ class Ridge(Server):
             )
         options = {**_RIDGE, **self.options}
         ridge = options["ridge"] * self.moments.noise_norm(self.noise_std)
-        return jnp.asarray(self.moments.model(np.asarray(params), ridge=ridge, relative_ridge=options["share"]))
+        return jnp.asarray(self.moments.solve_model(np.asarray(params), ridge=ridge, relative_ridge=options["share"]))
 
 
 def _optimizer_names() -> list[str]:

@@ -61,7 +61,7 @@ def model(
         device: where to train; by default a GPU, if PyTorch has one.
         name: what the model is called; by default its class's name.
     """
-    _check(module)
+    _check_module(module)
     try:
         module = copy.deepcopy(module)
     except Exception as error:
@@ -81,7 +81,7 @@ def model(
     )
 
 
-def _check(module: torch.nn.Module) -> None:
+def _check_module(module: torch.nn.Module) -> None:
     """Refuse what would train differently from what it seems."""
     for name, part in module.named_modules():
         where = isolation.describe_part(name, part)
@@ -171,7 +171,7 @@ class TorchLearner:
         self, loss: str | Loss, inputs: np.ndarray, labels: np.ndarray, *, records: bool
     ) -> tuple[TorchLearner, tuple[str, ...]]:
         """`inspect`, while PyTorch computes on one thread."""
-        x, y = _tensor(inputs).to(self.device), _tensor(labels).to(self.device)
+        x, y = _to_tensor(inputs).to(self.device), _to_tensor(labels).to(self.device)
         y = y.long() if loss == "cross_entropy" else y
         total = _torch.loss_sum(loss)
         isolation.refuse_state(self.module, total, x, y)
@@ -188,7 +188,8 @@ class TorchLearner:
             self,
             module=module or self.module,
             isolated=module is not None,
-            exact=bool(declared) or isolation.mixes_records(module or self.module, own or self._loss(loss), x, y),
+            exact=bool(declared)
+            or isolation.mixes_records(module or self.module, own or self._loss_function(loss), x, y),
             original=type(self.module),
             own_loss=None if own is None else (loss, own),
         )
@@ -234,12 +235,12 @@ class TorchLearner:
 
         Returns: an array of the kind of `inputs`: of JAX's on a GPU, one that never leaves it.
         """
-        start, x, y = (_tensor(array).to(self.device) for array in (parameters, inputs, labels))
+        start, x, y = (_to_tensor(array).to(self.device) for array in (parameters, inputs, labels))
         y = y.long() if loss == "cross_entropy" else y
         side_by_side = len(start) < _SMALL_MODEL or self.device != "cpu" if self.vectorized is None else self.vectorized
         if side_by_side and not self.exact:
-            sizes = _tensor(counts).to(self.device)
-            train = functools.partial(self._train_side_by_side, settings, self._loss(loss), start)
+            sizes = _to_tensor(counts).to(self.device)
+            train = functools.partial(self._train_side_by_side, settings, self._loss_function(loss), start)
             parts = _torch.cut_evenly(len(sizes), _torch.num_threads() if self.device == "cpu" else 1)
             some = _torch.run_in_threads(lambda at: train(x[at], y[at], sizes[at]), parts)
             updates = some[0] if len(some) == 1 else torch.cat(some)
@@ -247,7 +248,7 @@ class TorchLearner:
             steps = _torch.LocalSteps(
                 settings.local, settings.batch, settings.epochs, settings.learning_rate, settings.mu
             )
-            updates = self._team(loss).updates(steps, start, x, y, np.asarray(counts))
+            updates = self._make_team(loss).updates(steps, start, x, y, np.asarray(counts))
         return _to_jax(updates) if isinstance(inputs, jax.Array) else updates.detach().cpu().numpy()
 
     def _train_side_by_side(
@@ -287,13 +288,13 @@ class TorchLearner:
 
     @functools.cached_property
     def _teams(self) -> dict[str | Loss, Team]:
-        """By loss, who trains clients one by one; made by `_team`."""
+        """By loss, who trains clients one by one; made by `_make_team`."""
         return {}
 
-    def _team(self, loss: str | Loss) -> Team:
+    def _make_team(self, loss: str | Loss) -> Team:
         """The threads or processes that train clients with this loss."""
         if loss not in self._teams:
-            run = self._loss(loss)  # refuses a name that nobody knows
+            run = self._loss_function(loss)  # refuses a name that nobody knows
             self._teams[loss] = Team(
                 self.module, loss if isinstance(loss, str) else run, self.processes, isolated=self.isolated
             )
@@ -301,10 +302,10 @@ class TorchLearner:
 
     def outputs(self, parameters: Any, inputs: np.ndarray) -> np.ndarray:
         """The module's outputs for some records, at these parameters by name; computed where the module is."""
-        weights = {name: _tensor(np.asarray(value)).to(self.device) for name, value in parameters.items()}
+        weights = {name: _to_tensor(np.asarray(value)).to(self.device) for name, value in parameters.items()}
         with torch.no_grad(), self._copies.borrow() as own:
             own.forget()
-            return functional_call(own.module, weights, (_tensor(inputs).to(self.device),)).cpu().numpy()
+            return functional_call(own.module, weights, (_to_tensor(inputs).to(self.device),)).cpu().numpy()
 
     def losses(self, loss: str | Loss, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The loss of each record, (records,), from what `outputs` returned; on the CPU.
@@ -312,9 +313,9 @@ class TorchLearner:
         Labels need no cast here, as in `updates`: the losses of `_torch.LOSSES` cast classes themselves, and only the
         short cut of `_torch.loss_sum` does not.
         """
-        return self._loss(loss)(_tensor(outputs), _tensor(labels)).numpy()
+        return self._loss_function(loss)(_to_tensor(outputs), _to_tensor(labels)).numpy()
 
-    def _loss(self, loss: str | Loss) -> _torch.Loss:
+    def _loss_function(self, loss: str | Loss) -> _torch.Loss:
         """The function of a loss, by name or as it is; its form of PyTorch's code alone, where `inspect` found one."""
         if not isinstance(loss, str):
             return self.own_loss[1] if self.own_loss is not None and self.own_loss[0] is loss else loss
@@ -351,7 +352,7 @@ def _to_jax(updates: torch.Tensor) -> jax.Array:
     return jnp.from_dlpack(updates.detach().contiguous())
 
 
-def _tensor(array: np.ndarray | jax.Array) -> torch.Tensor:
+def _to_tensor(array: np.ndarray | jax.Array) -> torch.Tensor:
     """An array as a tensor on the same device, which shares its memory.
 
     A read-only array of NumPy is copied: PyTorch, which cannot protect it, would warn.

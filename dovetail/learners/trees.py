@@ -18,7 +18,7 @@ def arrays_by_name(tree: Any) -> dict[str, np.ndarray]:
         `fill_tree(tree, arrays_by_name(tree))` is the tree.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    arrays = {_name(path): np.asarray(leaf) for path, leaf in leaves}
+    arrays = {_name_of_path(path): np.asarray(leaf) for path, leaf in leaves}
     if len(arrays) != len(leaves):
         raise ValueError(f"expected different names for the {len(leaves)} arrays of a model, got {len(arrays)}")
     return arrays
@@ -27,14 +27,14 @@ def arrays_by_name(tree: Any) -> dict[str, np.ndarray]:
 def fill_tree(like: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     """The tree of this form (of arrays, or of their shapes) that holds these arrays; refuses what does not fit."""
     leaves, form = jax.tree_util.tree_flatten_with_path(like)
-    wanted = {_name(path): tuple(leaf.shape) for path, leaf in leaves}
+    wanted = {_name_of_path(path): tuple(leaf.shape) for path, leaf in leaves}
     shapes = {name: array.shape for name, array in arrays.items()}
     if wanted != shapes:
         raise ValueError(f"expected the parameters {_describe_shapes(wanted)}, got {_describe_shapes(shapes)}")
     return jax.tree_util.tree_unflatten(form, [arrays[name] for name in wanted])
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def _name_of_path(path: tuple[Any, ...]) -> str:
     """The name of the array at a path of JAX's: its keys with slashes between them."""
     return jax.tree_util.keystr(path, simple=True, separator="/") or "params"
 

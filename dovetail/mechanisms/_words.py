@@ -16,7 +16,7 @@ import numpy as np
 from dovetail._jax import jax, jnp, materialize, trace_once
 from dovetail.randomness import chacha
 
-__all__ = ["PAGE", "bits", "by_page", "coin", "page", "pages_of"]
+__all__ = ["PAGE", "draw_by_page", "num_pages", "random_page", "random_words", "toss_coins"]
 
 PAGE = 3 * 2**13  # words that fit the cache of a core, with what is made of them
 _FEW = 2**10  # so few words are faster made one by one, from whole blocks though they are
@@ -25,7 +25,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
 
-def bits(keys: jax.Array, count: int, *, stored: bool = False) -> jax.Array:
+def random_words(keys: jax.Array, count: int, *, stored: bool = False) -> jax.Array:
     """`count` random words (uint32) for each key, along a new last axis.
 
     XLA computes the words where they are used. If that place is no plain loop over the words (a scatter, say, which
@@ -35,7 +35,7 @@ def bits(keys: jax.Array, count: int, *, stored: bool = False) -> jax.Array:
         Up to 2^32 words per key; for JAX's own keys those of `jax.random.bits` of the same length.
         What is stored and what is not are different words, but for JAX's own keys.
     """
-    impl = _impl(keys)
+    impl = _generator_name(keys)
     if stored:
         words = jax.vmap(lambda key: _draw_pages(key, count))(keys.reshape(-1))
     elif impl not in _STREAMS:
@@ -45,7 +45,7 @@ def bits(keys: jax.Array, count: int, *, stored: bool = False) -> jax.Array:
     return words.reshape(*keys.shape, count)
 
 
-def page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Array:
+def random_page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Array:
     """`count` random words (uint32) of the page with this number, written to memory before they are used.
 
     `count` is a multiple of 16, and the same for all pages of a key.
@@ -53,7 +53,7 @@ def page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Array:
     Guarantees:
         Pages of one length share no word, up to 2^32 words per key.
     """
-    impl = _impl(key)
+    impl = _generator_name(key)
     number = jnp.asarray(number, jnp.uint32)
     if impl not in _STREAMS:
         return jax.random.bits(jax.random.fold_in(key, number), (count,))
@@ -66,19 +66,19 @@ def page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Array:
 
 def _draw_pages(key: jax.Array, count: int) -> jax.Array:
     """`count` random words, page by page, with nothing recomputed where they are used."""
-    if _impl(key) not in _STREAMS:
+    if _generator_name(key) not in _STREAMS:
         return jax.random.bits(key, (count,))
-    number = pages_of(key, count)
+    number = num_pages(key, count)
     size = 16 * math.ceil(count / (16 * number))
-    return by_page(lambda i: (page(key, i, size),), number)[:count]
+    return draw_by_page(lambda i: (random_page(key, i, size),), number)[:count]
 
 
-def pages_of(key: jax.Array, count: int) -> int:
+def num_pages(key: jax.Array, count: int) -> int:
     """On how many pages so many words are: JAX's own keys, which are fast enough, have one."""
-    return max(1, math.ceil(count / PAGE)) if _impl(key) == chacha.NAME else 1
+    return max(1, math.ceil(count / PAGE)) if _generator_name(key) == chacha.NAME else 1
 
 
-def by_page(draw: Callable[[jax.Array], tuple[jax.Array, ...]], number: int) -> jax.Array:
+def draw_by_page(draw: Callable[[jax.Array], tuple[jax.Array, ...]], number: int) -> jax.Array:
     """What is drawn on so many pages, arrays of one length and type on each: all of it, one after the other.
 
     A core has one page in its cache at a time, an accelerator takes all of them at once; the numbers are the same.
@@ -97,7 +97,7 @@ def by_page(draw: Callable[[jax.Array], tuple[jax.Array, ...]], number: int) -> 
     return jax.lax.fori_loop(0, number, write, empty).ravel()
 
 
-def _impl(keys: jax.Array) -> str:
+def _generator_name(keys: jax.Array) -> str:
     """The name of the keys' generator."""
     return str(jax.random.key_impl(keys))
 
@@ -125,7 +125,7 @@ def _threefry(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) ->
     return x0, x1
 
 
-def coin(prob: jax.Array, words: jax.Array) -> jax.Array:
+def toss_coins(prob: jax.Array, words: jax.Array) -> jax.Array:
     """True with this probability, rounded up to a multiple of 2^-32, and to 1 within 2^-24 of it; one word a coin.
 
     Privacy rests on the coin that comes up for a lie: rounded this way, it is never rarer than promised.

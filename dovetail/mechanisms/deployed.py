@@ -58,7 +58,7 @@ class ExactRandomizedResponse:
     @property
     def prob_truth(self) -> Fraction:
         """1 - gamma rounded down: (e - 1) / (e + b - 1) with e a rational not above exp(eps_local), then dyadic."""
-        return _truth(self.eps_local, self.levels)
+        return _prob_truth_rounded_down(self.eps_local, self.levels)
 
     @property
     def ratio(self) -> Fraction:
@@ -68,7 +68,7 @@ class ExactRandomizedResponse:
     @property
     def eps_implemented(self) -> float:
         """The eps that the integer probabilities really have, rounded up."""
-        with decimal.localcontext(prec=_digits(self.eps_local)):
+        with decimal.localcontext(prec=_digits_for_exp(self.eps_local)):
             exact = (Decimal(self.ratio.numerator) / Decimal(self.ratio.denominator)).ln()
             rounded = float(exact)
             return rounded if Decimal(rounded) >= exact else math.nextafter(rounded, math.inf)
@@ -128,7 +128,7 @@ class DiscreteLaplace:
 
     def __call__(self, x: npt.ArrayLike, *, sampler: ExactSampler) -> np.ndarray:
         """A grid index for every entry of x."""
-        rounded = np.clip(round_at_random(self._position(x), sampler), self.lowest, self.highest)
+        rounded = np.clip(round_at_random(self._grid_position(x), sampler), self.lowest, self.highest)
         scale = self.scale
         size = rounded.size
         noise = np.fromiter((sampler.discrete_laplace(scale) for _ in range(size)), np.int64, size)
@@ -136,7 +136,7 @@ class DiscreteLaplace:
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
         """The log pmf of grid index y on input x: a mixture of the two grid points next to x."""
-        position = self._position(x)
+        position = self._grid_position(x)
         rate = 1 / float(self.scale)
         lower = np.floor(position)
         distance = np.asarray(y, np.float64) - lower
@@ -151,11 +151,11 @@ class DiscreteLaplace:
 
     def variance(self, x: npt.ArrayLike) -> np.ndarray:
         """The variance of one report as a value: noise and rounding."""
-        fraction = self._position(x) % 1.0
+        fraction = self._grid_position(x) % 1.0
         noise = 1 / (2 * math.sinh(1 / (2 * float(self.scale))) ** 2)
         return (noise + fraction * (1 - fraction)) * float(self.spacing) ** 2
 
-    def _position(self, x: npt.ArrayLike) -> np.ndarray:
+    def _grid_position(self, x: npt.ArrayLike) -> np.ndarray:
         """x, clamped to [low, high], in grid steps."""
         return clamp64(x, self.low, self.high) / float(self.spacing)
 
@@ -201,12 +201,12 @@ class DiscreteGaussian:
     @property
     def sensitivity(self) -> float:
         """The L2 distance of two rounded inputs at most, in the units of x; rounded up."""
-        return _float_up(2 * self.norm_bound * self.spacing)
+        return _float_rounded_up(2 * self.norm_bound * self.spacing)
 
     @property
     def rho(self) -> float:
         """The zCDP parameter of one report, under replacement; rounded up."""
-        return _float_up(2 * self.norm_bound**2 / self.sigma_squared)
+        return _float_rounded_up(2 * self.norm_bound**2 / self.sigma_squared)
 
     def __call__(self, x: npt.ArrayLike, *, sampler: ExactSampler) -> np.ndarray:
         """Grid indices for every entry of x; the last axis is one vector."""
@@ -233,26 +233,26 @@ def _check_spacing(spacing: Fraction) -> None:
         raise ValueError(f"expected spacing to be a positive Fraction, got spacing={spacing!r}")
 
 
-def _digits(eps: float) -> int:
+def _digits_for_exp(eps: float) -> int:
     """Decimal digits that hold exp(eps) with sixty to spare."""
     return 60 + math.ceil(eps)
 
 
 @functools.lru_cache(maxsize=256)
-def _truth(eps_local: float, levels: int) -> Fraction:
+def _prob_truth_rounded_down(eps_local: float, levels: int) -> Fraction:
     """The probability of the truth, 1 - gamma, rounded down to a multiple of 2^-bits with 128 bits to spare."""
-    e = _exp_down(eps_local)
+    e = _exp_rounded_down(eps_local)
     bits = 128 + math.ceil(eps_local * math.log2(math.e))
     return Fraction(math.floor((e - 1) / (e + levels - 1) * 2**bits), 2**bits)
 
 
-def _exp_down(eps: float) -> Fraction:
+def _exp_rounded_down(eps: float) -> Fraction:
     """A rational not above exp(eps): the correctly rounded decimal, one unit in its last place down."""
-    with decimal.localcontext(prec=_digits(eps)) as context:
+    with decimal.localcontext(prec=_digits_for_exp(eps)) as context:
         return Fraction(context.next_minus(Decimal(eps).exp()))
 
 
-def _float_up(value: Fraction) -> float:
+def _float_rounded_up(value: Fraction) -> float:
     """The least float that is not below the value: rounded up."""
     rounded = float(value)
     return rounded if Fraction(rounded) >= value else math.nextafter(rounded, math.inf)

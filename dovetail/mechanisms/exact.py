@@ -60,7 +60,7 @@ class ExactSampler:
 
     def bernoulli(self, prob: Fraction | int) -> bool:
         """True with probability exactly `prob`."""
-        prob = _rational_in_unit(prob)
+        prob = _require_rational_probability(prob)
         return self._randbelow(prob.denominator) < prob.numerator
 
     def bernoulli_exp(self, exponent: Fraction | int) -> bool:
@@ -69,7 +69,7 @@ class ExactSampler:
         References:
             Canonne, Kamath, Steinke (2020), Alg. 1.
         """
-        exponent = _rational(exponent=exponent)
+        exponent = _require_rational(exponent=exponent)
         if exponent < 0:
             raise ValueError(f"expected exponent >= 0, got exponent={exponent!r}")
         return self._bernoulli_exp(exponent.numerator, exponent.denominator)
@@ -80,7 +80,7 @@ class ExactSampler:
         References:
             Canonne, Kamath, Steinke (2020), Alg. 2.
         """
-        scale = _positive_rational(scale=scale)
+        scale = _require_positive_rational(scale=scale)
         return self._discrete_laplace(scale.numerator, scale.denominator)
 
     def discrete_gaussian(self, sigma_squared: Fraction | int) -> int:
@@ -89,7 +89,7 @@ class ExactSampler:
         References:
             Canonne, Kamath, Steinke (2020), Alg. 3.
         """
-        sigma_squared = _positive_rational(sigma_squared=sigma_squared)
+        sigma_squared = _require_positive_rational(sigma_squared=sigma_squared)
         n, d = sigma_squared.numerator, sigma_squared.denominator
         t = math.isqrt(n // d) + 1
         while True:
@@ -100,11 +100,11 @@ class ExactSampler:
 
     def bernoullis(self, prob: Fraction | int, size: int) -> np.ndarray:
         """`size` exact draws of Bernoulli(prob): 64 binary digits of prob at a time, further ones only on a tie."""
-        prob = _rational_in_unit(prob)
+        prob = _require_rational_probability(prob)
         digit, rest = divmod(prob.numerator * _WORD, prob.denominator)
         if digit == _WORD:
             return np.ones(size, bool)
-        words = self._words(size)
+        words = self._read_words(size)
         below = words < np.uint64(digit)
         ties = np.flatnonzero(words == np.uint64(digit))
         if rest and ties.size:
@@ -116,27 +116,27 @@ class ExactSampler:
         _validate.integer(bound=bound)
         _validate.in_interval(1, 2**63 - 1, bound=bound)
         limit = np.uint64((_WORD - 1) // bound * bound)
-        words = self._words(size)
+        words = self._read_words(size)
         while (rejected := np.flatnonzero(words >= limit)).size:
-            words[rejected] = self._words(rejected.size)
+            words[rejected] = self._read_words(rejected.size)
         return (words % np.uint64(bound)).astype(np.int64)
 
     def uint32s(self, size: int) -> np.ndarray:
         """`size` independent uniform 32-bit words."""
-        return np.frombuffer(self._bytes(4 * size), "<u4").astype(np.uint32)
+        return np.frombuffer(self._read_bytes(4 * size), "<u4").astype(np.uint32)
 
-    def _words(self, count: int) -> np.ndarray:
+    def _read_words(self, count: int) -> np.ndarray:
         """`count` uniform 64-bit words, straight from the source and not from the pool."""
-        return np.frombuffer(self._bytes(8 * count), "<u8").astype(np.uint64)
+        return np.frombuffer(self._read_bytes(8 * count), "<u8").astype(np.uint64)
 
-    def _bytes(self, size: int) -> bytes:
+    def _read_bytes(self, size: int) -> bytes:
         """Exactly `size` fresh bytes; raises `EntropyExhausted` where the source gives fewer."""
         fresh = self._entropy(size)
         if len(fresh) != size:
             raise EntropyExhausted(f"expected {size} bytes from the bit source, got {len(fresh)}")
         return fresh
 
-    def _word(self) -> int:
+    def _next_word(self) -> int:
         """One uniform 64-bit word from the pool.
 
         `pop` takes a word in one atomic step, so that no two threads get the same; a forked child starts a pool of its
@@ -147,7 +147,7 @@ class ExactSampler:
         try:
             return self._pool.pop()
         except IndexError:
-            fresh: list[int] = self._words(self._pool_words)[::-1].tolist()
+            fresh: list[int] = self._read_words(self._pool_words)[::-1].tolist()
             word = fresh.pop()
             self._pool = fresh
             return word
@@ -160,9 +160,9 @@ class ExactSampler:
         mask = (1 << bits) - 1
         extra = (bits - 1) // 64
         while True:
-            value = self._word()
+            value = self._next_word()
             for _ in range(extra):
-                value = value << 64 | self._word()
+                value = value << 64 | self._next_word()
             if (value := value & mask) < bound:
                 return value
 
@@ -220,7 +220,7 @@ def round_at_random(numbers: np.ndarray, sampler: ExactSampler) -> np.ndarray:
     return rounded
 
 
-def _rational(**values: Fraction | int) -> Fraction:
+def _require_rational(**values: Fraction | int) -> Fraction:
     """The one named value as a Fraction; refuses floats and booleans, which are no exact numbers."""
     ((name, value),) = values.items()
     if isinstance(value, bool) or not isinstance(value, int | Fraction):
@@ -228,18 +228,18 @@ def _rational(**values: Fraction | int) -> Fraction:
     return Fraction(value)
 
 
-def _positive_rational(**values: Fraction | int) -> Fraction:
+def _require_positive_rational(**values: Fraction | int) -> Fraction:
     """The one named value as a Fraction; refuses what is not above 0."""
-    value = _rational(**values)
+    value = _require_rational(**values)
     if value <= 0:
         ((name, _),) = values.items()
         raise ValueError(f"expected {name} > 0, got {name}={value!r}")
     return value
 
 
-def _rational_in_unit(prob: Fraction | int) -> Fraction:
+def _require_rational_probability(prob: Fraction | int) -> Fraction:
     """A probability as a Fraction; refuses what is not in [0, 1]."""
-    prob = _rational(prob=prob)
+    prob = _require_rational(prob=prob)
     if not 0 <= prob <= 1:
         raise ValueError(f"expected 0 <= prob <= 1, got prob={prob!r}")
     return prob

@@ -10,7 +10,7 @@ down: w(K+1) = 0, w(K) = 2^288, w(k-1) = w(k+1) + 2k w(k) / v. No exponential or
 How far that is from Skellam's law, with t(k) the same recurrence without rounding:
 
 - *Start*. I_k and (-1)^k K_k solve the recurrence, so t(k) = a (I_k -+ I_(K+1) K_k / K_(K+1)) with a > 0. As K_k rises
-  in k, t(k) / a is within I_(K+1) of I_k. By Chernoff's bound P(X > K) <= T = 2^-264 (`_law`), so e^-v t / a is
+  in k, t(k) / a is within I_(K+1) of I_k. By Chernoff's bound P(X > K) <= T = 2^-264 (`_skellam_law`), so e^-v t / a is
   within T of p at every k <= K, and what lies beyond has mass 2 T: (2K + 3) T in all, over both signs.
 - *Rounding*. What is rounded off before w(i-1), less than 1, changes w(k) by at most t(k) / t(i-1): the coefficients
   are positive, and t / t(i-1) starts no smaller. As t(k-1) >= t(k+1), all t are at least min(t(K), t(K-1)), that is
@@ -84,11 +84,11 @@ class ExactSkellam:
     @property
     def distance(self) -> float:
         """The total variation between a draw and the Skellam law, at most; rounded up."""
-        return self.parts * _law(self.variance / self.parts).distance
+        return self.parts * _skellam_law(self.variance / self.parts).distance
 
     def __call__(self, size: int, *, sampler: ExactSampler) -> np.ndarray:
         """`size` independent draws, as int64."""
-        table = _law(self.variance / self.parts).table
+        table = _skellam_law(self.variance / self.parts).table
         total = np.zeros(size, np.int64)
         for _ in range(self.parts):
             magnitude, sign = table.draw(size, sampler=sampler)
@@ -106,20 +106,20 @@ class _Law(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def _law(variance: float) -> _Law:
+def _skellam_law(variance: float) -> _Law:
     """The law of Skellam noise of this variance: the table of its magnitudes, and its distance, rounded up.
 
     Cached: do not write to it. The factor 1 + 2^-50 covers the rounding of the distance.
     """
     largest = _largest_magnitude(variance)
-    weights = _weights(Fraction(variance), largest)
+    weights = _skellam_weights(Fraction(variance), largest)
     table = SignedTable.of([weights[0], *(2 * weight for weight in weights[1:])])
     tails = math.ldexp(2.0 * largest + 3, -_TAIL)
     rounding = math.ldexp(2 * max(largest, variance) + 2 * (largest + 1), -BITS)
     return _Law(table, (tails + rounding) * (1 + 2.0**-50))
 
 
-def _weights(variance: Fraction, largest: int) -> list[int]:
+def _skellam_weights(variance: Fraction, largest: int) -> list[int]:
     """w(0) .. w(K), K = `largest`: Skellam's probabilities up to a factor, by its recurrence, from above."""
     n, d = variance.numerator, 2 * variance.denominator
     above, here = 0, 1 << BITS
@@ -208,10 +208,10 @@ class SignedTable(NamedTuple):
             block = slice(begin, min(size, begin + _BLOCK))
             words = sampler.uint32s(block.stop - begin)
             signs[block] = words.view(np.int32) >> 31
-            magnitudes[block] = self._invert(words & np.uint32((1 << _UPPER) - 1), sampler)
+            magnitudes[block] = self._invert_distribution(words & np.uint32((1 << _UPPER) - 1), sampler)
         return magnitudes, signs
 
-    def _invert(self, words: np.ndarray, sampler: ExactSampler) -> np.ndarray:
+    def _invert_distribution(self, words: np.ndarray, sampler: ExactSampler) -> np.ndarray:
         """The number of entries that do not exceed a uniform with these upper bits."""
         index = np.searchsorted(self.upper, words)
         for tie in np.flatnonzero(self.upper[index] == words):  # the last entry is above all words

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from dovetail import _validate
 from dovetail._jax import ArrayLike, jax, jnp, trace_once
 from dovetail.mechanisms._base import LocalRandomizer, as_floating, freeze_floats, namespace
-from dovetail.mechanisms._words import by_page, page, pages_of
+from dovetail.mechanisms._words import draw_by_page, num_pages, random_page
 from dovetail.statements import NotApplicable
 
 __all__ = [
@@ -35,12 +35,12 @@ __all__ = [
     "GaussianRandomizer",
     "brief_normal",
     "clip_factor",
+    "clip_factors_of",
     "clip_l2",
-    "clipping",
     "finite_or_zero",
     "normal",
     "pairs_from_words",
-    "scaled_by",
+    "scale_by",
 ]
 
 
@@ -110,19 +110,19 @@ def clip_l2(x: Any, clip_norm: Any) -> Any:
         The result's norm is at most clip_norm up to rounding; shorter vectors are returned unchanged.
         The zero vector stays zero, with a finite gradient; a norm of NaN or infinity gives the zero vector.
     """
-    return scaled_by(x, clipping(x, clip_norm))
+    return scale_by(x, clip_factors_of(x, clip_norm))
 
 
-def clipping(x: Any, clip_norm: Any) -> Any:
+def clip_factors_of(x: Any, clip_norm: Any) -> Any:
     """The factor in [0, 1] by which `clip_l2` scales each vector on the last axis, which is kept with length 1."""
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x / clip_norm
         square = (scaled * scaled).sum(axis=-1, keepdims=True)
-    return _shrink(square)
+    return _factor_to_unit_norm(square)
 
 
-def scaled_by(x: Any, factor: Any) -> Any:
-    """x, or some entries of it, times a factor of `clipping`; zero where the factor is 0, even if x is NaN there."""
+def scale_by(x: Any, factor: Any) -> Any:
+    """x, or some entries of it, times a factor of `clip_factors_of`; zero where that is 0, even if x is NaN there."""
     xp = namespace(x)
     kept = factor > 0
     return xp.where(kept, xp.where(kept, x, 0) * factor, 0)
@@ -135,7 +135,7 @@ def clip_factor(norm: Any, clip_norm: Any) -> Any:
         Equal to min(1, clip_norm / norm); 1 at zero, 0 where the norm or its square is NaN or infinite.
     """
     scaled = norm / clip_norm
-    return _shrink(scaled * scaled)
+    return _factor_to_unit_norm(scaled * scaled)
 
 
 def finite_or_zero(x: Any) -> Any:
@@ -150,7 +150,7 @@ def finite_or_zero(x: Any) -> Any:
     return xp.where(xp.isfinite(square), x, 0)
 
 
-def _shrink(square: Any) -> Any:
+def _factor_to_unit_norm(square: Any) -> Any:
     """min(1, 1 / sqrt(square)), and 0 where the square is NaN or infinite.
 
     `square` is of the norm over the clip norm.
@@ -190,7 +190,7 @@ def brief_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """Pairs of normals from two words each, and from a third where the first is too small."""
         low = (mixed << 24) | np.uint32(1 << 23)
         small = high < np.uint32(_SMALL)
-        low = jax.lax.cond(jnp.any(small), lambda: jnp.where(small, page(tails, i, len(high)), low), lambda: low)
+        low = jax.lax.cond(jnp.any(small), lambda: jnp.where(small, random_page(tails, i, len(high)), low), lambda: low)
         return pairs_from_words(high, low, (mixed & ~np.uint32(255)) | np.uint32(128))
 
     return _draw_pairs(key, shape, 2, pairs_of)
@@ -206,26 +206,26 @@ def _draw_pairs(
         pairs_of: makes two arrays of numbers from the page's number and that many arrays of words.
     """
     size = math.prod(shape)
-    pages = pages_of(key, words * size // 2)
+    pages = num_pages(key, words * size // 2)
     pairs = 16 * math.ceil(
         size / (32 * pages)
     )  # words in whole vectors: an odd number takes CPUs fifteen times as long
 
     def draw(i: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return pairs_of(i, *page(key, i, words * pairs).reshape(words, pairs))
+        return pairs_of(i, *random_page(key, i, words * pairs).reshape(words, pairs))
 
-    return by_page(draw, pages)[:size].reshape(shape)
+    return draw_by_page(draw, pages)[:size].reshape(shape)
 
 
 @trace_once
 def pairs_from_words(high: jax.Array, low: jax.Array, turn: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Two independent standard normals from every three uniform 32-bit words: two for the length, one for the angle."""
-    radius = jnp.sqrt(2 * _exponential(high, low))
-    across, along = _on_circle(turn)
+    radius = jnp.sqrt(2 * _exponential_from_words(high, low))
+    across, along = _cos_and_sin_of_turn(turn)
     return radius * across, radius * along
 
 
-def _exponential(high: jax.Array, low: jax.Array) -> jax.Array:
+def _exponential_from_words(high: jax.Array, low: jax.Array) -> jax.Array:
     """-log u for u = (2^32 high + low + 1/2) / 2^64, with full relative precision at both ends.
 
     Above 1/2, where float32 cannot tell u from 1, it is -log(1 - v) for v = 1 - u, which the complements of the words
@@ -240,7 +240,7 @@ def _exponential(high: jax.Array, low: jax.Array) -> jax.Array:
     return jnp.where(upper, jnp.where(gap == 0, small, small * (log / jnp.where(gap == 0, 1, gap))), log)
 
 
-def _on_circle(turn: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _cos_and_sin_of_turn(turn: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Cosine and sine of a uniform angle: the upper two bits are quarter turns, the others up to an eighth either way.
 
     On [-pi / 4, pi / 4] polynomials are as good as float32 (those of Cephes, Moshier 1989).

@@ -49,8 +49,8 @@ class ReportGrid:
     """Cells -reach .. reach - 1 of width clip_value / steps; the public map from continuous reports to integers.
 
     Guarantees:
-        `edges` are integers in -steps .. steps, whatever the input, and unbiased for the clipped value (to 2^-53).
-        `values` of a sum of cells is the sum of the cells' midpoints.
+        `round_to_edges` are integers in -steps .. steps, whatever the input, and unbiased for the clipped value (to
+        2^-53). `values` of a sum of cells is the sum of the cells' midpoints.
     """
 
     clip_value: float
@@ -69,7 +69,7 @@ class ReportGrid:
         """h, the width of a cell."""
         return self.clip_value / self.steps
 
-    def edges(self, x: npt.ArrayLike, *, sampler: ExactSampler) -> np.ndarray:
+    def round_to_edges(self, x: npt.ArrayLike, *, sampler: ExactSampler) -> np.ndarray:
         """Each entry of x, clipped to [-C, C] and rounded at random to an edge of the grid; indices, int64."""
         position = clamp64(x, -self.clip_value, self.clip_value) / self.clip_value * self.steps
         return np.clip(round_at_random(position, sampler), -self.steps, self.steps)
@@ -114,12 +114,12 @@ class GridLaplace:
     def __call__(self, edges: np.ndarray, *, sampler: ExactSampler) -> np.ndarray:
         """A cell for every edge, as int64 in -reach .. reach - 1."""
         grid = self.grid
-        table = _table(self.eps_local, self.grid, self.conditioned)
+        table = _offset_table(self.eps_local, self.grid, self.conditioned)
         if not self.conditioned:
-            return np.clip(edges + _offsets(table, edges.size, sampler), -grid.reach, grid.reach - 1)
-        cells = edges + _offsets(table, edges.size, sampler)
+            return np.clip(edges + _draw_offsets(table, edges.size, sampler), -grid.reach, grid.reach - 1)
+        cells = edges + _draw_offsets(table, edges.size, sampler)
         while (beyond := np.flatnonzero((cells < -grid.reach) | (cells >= grid.reach))).size:
-            cells[beyond] = edges[beyond] + _offsets(table, beyond.size, sampler)
+            cells[beyond] = edges[beyond] + _draw_offsets(table, beyond.size, sampler)
         return cells
 
     def log_mass(self, cell: npt.ArrayLike, edge: npt.ArrayLike) -> np.ndarray:
@@ -156,12 +156,12 @@ class GridLaplace:
             falling = (cells >= edges) == (cells >= 0)  # whether the density falls away from 0 within the cell
             for outward in (True, False):
                 open_cells = np.flatnonzero((magnitudes == whole) & (falling == outward))
-                prob = _beyond(self.eps_local, self.grid.steps, part, outward)
+                prob = _prob_beyond_in_cell(self.eps_local, self.grid.steps, part, outward)
                 reached[open_cells] = sampler.bernoullis(prob, open_cells.size)
         return reached
 
 
-def _offsets(table: SignedTable, size: int, sampler: ExactSampler) -> np.ndarray:
+def _draw_offsets(table: SignedTable, size: int, sampler: ExactSampler) -> np.ndarray:
     """The cell less the edge, for `size` draws: d to the right of the edge, -1 - d to the left."""
     magnitude, sign = table.draw(size, sampler=sampler)
     magnitude ^= sign
@@ -169,7 +169,7 @@ def _offsets(table: SignedTable, size: int, sampler: ExactSampler) -> np.ndarray
 
 
 @functools.lru_cache(maxsize=64)
-def _table(eps_local: float, grid: ReportGrid, conditioned: bool) -> SignedTable:
+def _offset_table(eps_local: float, grid: ReportGrid, conditioned: bool) -> SignedTable:
     """The law of how many cells lie between edge and report; clamped reports have all of the tail in the last entry.
 
     Cached: do not write to it. Weights are rounded down; how far that moves the law is in the module's text.
@@ -177,7 +177,7 @@ def _table(eps_local: float, grid: ReportGrid, conditioned: bool) -> SignedTable
     # cells on one side of an edge, at most
     unit = 1 << BITS
     most = grid.steps + grid.reach
-    ratio = math.floor(Fraction(_decay(eps_local, grid.steps, Fraction(1))) * unit)
+    ratio = math.floor(Fraction(_decay_over_cells(eps_local, grid.steps, Fraction(1))) * unit)
     weights: list[int] = []
     weight = unit
     while weight and len(weights) < most - 1:
@@ -188,16 +188,16 @@ def _table(eps_local: float, grid: ReportGrid, conditioned: bool) -> SignedTable
 
 
 @functools.lru_cache(maxsize=256)
-def _beyond(eps_local: float, steps: int, part: Fraction, outward: bool) -> Fraction:
+def _prob_beyond_in_cell(eps_local: float, steps: int, part: Fraction, outward: bool) -> Fraction:
     """P(y >= part) for y in [0, 1] within a cell, with density falling (or, not outward, rising) in y; rounded down."""
     with decimal.localcontext(prec=_DIGITS):
-        whole = _decay(eps_local, steps, Fraction(1))
-        near = _decay(eps_local, steps, part if outward else 1 - part)
+        whole = _decay_over_cells(eps_local, steps, Fraction(1))
+        near = _decay_over_cells(eps_local, steps, part if outward else 1 - part)
         prob = (near - whole if outward else 1 - near) / (1 - whole)
     return Fraction(math.floor(Fraction(prob) * 2**BITS), 2**BITS)
 
 
-def _decay(eps_local: float, steps: int, cells: Fraction) -> Decimal:
+def _decay_over_cells(eps_local: float, steps: int, cells: Fraction) -> Decimal:
     """exp(-eps_local cells / (2 steps)), rounded down in its last digit."""
     exponent = -Fraction(eps_local) * cells / (2 * steps)
     with decimal.localcontext(prec=_DIGITS) as context:

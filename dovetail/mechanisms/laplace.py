@@ -12,8 +12,8 @@ lambda). Because A >= |x|, log S changes by less than |dx| / lambda, so both -|y
 image are monotone in x: over the box the density is largest and smallest at corners. Hence, for every A >= C and not
 only for A = C, the largest log-ratio is exactly 2C / lambda = eps_local, and the infimum over x is exp(-(|y| + C) /
 lambda) / (2 lambda S(C)): the blanket is the randomizer at 0, of mass gamma = exp(-eps / 2) S(0) / S(C), which is 2 /
-(1 + exp(eps / 2)) at A = C. The mean report is strictly increasing in x but not affine: `calibrate` inverts it, also
-for a mixture of eps.
+(1 + exp(eps / 2)) at A = C. The mean report is strictly increasing in x but not affine: `invert_mean_report` inverts
+it, also for a mixture of eps.
 
 Both are for simulation only: floating-point noise is not for deployment (`grid_laplace` is).
 """
@@ -47,7 +47,7 @@ __all__ = [
     "ClipLaplace",
     "LaplaceRandomizer",
     "add_laplace",
-    "calibrate",
+    "invert_mean_report",
     "laplace_from_bits",
     "mean_report",
     "perturb",
@@ -191,7 +191,9 @@ class ClipLaplace(LocalRandomizer):
         """The log of Def. 4's density at report y, with x clamped to the box; -inf where |y| > A."""
         report = np.asarray(y, np.float64)
         centre = clamp64(x, *self.domain)
-        log_density = -np.abs(report - centre) / self.scale - math.log(2 * self.scale) - np.log(self._mass(centre))
+        log_density = (
+            -np.abs(report - centre) / self.scale - math.log(2 * self.scale) - np.log(self._mass_within(centre))
+        )
         return np.where(np.abs(report) <= self.output_bound, log_density, -np.inf)
 
     def mean(self, x: npt.ArrayLike) -> np.ndarray:
@@ -205,7 +207,7 @@ class ClipLaplace(LocalRandomizer):
         """
         centre = clamp64(x, *self.domain)
         right, left = (self.output_bound - centre) / self.scale, (self.output_bound + centre) / self.scale
-        norm = 2 * self._mass(centre)
+        norm = 2 * self._mass_within(centre)
         first = (special.gammainc(2, right) - special.gammainc(2, left)) / norm
         second = 2 * (special.gammainc(3, right) + special.gammainc(3, left)) / norm
         return self.scale**2 * (second - first**2)
@@ -216,16 +218,16 @@ class ClipLaplace(LocalRandomizer):
 
     def debias(self, mean: Any) -> Any:
         """The x whose mean report this is, clamped to the box."""
-        return calibrate(mean, self.eps_local, self.high, self.output_bound)
+        return invert_mean_report(mean, self.eps_local, self.high, self.output_bound)
 
     def blanket(self) -> AtInput:
         """The randomizer at 0, with gamma = exp(-eps / 2) S(0) / S(C)."""
-        ratio = float(self._mass(np.zeros(())) / self._mass(np.full((), self.high)))
+        ratio = float(self._mass_within(np.zeros(())) / self._mass_within(np.full((), self.high)))
         return AtInput(math.exp(-self.eps_local / 2) * ratio, self, 0.0)
 
-    def _mass(self, x: np.ndarray) -> np.ndarray:
+    def _mass_within(self, x: np.ndarray) -> np.ndarray:
         """S(x), the mass that Laplace noise around x has on [-A, A]."""
-        return _mass(np.abs(x) / self.scale, self.output_bound / self.scale)
+        return _mass_in_bound(np.abs(x) / self.scale, self.output_bound / self.scale)
 
 
 def perturb(x: ArrayLike, eps_local: ArrayLike, clip_value: float, bound: float, *, key: jax.Array) -> jax.Array:
@@ -240,7 +242,7 @@ def perturb(x: ArrayLike, eps_local: ArrayLike, clip_value: float, bound: float,
     left, right = -jnp.expm1(-(bound + centre) / scale), -jnp.expm1(-(bound - centre) / scale)
     shape = jnp.broadcast_shapes(centre.shape, scale.shape)
     t = jax.random.uniform(key, shape, centre.dtype) * (left + right) - left
-    wall = _not_above(bound, centre.dtype)
+    wall = _bound_in_dtype(bound, centre.dtype)
     return jnp.clip(centre - jnp.sign(t) * scale * jnp.log1p(-jnp.abs(t)), -wall, wall)
 
 
@@ -251,10 +253,10 @@ def mean_report(x: Any, eps_local: Any, clip_value: float, bound: float) -> Any:
         Liu et al. (AAAI 2023), eq. (1).
     """
     _check_box(clip_value, bound)
-    return _mean(clamp(x, -clip_value, clip_value), 2 * clip_value / eps_local, bound)
+    return _mean_report_at_scale(clamp(x, -clip_value, clip_value), 2 * clip_value / eps_local, bound)
 
 
-def calibrate(mean: Any, eps_local: Any, clip_value: float, bound: float) -> Any:
+def invert_mean_report(mean: Any, eps_local: Any, clip_value: float, bound: float) -> Any:
     """The g with average_i E[CLap(g; eps_i)] = mean, clamped to [-C, C]; vectorised over `mean`.
 
     `eps_local` is one number or the vector of all users' budgets. The mean M(g) is tabulated once over 0 <= g <= A and
@@ -272,13 +274,13 @@ def calibrate(mean: Any, eps_local: Any, clip_value: float, bound: float) -> Any
     _check_box(clip_value, bound)
     nodes = np.linspace(0.0, bound, _TABLE_SIZE + 1)
     eps_local = eps_local if is_array(eps_local) else np.asarray(eps_local, np.float64)
-    table = _average_mean(nodes, 2 * clip_value / eps_local, bound)
+    table = _mean_report_over_scales(nodes, 2 * clip_value / eps_local, bound)
     largest = table[-1] if is_array(table) else float(table[-1])
     angles = namespace(table).arcsin(namespace(table).clip(table / largest, 0.0, 1.0))
     xp = namespace(mean, table)
     mean = as_floating(mean) if xp is jnp else np.asarray(mean, np.float64)
     angle = xp.arcsin(xp.clip(xp.abs(mean) / largest, 0.0, 1.0))
-    inverse = _cubic(angle, xp.asarray(angles, mean.dtype), xp.asarray(nodes, mean.dtype), xp)
+    inverse = _interpolate_cubic(angle, xp.asarray(angles, mean.dtype), xp.asarray(nodes, mean.dtype), xp)
     return xp.sign(mean) * xp.clip(inverse, 0.0, clip_value)
 
 
@@ -290,17 +292,17 @@ def _check_box(clip_value: float, bound: float) -> None:
         raise ValueError(f"expected bound >= clip_value, got bound={bound!r}, clip_value={clip_value!r}")
 
 
-def _average_mean(nodes: np.ndarray, scales: Any, bound: float) -> Any:
+def _mean_report_over_scales(nodes: np.ndarray, scales: Any, bound: float) -> Any:
     """The mean report averaged over all scales, at every node; never holds more than 16 nodes' terms at a time."""
     if is_array(scales):
         points = jnp.asarray(nodes, jnp.float32)
-        return jax.lax.map(lambda g: _mean(g, scales, bound).mean(), points, batch_size=16)
+        return jax.lax.map(lambda g: _mean_report_at_scale(g, scales, bound).mean(), points, batch_size=16)
     if np.ndim(scales) == 0:
-        return _mean(nodes, float(scales), bound)
-    return np.array([_mean(g, scales, bound).mean() for g in nodes])
+        return _mean_report_at_scale(nodes, float(scales), bound)
+    return np.array([_mean_report_at_scale(g, scales, bound).mean() for g in nodes])
 
 
-def _mean(x: Any, scale: Any, bound: float) -> Any:
+def _mean_report_at_scale(x: Any, scale: Any, bound: float) -> Any:
     """E[y | x] for |x| <= A; NumPy and JAX alike, and broadcasts.
 
     With u = x / lambda and a = A / lambda: E / lambda = (u e^a - (1 + a) sinh u) / (e^a - cosh u), here times e^-a and
@@ -309,17 +311,17 @@ def _mean(x: Any, scale: Any, bound: float) -> Any:
     xp = namespace(x, scale)
     size = xp.abs(x) / scale
     a = bound / scale
-    numerator = size * _exp_tail(a, xp) - (1 + a) * _sinh_tail(size, a, xp)
-    return xp.sign(x) * scale * numerator / _mass(size, a)
+    numerator = size * _exp_remainder(a, xp) - (1 + a) * _sinh_remainder(size, a, xp)
+    return xp.sign(x) * scale * numerator / _mass_in_bound(size, a)
 
 
-def _mass(size: Any, a: Any) -> Any:
+def _mass_in_bound(size: Any, a: Any) -> Any:
     """S = 1 - e^-a cosh(size), for 0 <= size <= a, without overflow and without cancellation at small a."""
     xp = namespace(size, a)
     return -xp.expm1(-a) - xp.exp(size - a) * xp.expm1(-size) ** 2 / 2
 
 
-def _exp_tail(a: Any, xp: Any) -> Any:
+def _exp_remainder(a: Any, xp: Any) -> Any:
     """1 - (1 + a) e^-a: a series below 1."""
     small = xp.minimum(a, 1.0)
     series = 1.0
@@ -328,7 +330,7 @@ def _exp_tail(a: Any, xp: Any) -> Any:
     return xp.where(a < 1, xp.exp(-a) * small**2 / 2 * series, 1 - (1 + a) * xp.exp(-a))
 
 
-def _sinh_tail(size: Any, a: Any, xp: Any) -> Any:
+def _sinh_remainder(size: Any, a: Any, xp: Any) -> Any:
     """e^-a (sinh(size) - size): a series below 1."""
     small = xp.minimum(size, 1.0)
     series = 1.0
@@ -338,13 +340,13 @@ def _sinh_tail(size: Any, a: Any, xp: Any) -> Any:
     return xp.where(size < 1, xp.exp(-a) * small**3 / 6 * series, large)
 
 
-def _not_above(bound: float, dtype: Any) -> float:
+def _bound_in_dtype(bound: float, dtype: Any) -> float:
     """The bound rounded down to a number of this dtype, so that clipping to it never exceeds the bound."""
     rounded = np.asarray(bound, dtype)
     return float(rounded if float(rounded) <= bound else np.nextafter(rounded, np.asarray(0, dtype)))
 
 
-def _cubic(x: Any, xs: Any, ys: Any, xp: Any) -> Any:
+def _interpolate_cubic(x: Any, xs: Any, ys: Any, xp: Any) -> Any:
     """The cubic through the four nodes around x.
 
     `xs` ascend and have at least four entries, `xp` is the arrays' module.

@@ -72,7 +72,7 @@ class PrivUnitRandomizer(LocalRandomizer):
         _validate.integer(dim=self.dim)
         freeze_floats(self, "eps_local", "clip_norm")
         object.__setattr__(self, "dim", int(self.dim))
-        _best(self.dim, self.eps_local)
+        _best_cap(self.dim, self.eps_local)
 
     @property
     def domain(self) -> tuple[float, float]:
@@ -82,7 +82,7 @@ class PrivUnitRandomizer(LocalRandomizer):
     @property
     def cap(self) -> Cap:
         """The best cap at eps_local, its probability rounded down to a coin that 53 bits toss exactly."""
-        return _best(self.dim, self.eps_local)
+        return _best_cap(self.dim, self.eps_local)
 
     @property
     def cap_mass(self) -> float:
@@ -97,7 +97,7 @@ class PrivUnitRandomizer(LocalRandomizer):
     def __call__(self, x: ArrayLike, *, key: jax.Array) -> jax.Array:
         """A float32 unit vector for every vector on the last axis of x."""
         vectors = jnp.asarray(x, jnp.float32)
-        self._check(x=vectors)
+        self._check_dim(x=vectors)
         return self._add_reports(0.0, vectors, 1.0, key)
 
     def total(self, xs: jax.Array, present: jax.Array, *, keys: jax.Array, onto: jax.Array | float = 0.0) -> jax.Array:
@@ -109,7 +109,7 @@ class PrivUnitRandomizer(LocalRandomizer):
         """
         xs = jnp.asarray(xs, jnp.float32)
         present = jnp.asarray(present)
-        self._check(xs=xs)
+        self._check_dim(xs=xs)
         if self.dim < _LONG:
             reports = jax.vmap(lambda x, key: self(x, key=key))(xs, keys)
             times = present.astype(reports.dtype)
@@ -133,9 +133,9 @@ class PrivUnitRandomizer(LocalRandomizer):
         key_words, key_rest = jax.random.split(key)
         turn, high, low, where = jax.random.bits(key_words, (4, *radius.shape), jnp.uint32)
         keep = _open_uniform(turn) <= (1 + radius) / 2
-        height, slice_radius = _heights(self.cap, _in_cap(self.cap, high, low), where)
+        height, slice_radius = _draw_heights(self.cap, _draw_whether_in_cap(self.cap, high, low), where)
         unit = jnp.where(keep, unit, -unit)
-        noise, (along, across, first) = _around(unit, height, slice_radius, key=key_rest)
+        noise, (along, across, first) = _draw_around(unit, height, slice_radius, key=key_rest)
 
         def add(total: Any, unit: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
             return total + ((times * along) * unit + (times * across) * noise), jnp.float32(0)
@@ -153,20 +153,20 @@ class PrivUnitRandomizer(LocalRandomizer):
         """
         report = np.asarray(y, np.float64)
         inputs = np.asarray(x, np.float64)
-        self._check(y=report, x=inputs)
+        self._check_dim(y=report, x=inputs)
         radius, unit = polar(inputs, self.clip_norm)
         norm = np.linalg.norm(report, axis=-1)
         height = np.vecdot(report, unit) / np.where(norm > 0, norm, 1)
         towards = height >= self.cap.threshold
         away = height <= -self.cap.threshold
         chance = (towards * (1 + radius[..., 0]) + away * (1 - radius[..., 0])) / 2
-        log_outside, log_ratio = self._log_levels
-        return np.where(_on_sphere(norm), log_outside + np.log1p(chance * np.expm1(log_ratio)), -np.inf)
+        log_outside, log_ratio = self._log_density_outside_and_step
+        return np.where(_is_on_sphere(norm), log_outside + np.log1p(chance * np.expm1(log_ratio)), -np.inf)
 
     def mean(self, x: npt.ArrayLike) -> np.ndarray:
         """The mean report, in the shape of x: the clipped vector times `slope`."""
         inputs = np.asarray(x, np.float64)
-        self._check(x=inputs)
+        self._check_dim(x=inputs)
         radius, unit = polar(inputs, self.clip_norm)
         return accounting.mean_projection(self.cap) * radius * unit
 
@@ -182,17 +182,17 @@ class PrivUnitRandomizer(LocalRandomizer):
 
     def blanket(self) -> UniformSphere:
         """A uniform point of the sphere, of mass (1 - prob) / (1 - c): every report lies outside some input's cap."""
-        return UniformSphere(math.exp(self._log_levels[0]), self.dim)
+        return UniformSphere(math.exp(self._log_density_outside_and_step[0]), self.dim)
 
     @property
-    def _log_levels(self) -> tuple[float, float]:
+    def _log_density_outside_and_step(self) -> tuple[float, float]:
         """The log density outside the cap, and by how much that inside it is higher."""
         prob = self.cap.prob
         mass = accounting.cap_mass(dim=self.dim, threshold=self.cap.threshold)
         outside = math.log1p(-prob) - math.log1p(-mass)
         return outside, math.log(prob) - math.log(mass) - outside
 
-    def _check(self, **arrays: Any) -> None:
+    def _check_dim(self, **arrays: Any) -> None:
         """Refuse, by their names, arrays whose last axis has not `dim` entries."""
         for name, array in arrays.items():
             if array.shape[-1:] != (self.dim,):
@@ -208,11 +208,11 @@ class UniformSphere(Blanket):
 
     def sample(self, shape: Sequence[int], *, key: jax.Array) -> jax.Array:
         """An array of dummies of this shape; each is a vector, on one more axis."""
-        return _direction((*shape, self.dim), key)
+        return _draw_directions((*shape, self.dim), key)
 
     def log_density(self, y: npt.ArrayLike) -> np.ndarray:
         """0 on the sphere, against its uniform law."""
-        return np.where(_on_sphere(np.linalg.norm(np.asarray(y, np.float64), axis=-1)), 0.0, -np.inf)
+        return np.where(_is_on_sphere(np.linalg.norm(np.asarray(y, np.float64), axis=-1)), 0.0, -np.inf)
 
     @property
     def mean(self) -> float:
@@ -226,16 +226,16 @@ class UniformSphere(Blanket):
 
 
 @functools.lru_cache(maxsize=64)
-def _best(dim: int, eps_local: float) -> Cap:
+def _best_cap(dim: int, eps_local: float) -> Cap:
     """The cap that accounting chooses, with `prob` rounded down to a multiple of 2^-53.
 
     So the coin that 53 bits toss never tells more than promised.
     """
     cap = accounting.least_variance_cap(dim=dim, eps_local=eps_local)
-    return dataclasses.replace(cap, prob=1 - _outside_of(cap) / 2**_COIN_BITS)
+    return dataclasses.replace(cap, prob=1 - _num_words_outside(cap) / 2**_COIN_BITS)
 
 
-def _outside_of(cap: Cap) -> int:
+def _num_words_outside(cap: Cap) -> int:
     """How many of 2^53 words leave the cap: rounded up, so that the coin never tells more than promised."""
     return math.ceil((1 - fractions.Fraction(cap.prob)) * 2**_COIN_BITS)
 
@@ -253,13 +253,13 @@ def polar(x: Any, clip_norm: float) -> tuple[Any, Any]:
     return xp.where(usable, xp.minimum(norm, 1), 0), unit
 
 
-def _in_cap(cap: Cap, high: jax.Array, low: jax.Array) -> jax.Array:
+def _draw_whether_in_cap(cap: Cap, high: jax.Array, low: jax.Array) -> jax.Array:
     """True with probability cap.prob exactly, from all bits of one random word and the upper 21 of another."""
-    bound, rest = divmod(_outside_of(cap), 2 ** (_COIN_BITS - 32))
+    bound, rest = divmod(_num_words_outside(cap), 2 ** (_COIN_BITS - 32))
     return ~((high < np.uint32(bound)) | ((high == np.uint32(bound)) & (low >> (64 - _COIN_BITS) < np.uint32(rest))))
 
 
-def _heights(cap: Cap, inside: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _draw_heights(cap: Cap, inside: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]:
     """t = <v, u> given on which side of the threshold it lies, and sqrt(1 - t^2), which t in float32 may not tell.
 
     With T the height of a uniform point, P(T >= t) is uniform on (0, c) inside the cap and on (c, 1) outside it.
@@ -284,7 +284,7 @@ def _open_uniform(words: jax.Array) -> jax.Array:
     return (words.astype(jnp.float32) + 0.5) * 2.0**-32
 
 
-def _around(
+def _draw_around(
     unit: jax.Array, height: jax.Array, slice_radius: jax.Array, *, key: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
     """A draw around u, in parts: noise z, and a, b, c for which height u + radius w is a u + b z + c e.
@@ -304,7 +304,7 @@ def _around(
     return noise, (sign * projection, -sign * scale, projection - sign * height)
 
 
-def _direction(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+def _draw_directions(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
     """Independent uniform points of a sphere, along the last axis of this shape.
 
     Normals are never exactly 0, so that even one coordinate has a direction.
@@ -321,7 +321,7 @@ def _mean_square_radius(cap: Cap) -> float:
     return cap.prob * inner / mass + (1 - cap.prob) * (whole - inner) / (1 - mass)
 
 
-def _on_sphere(norm: np.ndarray) -> np.ndarray:
+def _is_on_sphere(norm: np.ndarray) -> np.ndarray:
     """Where a norm is 1, but for what float32 may take from it."""
     return np.abs(norm - 1) <= _OFF_SPHERE
 

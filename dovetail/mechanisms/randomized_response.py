@@ -82,7 +82,7 @@ class RandomizedResponse(LocalRandomizer):
         lower = jnp.minimum(jnp.floor(position), self.levels - 2)
         truth = lower.astype(jnp.int32) + jax.random.bernoulli(key_round, position - lower)
         uniform = jax.random.randint(key_level, position.shape, 0, self.levels, jnp.int32)
-        lie = _coin(jnp.full(position.shape, self.gamma, position.dtype), key_lie)
+        lie = _toss_coins(jnp.full(position.shape, self.gamma, position.dtype), key_lie)
         return jnp.where(lie, uniform, truth)
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
@@ -131,7 +131,7 @@ class BinaryRandomizedResponse(RandomizedResponse):
         prob: jax.Array = clamp(as_floating(x), 0.0, 1.0)
         likely = prob > 0.5
         distance = jnp.where(likely, 1 - prob, prob)
-        rarer = _coin(self.gamma / 2 + self.prob_truth * distance, key)
+        rarer = _toss_coins(self.gamma / 2 + self.prob_truth * distance, key)
         return (rarer ^ likely).astype(jnp.int32)
 
 
@@ -188,6 +188,6 @@ def _is_level(y: np.ndarray, levels: int) -> np.ndarray:
     return (y >= 0) & (y < levels) & (y == np.floor(y))
 
 
-def _coin(prob: jax.Array, key: jax.Array) -> jax.Array:
+def _toss_coins(prob: jax.Array, key: jax.Array) -> jax.Array:
     """True with this probability, rounded up by 2^-32 at most, independently for every entry."""
-    return _words.coin(prob, jax.random.bits(key, prob.shape, jnp.uint32))
+    return _words.toss_coins(prob, jax.random.bits(key, prob.shape, jnp.uint32))

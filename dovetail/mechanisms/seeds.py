@@ -23,7 +23,7 @@ from dovetail.mechanisms.exact import ExactSampler
 from dovetail.mechanisms.privunit import PrivUnitRandomizer, polar
 from dovetail.statements import NotApplicable
 
-__all__ = ["SEED_BYTES", "SeededPrivUnit", "directions", "draw"]
+__all__ = ["SEED_BYTES", "SeededPrivUnit", "directions", "draw_seeds"]
 
 SEED_BYTES = 16
 _BLOCK = 2**17  # coordinates that are expanded at a time: they stay in the cache
@@ -55,7 +55,7 @@ class SeededPrivUnit:
             )
 
     @property
-    def tries(self) -> float:
+    def mean_tries(self) -> float:
         """Seeds that a client draws for a report, on average."""
         cap = self.law.cap
         mass = cap_mass(dim=cap.dim, threshold=cap.threshold)
@@ -69,9 +69,9 @@ class SeededPrivUnit:
         radius, unit = polar(np.asarray(x, np.float64), law.clip_norm)
         keep = sampler.bernoulli(Fraction((1 + float(radius[0])) / 2))
         inside = sampler.bernoulli(Fraction(law.cap.prob))
-        return self._seed(unit if keep else -unit, inside, sampler)
+        return self._search_seed(unit if keep else -unit, inside, sampler)
 
-    def _seed(self, unit: np.ndarray, inside: bool, sampler: ExactSampler) -> np.ndarray:
+    def _search_seed(self, unit: np.ndarray, inside: bool, sampler: ExactSampler) -> np.ndarray:
         """The first of uniform seeds on this side of the threshold: in the cap around `unit`, or outside it.
 
         Seeds are tried in blocks that are about as large as the tries that are needed; those after the first hit are
@@ -81,15 +81,15 @@ class SeededPrivUnit:
         tries = math.ceil(1 / mass) if inside else 1
         block = max(1, min(tries, _BLOCK // self.law.dim))
         while True:
-            seeds = draw(block, sampler=sampler)
-            normals = _normals(seeds, self.law.dim)
+            seeds = draw_seeds(block, sampler=sampler)
+            normals = _normals_of_seeds(seeds, self.law.dim)
             above = normals @ unit >= self.law.cap.threshold * np.sqrt(np.vecdot(normals, normals))
             hits = np.flatnonzero(above == inside)
             if hits.size:
                 return seeds[hits[0]]
 
 
-def draw(count: int, *, sampler: ExactSampler) -> np.ndarray:
+def draw_seeds(count: int, *, sampler: ExactSampler) -> np.ndarray:
     """`count` independent uniform seeds, (count, 16) uint8."""
     return sampler.integers(2**32, 4 * count).astype("<u4").view(np.uint8).reshape(count, SEED_BYTES)
 
@@ -107,12 +107,12 @@ def directions(seeds: np.ndarray, dim: int) -> np.ndarray:
     expanded = np.empty((len(seeds), dim), np.float32)
     rows = max(1, _BLOCK // dim)
     for begin in range(0, len(seeds), rows):
-        normals = _normals(seeds[begin : begin + rows], dim, np.float32)
+        normals = _normals_of_seeds(seeds[begin : begin + rows], dim, np.float32)
         expanded[begin : begin + rows] = normals / np.linalg.norm(normals, axis=1, keepdims=True)
     return expanded
 
 
-def _normals(seeds: np.ndarray, dim: int, dtype: type[np.floating] = np.float64) -> np.ndarray:
+def _normals_of_seeds(seeds: np.ndarray, dim: int, dtype: type[np.floating] = np.float64) -> np.ndarray:
     """The normals of every seed before they are scaled: the cosines of all pairs, then the sines.
 
     An analyzer needs no more than `dtype` float32, whose cosines are a dozen times faster; a client decides in float64.

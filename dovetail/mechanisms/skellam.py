@@ -22,10 +22,20 @@ from dovetail import _validate
 from dovetail._jax import jax, jnp, map_blocks
 from dovetail.accounting.releases import split_and_mix
 from dovetail.mechanisms._base import as_floating
-from dovetail.mechanisms._words import PAGE, bits, coin
-from dovetail.mechanisms.gaussian import clipping, normal, scaled_by
+from dovetail.mechanisms._words import PAGE, random_words, toss_coins
+from dovetail.mechanisms.gaussian import clip_factors_of, normal, scale_by
 
-__all__ = ["ATTEMPTS", "Encoding", "Resolution", "center", "resolve", "shares_for", "skellam", "split", "words"]
+__all__ = [
+    "ATTEMPTS",
+    "Encoding",
+    "Resolution",
+    "center",
+    "choose_resolution",
+    "shares_for",
+    "skellam",
+    "split",
+    "to_residues",
+]
 
 _WORD = 2**32
 _LARGEST = 65_000  # norm of integers whose squares add up in a word, with room for float32 clipping
@@ -89,21 +99,23 @@ class Encoding:
         Where rounding is refused eight times in a row, coordinates are rounded towards zero instead.
         """
         vector = as_floating(x)
-        factor = clipping(vector, self.clip_norm)
+        factor = clip_factors_of(vector, self.clip_norm)
         limit = jnp.uint32(math.floor(self.norm**2))
 
         def encode(integers: Callable[..., jax.Array], *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
             """What `integers` makes of the scaled vector, and whether it is short enough."""
 
             def part(_: jax.Array, vector: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
-                encoded = integers(scaled_by(vector, factor) * self.scale, *arrays)
-                return encoded, jnp.sum(words(encoded * encoded), dtype=jnp.uint32)
+                encoded = integers(scale_by(vector, factor) * self.scale, *arrays)
+                return encoded, jnp.sum(to_residues(encoded * encoded), dtype=jnp.uint32)
 
             encoded, square = map_blocks(part, jnp.zeros(self.dim, jnp.int32), vector, *arrays)
             return encoded, square <= limit
 
         def attempt(count: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-            return encode(_round_randomly, bits(jax.random.fold_in(key, count), self.dim, stored=self.dim > PAGE))
+            return encode(
+                _round_randomly, random_words(jax.random.fold_in(key, count), self.dim, stored=self.dim > PAGE)
+            )
 
         def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             """The loop's state after one more attempt.
@@ -127,7 +139,7 @@ class Encoding:
 def _round_randomly(value: jax.Array, random: jax.Array) -> jax.Array:
     """Each number rounded up or down to int32, without bias to 2^-32, by one random word each."""
     low = jnp.floor(value)
-    return low.astype(jnp.int32) + coin(value - low, random)
+    return low.astype(jnp.int32) + toss_coins(value - low, random)
 
 
 def _squares_fit(clip_norm: float, scale: float, dim: int) -> bool:
@@ -161,15 +173,15 @@ def _invert_tail(variance: jax.Array, shape: tuple[int, ...], key: jax.Array) ->
 
     Right for variances up to 1024, where the table of tails ends.
     """
-    tail = _tail(jnp.minimum(variance, _GAUSSIAN_FROM))  # where it is larger, this draw is not used
+    tail = _tail_probabilities(jnp.minimum(variance, _GAUSSIAN_FROM))  # where it is larger, this draw is not used
     size = math.prod(shape)
-    high, low, sign = bits(key, 3 * size, stored=size > PAGE).reshape(3, *shape)
+    high, low, sign = random_words(key, 3 * size, stored=size > PAGE).reshape(3, *shape)
     chance = (high.astype(jnp.float32) + (low.astype(jnp.float32) + 0.5) * 2.0**-32) * 2.0**-32
     magnitude = jnp.searchsorted(-tail, -chance).astype(jnp.int32)
     return jnp.where(sign >> 31, magnitude, -magnitude)
 
 
-def _tail(variance: jax.Array) -> jax.Array:
+def _tail_probabilities(variance: jax.Array) -> jax.Array:
     """P(|X| > k) for k = 0.. of Skellam noise of mean zero, falling; P(X = k) = e^-v I_k(v), v the variance.
 
     The ratios r_k = I_k / I_(k-1) follow from r_k = 1 / (2k / v + r_(k+1)), from above the last that matters down: no
@@ -195,7 +207,7 @@ def _rounded_gaussian(variance: jax.Array, shape: tuple[int, ...], key: jax.Arra
     return jax.lax.round(std * normal(key, shape), away).astype(jnp.int32)
 
 
-def words(integers: jax.Array) -> jax.Array:
+def to_residues(integers: jax.Array) -> jax.Array:
     """Signed 32-bit integers as residues modulo 2^32, uint32."""
     return jax.lax.bitcast_convert_type(integers, jnp.uint32)
 
@@ -208,8 +220,8 @@ def split(values: jax.Array, shares: int, modulus: int, *, key: jax.Array) -> ja
         Any shares - 1 of them are independent and uniform, whatever the value.
     """
     mask = jnp.uint32(modulus - 1)
-    free = bits(key, values.size * (shares - 1)).reshape(*values.shape, shares - 1) & mask
-    last = (words(values) - jnp.sum(free, axis=-1, dtype=jnp.uint32)) & mask
+    free = random_words(key, values.size * (shares - 1)).reshape(*values.shape, shares - 1) & mask
+    last = (to_residues(values) - jnp.sum(free, axis=-1, dtype=jnp.uint32)) & mask
     return jnp.concatenate([free, last[..., None]], axis=-1)
 
 
@@ -229,7 +241,7 @@ class Resolution(NamedTuple):
     modulus: int
 
 
-def resolve(
+def choose_resolution(
     *,
     clip_norm: float,
     dim: int,

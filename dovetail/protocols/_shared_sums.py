@@ -193,7 +193,7 @@ class GridReports(Contribution):
 
     def cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
         """A cell for every coordinate of x, int64 in -reach .. reach - 1."""
-        return self.law(budget)(self.grid.edges(x, sampler=sampler), sampler=sampler)
+        return self.law(budget)(self.grid.round_to_edges(x, sampler=sampler), sampler=sampler)
 
     def draw(self, x: np.ndarray, *, sampler: ExactSampler, budget: float | None = None) -> np.ndarray:
         """Client: its cells, at its own budget; an update whose squared norm is not finite counts as zero."""
@@ -205,11 +205,11 @@ class GridReports(Contribution):
         cells = self.cells(finite_or_zero(np.asarray(x)), float(budget), sampler=sampler)
         return (cells + self.grid.reach).astype(np.uint32)
 
-    def total(self, total: np.ndarray, users: int) -> np.ndarray:
+    def sum_of_reports(self, total: np.ndarray, users: int) -> np.ndarray:
         """The sum of the reports as numbers, from the sum of so many users' cells."""
         return self.grid.values(total.astype(np.int64) - users * self.grid.reach, users)
 
     def tally(self, total: np.ndarray, users: int) -> Any:
         """Analyzer: sum and number of the reports on every coordinate."""
-        reports = jnp.asarray(self.total(total, users), jnp.float32)
+        reports = jnp.asarray(self.sum_of_reports(total, users), jnp.float32)
         return SlotSums(reports, jnp.full(reports.shape, users, jnp.int32))

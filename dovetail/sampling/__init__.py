@@ -8,7 +8,7 @@ import numpy as np
 
 from dovetail.data import Clients
 from dovetail.protocols import Protocol
-from dovetail.protocols.subjects import record_level
+from dovetail.protocols.subjects import require_item_level
 from dovetail.sampling.records import RecordSampler, cap_records
 from dovetail.sampling.samplers import Items, RoundSample, Sampler, SecretSampler, UserSampler
 from dovetail.sampling.schedule import Schedule
@@ -36,7 +36,7 @@ def usable_clients(protocol: Protocol, clients: Clients, subjects: np.ndarray | 
     """
     if protocol.samples == "users":
         return clients
-    return cap_records(record_level(protocol), clients, subjects)
+    return cap_records(require_item_level(protocol), clients, subjects)
 
 
 def sampler_of(
@@ -60,5 +60,5 @@ def sampler_of(
         kind = SecretSampler if schedule.kind == "secret" else UserSampler
         return kind(protocol=protocol, schedule=schedule, clients=clients)
     return RecordSampler(
-        protocol=record_level(protocol), schedule=schedule, clients=clients, subjects=subjects, noise_of=noise_of
+        protocol=require_item_level(protocol), schedule=schedule, clients=clients, subjects=subjects, noise_of=noise_of
     )

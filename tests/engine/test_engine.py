@@ -365,6 +365,6 @@ def test_norms_that_no_square_can_hold_still_clip():
 def test_lengths_are_right_where_squares_are_not_numbers(scale):
     rows = np.random.default_rng(0).uniform(-1, 1, (5, 3)).astype(np.float32) * np.float32(scale)
     truth = np.linalg.norm(rows.astype(np.float64), axis=1)
-    np.testing.assert_allclose(jax.jit(linear.lengths)(rows), truth, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(linear.row_norms)(rows), truth, rtol=1e-5)
     huge = np.full((1, 3), np.inf, np.float32)
-    assert not np.isfinite(linear.lengths(huge)).any()
+    assert not np.isfinite(linear.row_norms(huge)).any()

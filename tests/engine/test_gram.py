@@ -25,7 +25,7 @@ EVERYBODY = Clients.from_rows(ALL_ROWS)
 @jax.jit
 def bounds(known, residuals):
     """Of clients that hold all these rows."""
-    return linear.norms(known, residuals, jnp.full(len(residuals), residuals.shape[1]))
+    return linear.bound_gradient_norms(known, residuals, jnp.full(len(residuals), residuals.shape[1]))
 
 
 def exact(inputs, residuals):
@@ -74,7 +74,7 @@ CASES = {
 def case(name, scale=1.0):
     inputs, residuals = CASES[name](np.random.default_rng(1))
     inputs, residuals = (scale * inputs).astype(np.float32), (residuals / scale).astype(np.float32)
-    known = linear.products(inputs.reshape(-1, FEATURES), EVERYBODY, constant=CONSTANT)
+    known = linear.products_of_rows(inputs.reshape(-1, FEATURES), EVERYBODY, constant=CONSTANT)
     return known, inputs, residuals
 
 
@@ -97,7 +97,9 @@ def test_without_the_bound_on_rounding_it_would_be_below(monkeypatch):
     monkeypatch.setattr(linear, "CANCELLED", np.inf)
     for name in ("nearly", "more nearly"):
         known, inputs, residuals = case(name)
-        bare = np.asarray(jax.jit(lambda known, r: linear.norms(known, r, jnp.full(USERS, ROWS)))(known, residuals))
+        bare = np.asarray(
+            jax.jit(lambda known, r: linear.bound_gradient_norms(known, r, jnp.full(USERS, ROWS)))(known, residuals)
+        )
         assert np.mean(bare < exact(inputs, residuals)) > 0.1
         if name == "more nearly":
             assert np.min(bare / exact(inputs, residuals)) < 0.5
@@ -105,7 +107,7 @@ def test_without_the_bound_on_rounding_it_would_be_below(monkeypatch):
 
 def test_lengths_are_rounded_up_and_padding_is_nothing():
     inputs = np.random.default_rng(0).normal(size=(6, FEATURES)).astype(np.float32)
-    known = linear.products(
+    known = linear.products_of_rows(
         inputs, Clients.from_rows(np.array([[0, 1, 2], [3, 3, 3]]), np.array([3, 1])), constant=CONSTANT
     )
     truth = np.sqrt(np.sum(inputs.astype(np.float64) ** 2, axis=1) + CONSTANT**2)
@@ -119,7 +121,7 @@ def test_lengths_are_rounded_up_and_padding_is_nothing():
 def test_a_client_with_a_row_beside_which_coefficients_would_be_lost_has_no_finite_norm():
     inputs = np.ones((4, FEATURES), np.float32)
     inputs[1] *= 2.0**100
-    known = linear.products(inputs, Clients.from_rows(np.array([[0, 1], [2, 3]])), constant=CONSTANT)
+    known = linear.products_of_rows(inputs, Clients.from_rows(np.array([[0, 1], [2, 3]])), constant=CONSTANT)
     np.testing.assert_array_equal(np.isfinite(known.lengths), [[True, False], [True, True]])
     found = np.asarray(bounds(known, np.full((2, 2, CLASSES), 2.0**-110, np.float32)))
     np.testing.assert_array_equal(np.isfinite(found), [False, True])
@@ -152,7 +154,9 @@ def test_the_sum_is_that_of_the_explicit_form():
     rng = np.random.default_rng(3)
     inputs = alike(rng)[0].astype(np.float32)
     counts = rng.integers(0, ROWS + 1, USERS).astype(np.int32)
-    known = linear.products(inputs.reshape(-1, FEATURES), Clients.from_rows(ALL_ROWS, counts), constant=CONSTANT)
+    known = linear.products_of_rows(
+        inputs.reshape(-1, FEATURES), Clients.from_rows(ALL_ROWS, counts), constant=CONSTANT
+    )
     weights = jnp.asarray(rng.normal(size=(FEATURES + 1, CLASSES)), jnp.float32)
     fast, slow = (summed(products)(weights, chunk_of(inputs, counts), known) for products in (True, False))
     assert np.abs(slow).max() > 0.1
@@ -166,7 +170,7 @@ def test_no_client_adds_more_than_the_clip_norm(size, rows):
     rng = np.random.default_rng(2)
     inputs = (size * (rng.normal(size=(1, FEATURES)) + 1e-6 * rng.normal(size=(rows, FEATURES)))).astype(np.float32)
     one = Clients.from_rows(np.arange(rows)[None])
-    known = linear.products(inputs, one, constant=CONSTANT)
+    known = linear.products_of_rows(inputs, one, constant=CONSTANT)
     weights = jnp.asarray(rng.normal(size=(FEATURES + 1, CLASSES)) / size, jnp.float32)
     total = summed(True)(weights, chunk_of(inputs[None], np.array([rows])), known)
     assert 0 < np.linalg.norm(np.asarray(total, np.float64)) <= 0.5 * (1 + 1e-6)
@@ -179,11 +183,13 @@ def test_a_client_without_a_finite_norm_adds_nothing(bad):
     counts = np.full(USERS, ROWS)
     without = counts.copy()
     without[5] = 0
-    known = linear.products(inputs.reshape(-1, FEATURES), Clients.from_rows(ALL_ROWS, without), constant=CONSTANT)
+    known = linear.products_of_rows(
+        inputs.reshape(-1, FEATURES), Clients.from_rows(ALL_ROWS, without), constant=CONSTANT
+    )
     expected = summed(True)(weights, chunk_of(inputs, without), known)
     inputs = inputs.copy()  # what was asked for may still be under way, on the array itself
     inputs[5, 2, :3] = bad
-    known = linear.products(inputs.reshape(-1, FEATURES), EVERYBODY, constant=CONSTANT)
+    known = linear.products_of_rows(inputs.reshape(-1, FEATURES), EVERYBODY, constant=CONSTANT)
     np.testing.assert_allclose(summed(True)(weights, chunk_of(inputs, counts), known), expected, atol=1e-5)
 
 
@@ -193,7 +199,7 @@ def test_padding_that_is_no_number_meets_nobody():
     inputs = rng.normal(size=(4, FEATURES)).astype(np.float32)
     inputs[0] = np.nan
     index, weights = np.array([[0, 0, 0], [1, 2, 3]]), jnp.zeros((FEATURES + 1, CLASSES))
-    known = linear.products(inputs, Clients.from_rows(index, np.array([1, 3])), constant=CONSTANT)
+    known = linear.products_of_rows(inputs, Clients.from_rows(index, np.array([1, 3])), constant=CONSTANT)
     both = summed(True)(weights, chunk_of(inputs[index], np.array([1, 3])), known)
     alone = summed(True)(weights, chunk_of(inputs[index], np.array([0, 3])), known)
     assert np.isfinite(both).all()

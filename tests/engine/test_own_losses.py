@@ -77,7 +77,7 @@ def test_gram_matrices_serve_every_loss(case):
 
     loss, width, labels = CASES[case]
     table = Clients.from_rows(np.arange(CLIENTS * RECORDS).reshape(CLIENTS, RECORDS), COUNTS)
-    products = linear.products(INPUTS.reshape(-1, FEATURES), table, constant=CONSTANT)
+    products = linear.products_of_rows(INPUTS.reshape(-1, FEATURES), table, constant=CONSTANT)
     chunk = linear.Chunk(jnp.asarray(INPUTS), jnp.asarray(labels), jnp.asarray(COUNTS), products)
     ours = clipped(weights(width), chunk, ClientUpdate(), loss)
     np.testing.assert_allclose(np.ravel(ours), one_by_one(case, ClientUpdate(), 0.5), atol=2e-5)

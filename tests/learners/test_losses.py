@@ -113,7 +113,7 @@ def test_own_losses_are_taken_as_they_are():
 
     assert losses.loss_for(model(1, own), dataset("number")) is own
     assert losses.loss_for(model(1, "huber"), dataset("number")) == "huber"
-    assert losses.function("huber") is losses.huber
+    assert losses.loss_function("huber") is losses.huber
 
 
 def test_cross_entropy_refuses_numbers_as_labels():

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from dovetail.mechanisms.laplace import ClipLaplace, calibrate, mean_report, perturb
+from dovetail.mechanisms.laplace import ClipLaplace, invert_mean_report, mean_report, perturb
 from dovetail.statements import NotApplicable
 
 ALPHA = 1e-4
@@ -142,10 +142,10 @@ def test_debias_is_clamped_beyond_the_attainable_means() -> None:
 
 def test_calibrate_solves_for_a_mixture_of_budgets() -> None:
     budgets = np.linspace(0.05, 8, 300)
-    solve = jax.jit(lambda m, e: calibrate(m, e, 0.1, 0.1))
+    solve = jax.jit(lambda m, e: invert_mean_report(m, e, 0.1, 0.1))
     for g in (-0.1, -0.04, 0.0, 0.02, 0.0999):
         mean = mean_report(g, budgets, 0.1, 0.1).mean()
-        assert calibrate(mean, budgets, 0.1, 0.1) == pytest.approx(g, abs=1e-7)
+        assert invert_mean_report(mean, budgets, 0.1, 0.1) == pytest.approx(g, abs=1e-7)
         traced = solve(np.float32(mean), budgets.astype(np.float32))
         assert float(traced) == pytest.approx(g, abs=5e-5)
 
@@ -153,7 +153,7 @@ def test_calibrate_solves_for_a_mixture_of_budgets() -> None:
 def test_calibrate_agrees_with_a_root_finder() -> None:
     budgets = np.array([0.3, 1.0, 7.0])
     root = optimize.brentq(lambda g: mean_report(g, budgets, 1.0, 1.0).mean() - 0.2, -1, 1, xtol=1e-13)
-    assert calibrate(0.2, budgets, 1.0, 1.0) == pytest.approx(root, abs=1e-7)
+    assert invert_mean_report(0.2, budgets, 1.0, 1.0) == pytest.approx(root, abs=1e-7)
 
 
 def test_perturb_takes_personal_budgets() -> None:

@@ -14,7 +14,7 @@ from scipy import special, stats
 
 from dovetail.mechanisms import exact_skellam
 from dovetail.mechanisms.exact import ExactSampler
-from dovetail.mechanisms.exact_skellam import BITS, ExactSkellam, _law, encode, split
+from dovetail.mechanisms.exact_skellam import BITS, ExactSkellam, _skellam_law, encode, split
 from dovetail.mechanisms.skellam import Encoding
 
 ALPHA = 1e-4
@@ -26,7 +26,7 @@ def seeded(seed: int = 0) -> ExactSampler:
 
 def pmf_of(variance: float) -> np.ndarray:
     """The table's own law of magnitudes."""
-    below = _law(variance).table.below
+    below = _skellam_law(variance).table.below
     return np.array([(high - low) / 2**BITS for low, high in itertools.pairwise([0, *below])])
 
 
@@ -45,7 +45,7 @@ def bessel(k: int, variance: Decimal) -> Decimal:
 @pytest.mark.parametrize("variance", [1e-9, 1.0, 20.0, 300.0])
 def test_the_table_is_the_skellam_law_in_high_precision(variance: float) -> None:
     """Every entry of the distribution function is within the proven distance of the exact one."""
-    law = _law(variance)
+    law = _skellam_law(variance)
     with decimal.localcontext(prec=150, Emin=-(10**9), Emax=10**9):
         v, below, unit = Decimal(variance), Decimal(0), Decimal(2) ** -BITS
         for k, entry in enumerate(law.table.below):
@@ -66,10 +66,10 @@ def test_the_table_agrees_with_scipy(variance: float) -> None:
 def test_a_wrong_start_would_be_noticed() -> None:
     """A recurrence that starts too low is off by what it leaves out: the distance is not for any start."""
     with decimal.localcontext(prec=150):
-        v, weights = Decimal(20), exact_skellam._weights(Fraction(20), 40)
+        v, weights = Decimal(20), exact_skellam._skellam_weights(Fraction(20), 40)
         exact = bessel(0, v) * (-v).exp()
         error = abs(Decimal(weights[0]) / (weights[0] + 2 * sum(weights[1:])) - exact)
-    assert _law(20.0).distance * 1e20 < error
+    assert _skellam_law(20.0).distance * 1e20 < error
 
 
 @pytest.mark.parametrize("variance", [5e-324, 1e-300, 1e-9, 1.0, 1e7, 2.0**26, 2.0**29])
@@ -79,7 +79,7 @@ def test_the_distance_is_tiny(variance: float) -> None:
 
 def test_large_variances_are_sums_of_equal_parts() -> None:
     assert [ExactSkellam(v).parts for v in (1.0, 2.0**26, 2.0**26 + 1, 2.0**28, 2.0**29)] == [1, 1, 2, 4, 8]
-    assert ExactSkellam(2.0**29).distance == 8 * _law(2.0**26).distance
+    assert ExactSkellam(2.0**29).distance == 8 * _skellam_law(2.0**26).distance
 
 
 @pytest.mark.parametrize("variance", [1e7, 2.0**29])

@@ -38,7 +38,7 @@ def masses(law: GridLaplace, edge: int) -> np.ndarray:
 def test_the_table_is_geometric_in_high_precision(conditioned: bool, eps_local: float) -> None:
     """Every entry of the distribution function is within the proven distance of the exact one."""
     drawn = law(conditioned, eps_local)
-    below = grid_laplace._table(eps_local, drawn.grid, conditioned).below
+    below = grid_laplace._offset_table(eps_local, drawn.grid, conditioned).below
     with decimal.localcontext(prec=150, Emin=-(10**9), Emax=10**9):
         q = (-Decimal(eps_local) / 32).exp()
         size = drawn.grid.steps + drawn.grid.reach
@@ -138,7 +138,7 @@ def test_a_threshold_within_a_cell_is_that_of_the_continuous_report(size: Fracti
     magnitude = np.where(cells >= 0, cells, -1 - cells)
     falling = (cells >= edge) == (cells >= 0)
     open_cells = (magnitude == whole) & (part > 0)
-    coins = [float(grid_laplace._beyond(8.0, 16, part, bool(out))) if part else 0.0 for out in falling]
+    coins = [float(grid_laplace._prob_beyond_in_cell(8.0, 16, part, bool(out))) if part else 0.0 for out in falling]
     kept = np.where(open_cells, coins, magnitude >= size)
     y = (np.arange(2_000_000) + 0.5) / 1_000_000 - 1
     share = np.exp(ClipLaplace(8.0, -CLIP, CLIP).log_density(y * CLIP, edge * h))
@@ -155,12 +155,12 @@ def test_edges_are_unbiased_and_in_the_box() -> None:
     """Means of 200,000 coins within 5 standard errors (alpha below 1e-6)."""
     sampler = seeded(5)
     for x in (-0.2, 0.0311, 0.29):
-        drawn = BOX.edges(np.full(200_000, x), sampler=sampler)
+        drawn = BOX.round_to_edges(np.full(200_000, x), sampler=sampler)
         assert len(np.unique(drawn)) <= 2
         assert abs(drawn.mean() * BOX.width - x) < 5 * BOX.width / 2 / math.sqrt(200_000)
-    odd = BOX.edges(np.array([CLIP, -CLIP, 9.0, -np.inf, np.inf, 0.0], np.float32), sampler=sampler)
+    odd = BOX.round_to_edges(np.array([CLIP, -CLIP, 9.0, -np.inf, np.inf, 0.0], np.float32), sampler=sampler)
     assert odd.tolist() == [16, -16, 16, -16, 16, 0]
-    assert abs(int(BOX.edges(np.array([np.nan]), sampler=sampler)[0])) <= 16
+    assert abs(int(BOX.round_to_edges(np.array([np.nan]), sampler=sampler)[0])) <= 16
 
 
 def test_values_are_midpoints() -> None:

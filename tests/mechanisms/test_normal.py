@@ -13,7 +13,7 @@ from grids import later
 from scipy import stats
 
 from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT, gaussian, skellam
-from dovetail.mechanisms.gaussian import _exponential, brief_normal, normal, pairs_from_words
+from dovetail.mechanisms.gaussian import _exponential_from_words, brief_normal, normal, pairs_from_words
 from dovetail.mechanisms.laplace import laplace_from_bits
 from dovetail.randomness import chacha
 
@@ -89,7 +89,7 @@ def test_the_map_is_accurate_for_any_words() -> None:
 def test_extreme_words_reach_beyond_nine_standard_deviations_and_stay_numbers() -> None:
     top = 2**32 - 1
     high, low = words(0, 0, 0, top, top, 2**31 - 1, 2**31), words(0, 1, top, top, 0, top, 0)
-    reach = np.sqrt(2 * np.asarray(_exponential(high, low), np.float64))
+    reach = np.sqrt(2 * np.asarray(_exponential_from_words(high, low), np.float64))
     assert reach[0] == pytest.approx(NORMAL_CUT, rel=1e-6)
     assert pytest.approx(9.4926, abs=1e-3) == NORMAL_CUT
     assert np.all(np.diff(reach[:3]) < 0)
@@ -123,7 +123,7 @@ def test_where_one_word_is_too_small_a_third_one_makes_the_tail(monkeypatch: pyt
         jnp.tile(words(*values), 4) for values in ((0, 4095, 4096, 2**31), (0, 7, 2**32 - 1, 255), (0, 5, 6, 7))
     )
     given = {2 * len(high): jnp.concatenate([high, mixed]), len(high): fresh}
-    monkeypatch.setattr(gaussian, "page", lambda key, number, count: given[count])
+    monkeypatch.setattr(gaussian, "random_page", lambda key, number, count: given[count])
     low = jnp.tile(words(0, 5, (255 << 24) + (1 << 23), (255 << 24) + (1 << 23)), 4)
     turn = jnp.tile(words(128, 128, 2**32 - 128, 128), 4)
     expected = np.concatenate(pairs_from_words(high, low, turn))

@@ -101,7 +101,7 @@ def test_every_eps_is_met_and_its_cap_is_as_likely_as_promised(eps_local: float,
     high, low = r.log_density(np.stack([u, -u]), u)
     assert eps_local * (1 - 1e-6) <= high - low <= eps_local
     words = np.random.default_rng(0).integers(2**32, size=(2, count), dtype=np.uint32)
-    inside = int(np.sum(privunit._in_cap(r.cap, *words)))
+    inside = int(np.sum(privunit._draw_whether_in_cap(r.cap, *words)))
     assert stats.binomtest(inside, count, r.cap.prob).pvalue > ALPHA
     assert stats.binomtest(inside, count, PrivUnitRandomizer(1.2 * eps_local, 1.0, dim).cap.prob).pvalue < ALPHA
 
@@ -210,8 +210,8 @@ def test_heights_follow_the_exact_law_and_near_misses_are_rejected(dim: int, cou
 def test_heights_in_a_million_dimensions(eps_local: float) -> None:
     cap = PrivUnitRandomizer(eps_local, 1.0, 1_000_000).cap
     words = np.random.default_rng(0).integers(2**32, size=(3, 100_000), dtype=np.uint32)
-    inside = privunit._in_cap(cap, *words[:2])
-    heights, reach = (np.asarray(part, np.float64) for part in privunit._heights(cap, inside, words[2]))
+    inside = privunit._draw_whether_in_cap(cap, *words[:2])
+    heights, reach = (np.asarray(part, np.float64) for part in privunit._draw_heights(cap, inside, words[2]))
     np.testing.assert_allclose(heights**2 + reach**2, 1, atol=1e-6)
     assert p_value(cap, heights) > ALPHA
     # Inside the cap all heights crowd above the threshold: there too, and not only between the two sides.
@@ -281,15 +281,15 @@ def test_the_mean_over_different_clients_is_unbiased() -> None:
 
 def test_the_coin_of_the_cap_is_exact() -> None:
     cap = Cap(dim=10, threshold=0.2, prob=1 - 5 / 2**32 - 3 / 2**53)
-    assert privunit._outside_of(cap) == 5 * 2**21 + 3
+    assert privunit._num_words_outside(cap) == 5 * 2**21 + 3
     low = np.array([0, 2**32 - 1, 0, (3 << 11) - 1, 3 << 11, 0], np.uint32)
-    inside = privunit._in_cap(cap, np.array([0, 4, 5, 5, 5, 6], np.uint32), low)
+    inside = privunit._draw_whether_in_cap(cap, np.array([0, 4, 5, 5, 5, 6], np.uint32), low)
     np.testing.assert_array_equal(inside, [False, False, False, False, True, True])
     for dim, eps_local in PLACES:
         r = PrivUnitRandomizer(eps_local, 1.0, dim)
         best = accounting.least_variance_cap(dim=dim, eps_local=eps_local)
-        assert Fraction(r.cap.prob) == 1 - Fraction(privunit._outside_of(best), 2**53) <= Fraction(best.prob)
-    assert privunit._outside_of(dataclasses.replace(cap, prob=0.1)) == math.ceil(Fraction(9, 10) * 2**53)
+        assert Fraction(r.cap.prob) == 1 - Fraction(privunit._num_words_outside(best), 2**53) <= Fraction(best.prob)
+    assert privunit._num_words_outside(dataclasses.replace(cap, prob=0.1)) == math.ceil(Fraction(9, 10) * 2**53)
 
 
 def test_two_dimensions_lose_nothing_to_cancellation() -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail.mechanisms.randomized_response import BinaryRandomizedResponse, RandomizedResponse, _coin
+from dovetail.mechanisms.randomized_response import BinaryRandomizedResponse, RandomizedResponse, _toss_coins
 
 
 def draw(r: RandomizedResponse, x: np.ndarray) -> jax.Array:
@@ -65,7 +65,7 @@ def test_the_simulated_coin_rounds_its_probability_up(prob: float) -> None:
     original = jax.random.bits
     try:
         jax.random.bits = lambda key, shape, dtype: words
-        heads = np.asarray(_coin(jnp.full(5, prob, jnp.float32), jax.random.key(0)))
+        heads = np.asarray(_toss_coins(jnp.full(5, prob, jnp.float32), jax.random.key(0)))
     finally:
         jax.random.bits = original
     np.testing.assert_array_equal(heads, np.asarray(words, np.int64) < threshold)

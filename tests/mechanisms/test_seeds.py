@@ -70,7 +70,7 @@ def test_the_expansion_is_what_it_is_said_to_be() -> None:
 
 
 def test_blocks_do_not_show() -> None:
-    many = seeds.draw(300, sampler=seeded())
+    many = seeds.draw_seeds(300, sampler=seeded())
     whole = seeds.directions(many, 1001)
     assert whole.dtype == np.float32
     np.testing.assert_array_equal(whole[137:140], seeds.directions(many[137:140], 1001))
@@ -80,7 +80,7 @@ def test_blocks_do_not_show() -> None:
 @pytest.mark.parametrize("dim", [2, 3, 50])
 def test_directions_are_as_good_as_uniform(dim: int) -> None:
     """Heights along an axis and across (KS, alpha = 1e-4); a sphere of one dimension more is told apart."""
-    directions = seeds.directions(seeds.draw(20_000, sampler=seeded(3)), dim).astype(float)
+    directions = seeds.directions(seeds.draw_seeds(20_000, sampler=seeded(3)), dim).astype(float)
     slanted = np.ones(dim) / math.sqrt(dim)
     for height in (directions[:, 0], directions[:, -1], directions @ slanted):
         assert stats.kstest((1 + height) / 2, stats.beta((dim - 1) / 2, (dim - 1) / 2).cdf).pvalue > ALPHA
@@ -115,8 +115,8 @@ def test_given_the_side_heights_have_the_exact_law_of_the_cap(randomizer: Seeded
 
 def test_of_few_seeds_each_has_its_exact_probability(monkeypatch: pytest.MonkeyPatch, unit: np.ndarray) -> None:
     """48 seeds in all: chi-square of the reports against prob or 1 - prob over the seeds of the side."""
-    randomizer, pool = SeededPrivUnit(PrivUnitRandomizer(1.5, 1.0, DIM)), seeds.draw(48, sampler=seeded(5))
-    monkeypatch.setattr(seeds, "draw", lambda count, *, sampler: pool[sampler.integers(48, count)])
+    randomizer, pool = SeededPrivUnit(PrivUnitRandomizer(1.5, 1.0, DIM)), seeds.draw_seeds(48, sampler=seeded(5))
+    monkeypatch.setattr(seeds, "draw_seeds", lambda count, *, sampler: pool[sampler.integers(48, count)])
     cap, sampler = randomizer.law.cap, seeded(6)
     above = seeds.directions(pool, DIM) @ unit >= cap.threshold
     law = np.where(above, cap.prob / above.sum(), (1 - cap.prob) / (~above).sum())
@@ -136,7 +136,7 @@ def test_the_share_of_seeds_in_a_cap_is_its_mass_so_that_ratios_are_bounded(dim:
     With shares that are masses the largest log-ratio is log(prob (1 - c) / ((1 - prob) c)), at most eps_local.
     """
     law = SeededPrivUnit(PrivUnitRandomizer(eps_local, 1.0, dim)).law
-    directions = seeds.directions(seeds.draw(2**15, sampler=seeded(7)), dim).astype(float)
+    directions = seeds.directions(seeds.draw_seeds(2**15, sampler=seeded(7)), dim).astype(float)
     units = np.concatenate(
         [np.eye(dim)[[0, -1]], -np.eye(dim)[[0, -1]], np.random.default_rng(0).normal(size=(4, dim))]
     )
@@ -182,5 +182,5 @@ def test_tries_are_few(randomizer: SeededPrivUnit) -> None:
     rng = np.random.default_rng(0)
     for _ in range(300):
         randomizer(np.zeros(DIM), sampler=ExactSampler(entropy, pool_words=1))
-    assert SeededPrivUnit(PrivUnitRandomizer(8.0, 1.0, 7850)).tries < 400
-    assert sum(drawn) / 300 / 32 < 4 * randomizer.tries, "blocks take some more"
+    assert SeededPrivUnit(PrivUnitRandomizer(8.0, 1.0, 7850)).mean_tries < 400
+    assert sum(drawn) / 300 / 32 < 4 * randomizer.mean_tries, "blocks take some more"

@@ -95,7 +95,7 @@ def test_the_bias_of_conditional_rounding_is_within_its_bound(tail, x):
 
 
 def test_at_the_default_tail_the_bias_is_far_below_the_clip_norm():
-    scale, _ = skellam.resolve(clip_norm=1.0, dim=7850, num_users=1000, noise_std=8.0)
+    scale, _ = skellam.choose_resolution(clip_norm=1.0, dim=7850, num_users=1000, noise_std=8.0)
     assert Encoding(clip_norm=1.0, scale=scale, dim=7850).bias < 1e-5
     x = np.linspace(-1, 1, 10) / 4
     drawn = encoded(COARSE, x) / COARSE.scale
@@ -105,7 +105,7 @@ def test_at_the_default_tail_the_bias_is_far_below_the_clip_norm():
 
 
 def test_rounding_that_keeps_failing_goes_towards_zero(monkeypatch):
-    monkeypatch.setattr(skellam, "coin", lambda prob, words: prob > 0)  # always up
+    monkeypatch.setattr(skellam, "toss_coins", lambda prob, words: prob > 0)  # always up
     x = jnp.asarray([0.5] * 8 + [-1.5, 1.0], jnp.float32)
     stuck = Encoding(clip_norm=2.3, scale=1.0, dim=10, rounding_tail=0.99)
     assert np.linalg.norm(np.ceil(x)) > stuck.norm
@@ -208,10 +208,10 @@ def test_all_shares_but_one_are_uniform_whatever_the_value(value):
 
 def test_residues_are_centred():
     every = np.arange(-8, 8)
-    np.testing.assert_array_equal(skellam.center(skellam.words(jnp.asarray(every, jnp.int32)) & 15, 16), every)
+    np.testing.assert_array_equal(skellam.center(skellam.to_residues(jnp.asarray(every, jnp.int32)) & 15, 16), every)
     np.testing.assert_array_equal(skellam.center(jnp.arange(16, 32, dtype=jnp.uint32), 16), [*range(8), *range(-8, 0)])
     ends = jnp.asarray([2**31 - 1, -(2**31), 0, -1], jnp.int32)
-    np.testing.assert_array_equal(skellam.center(skellam.words(ends), 2**32), ends)
+    np.testing.assert_array_equal(skellam.center(skellam.to_residues(ends), 2**32), ends)
 
 
 # ---------------------------------------------------------------- resolution
@@ -228,13 +228,13 @@ def test_the_coarsest_scale_is_the_least_at_which_rounding_costs_two_thousandths
 
 @pytest.mark.parametrize(("dim", "num_users", "noise_std"), [(1, 100_000, 4.0), (40, 50, 2.0), (7850, 1000, 8.0)])
 def test_scale_and_modulus_leave_room_and_waste_none(dim, num_users, noise_std):
-    scale, modulus = skellam.resolve(clip_norm=0.5, dim=dim, num_users=num_users, noise_std=noise_std)
+    scale, modulus = skellam.choose_resolution(clip_norm=0.5, dim=dim, num_users=num_users, noise_std=noise_std)
     norm = Encoding(clip_norm=0.5, scale=scale, dim=dim).norm
     assert modulus & (modulus - 1) == 0
     assert 2 * (num_users * norm + 9 * noise_std * scale) < modulus
     assert 2 * (num_users * norm + 9 * noise_std * scale) * 1.03 > modulus
     assert norm <= scale * 0.5 * 1.002
-    assert skellam.resolve(
+    assert skellam.choose_resolution(
         clip_norm=0.5, dim=dim, num_users=num_users, noise_std=noise_std, scale=scale, modulus=modulus
     ) == (scale, modulus)
 
@@ -252,7 +252,7 @@ def test_scale_and_modulus_leave_room_and_waste_none(dim, num_users, noise_std):
 )
 def test_sums_that_may_wrap_around_are_refused(given, sentence):
     with pytest.raises(ValueError, match=sentence):
-        skellam.resolve(**{"clip_norm": 1.0, "dim": 100, "num_users": 1000, "noise_std": 2.0, **given})
+        skellam.choose_resolution(**{"clip_norm": 1.0, "dim": 100, "num_users": 1000, "noise_std": 2.0, **given})
 
 
 @pytest.mark.parametrize(

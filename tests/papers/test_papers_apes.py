@@ -15,7 +15,7 @@ from dovetail.claims import apes as published
 from dovetail.guarantee import quotes
 from dovetail.papers import apes
 from dovetail.papers.apes import PAPER
-from dovetail.protocols.personal._personal import resolve
+from dovetail.protocols.personal._personal import resolve_budgets
 from dovetail.references import entry
 
 USERS = 10_000
@@ -51,7 +51,7 @@ def test_table3_recomputes_to_the_printed_digits() -> None:
         protocol, cohort = quotes.settle_protocol(name, about)
         event, extra = protocol.published_event(cohort, about.dim)  # type: ignore[misc]
         assert claim(event, delta=about.delta, **extra).eps == pytest.approx(printed[label]["eps_uc"], abs=0.051)
-    budgets = resolve(apes._UNIFORM2, 10_000)
+    budgets = resolve_budgets(apes._UNIFORM2, 10_000)
     assert published.echo_numerical(budgets).eps == pytest.approx(printed["APES"]["eps_c"], abs=6e-4)
     assert published.unis_numerical(budgets).eps == pytest.approx(printed["UniS"]["eps_c"], abs=8e-4)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dovetail.protocols.personal._personal import DISTRIBUTIONS, resolve
+from dovetail.protocols.personal._personal import DISTRIBUTIONS, resolve_budgets
 
 USERS = 40_000
 TABLE_2 = {  # range, and the law before clipping
@@ -34,7 +34,7 @@ def test_every_distribution_of_the_table_is_there():
 def test_budgets_have_the_law_of_table_2(name):
     """Mean and spread within 4.5 standard errors of their exact values, for 6 laws (alpha below 1e-4)."""
     low, high, parts = TABLE_2[name]
-    budgets = np.array(resolve(name, USERS))
+    budgets = np.array(resolve_budgets(name, USERS))
     assert budgets.min() >= low
     assert budgets.max() <= high
     mean, second, fourth = (moment(name, power) for power in (1, 2, 4))
@@ -52,35 +52,37 @@ def test_budgets_have_the_law_of_table_2(name):
 def test_budgets_are_public_constants():
     """The same in every process and on every machine: pinned."""
     np.testing.assert_allclose(
-        resolve("uniform2", 3), [0.13365173202464517, 0.1575120265207675, 0.7124648505222332], rtol=1e-12
+        resolve_budgets("uniform2", 3), [0.13365173202464517, 0.1575120265207675, 0.7124648505222332], rtol=1e-12
     )
-    np.testing.assert_allclose(resolve("mixgauss2", 3), [0.05, 0.05, 0.7167407339726926], rtol=1e-12)
-    assert resolve("gauss2", 10) == resolve("gauss2", 10)
-    assert resolve("gauss2", 10) == resolve("gauss2", 50)[:10], "a larger federation changes nobody's budget"
+    np.testing.assert_allclose(resolve_budgets("mixgauss2", 3), [0.05, 0.05, 0.7167407339726926], rtol=1e-12)
+    assert resolve_budgets("gauss2", 10) == resolve_budgets("gauss2", 10)
+    assert resolve_budgets("gauss2", 10) == resolve_budgets("gauss2", 50)[:10], (
+        "a larger federation changes nobody's budget"
+    )
 
 
 def test_a_pair_is_evenly_spaced():
-    assert resolve([0.05, 1.0], 20) == tuple(np.linspace(0.05, 1.0, 20).tolist())
-    assert resolve((0.5, 0.5), 3) == (0.5, 0.5, 0.5)
+    assert resolve_budgets([0.05, 1.0], 20) == tuple(np.linspace(0.05, 1.0, 20).tolist())
+    assert resolve_budgets((0.5, 0.5), 3) == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize("given", ["mixgauss1", [0.1, 2.0], (0.3, 0.2, 0.7, 0.1, 0.5)])
 def test_what_was_resolved_resolves_to_itself(given):
-    once = resolve(given, 5)
-    assert resolve(once, 5) == once
-    pair = resolve([0.1, 2.0], 2)
-    assert resolve(pair, 2) == pair
+    once = resolve_budgets(given, 5)
+    assert resolve_budgets(once, 5) == once
+    pair = resolve_budgets([0.1, 2.0], 2)
+    assert resolve_budgets(pair, 2) == pair
 
 
 def test_a_file_holds_one_budget_a_line(tmp_path):
     file = tmp_path / "budgets.txt"
     file.write_text("0.5\n1.25\n\n3\n")
-    assert resolve(str(file), 3) == (0.5, 1.25, 3.0)
+    assert resolve_budgets(str(file), 3) == (0.5, 1.25, 3.0)
     with pytest.raises(ValueError, match="expected one budget for each of 4 users, got 3"):
-        resolve(str(file), 4)
+        resolve_budgets(str(file), 4)
     file.write_text("0.5\nhalf\n")
     with pytest.raises(ValueError, match=r"expected one number per line in .*budgets\.txt', got 'half'"):
-        resolve(str(file), 2)
+        resolve_budgets(str(file), 2)
 
 
 @pytest.mark.parametrize("bad", ["0", "-1", "nan", "inf"])
@@ -88,9 +90,9 @@ def test_a_budget_that_is_no_budget_is_refused(tmp_path, bad):
     file = tmp_path / "budgets.txt"
     file.write_text(f"0.5\n{bad}\n")
     with pytest.raises(ValueError, match=f"expected every budget to be a finite number > 0, got {float(bad)}"):
-        resolve(str(file), 2)
+        resolve_budgets(str(file), 2)
     with pytest.raises(ValueError, match="expected eps_local"):
-        resolve([0.5, float(bad)], 5)
+        resolve_budgets([0.5, float(bad)], 5)
 
 
 @pytest.mark.parametrize(
@@ -108,4 +110,4 @@ def test_a_budget_that_is_no_budget_is_refused(tmp_path, bad):
 )
 def test_bad_budgets_get_one_sentence(given, error, sentence):
     with pytest.raises(error, match=sentence):
-        resolve(given, 7)
+        resolve_budgets(given, 7)

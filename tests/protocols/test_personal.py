@@ -164,7 +164,7 @@ def test_apes_finds_the_value_that_all_users_hold():
     values = np.linspace(-0.9, 0.9, DIM) * CLIP
     drawn = averages(protocol, jnp.tile(jnp.asarray(values, jnp.float32), (CLIENTS, 1)), 400)
     mean, error = drawn.mean(axis=0), drawn.std(axis=0, ddof=1) / math.sqrt(400)
-    low, high = (laplace.calibrate(mean + sign * 5 * error, budgets, CLIP, CLIP) for sign in (-1, 1))
+    low, high = (laplace.invert_mean_report(mean + sign * 5 * error, budgets, CLIP, CLIP) for sign in (-1, 1))
     assert (low < values).all()
     assert (values < high).all()
     tally = SlotSums(jnp.asarray(mean * CLIENTS, jnp.float32), jnp.full(DIM, CLIENTS))
@@ -180,7 +180,7 @@ def test_the_bias_of_apes_is_the_stated_one():
     error = drawn.std() / math.sqrt(drawn.size)
     assert abs(drawn.mean() - expected) < 5 * error, "the mean of the reports is known (alpha below 1e-6)"
     assert abs(drawn.mean()) > 20 * error
-    assert laplace.calibrate(expected, budgets, CLIP, CLIP) > 0.2 * CLIP, "although the values' mean is 0"
+    assert laplace.invert_mean_report(expected, budgets, CLIP, CLIP) > 0.2 * CLIP, "although the values' mean is 0"
 
 
 def signal_left(sparsify, x, eps_local):
@@ -287,7 +287,7 @@ def test_noise_std_is_that_of_the_estimate_on_zeros(case):
     for budgets in (BUDGETS, [0.5, 0.5]):
         protocol = make(case, budgets=budgets)
         drawn = averages(make(case), jnp.zeros((CLIENTS, DIM)), 150, budgets=protocol.budgets)
-        estimates = laplace.calibrate(drawn, np.asarray(protocol.budgets), CLIP, CLIP)
+        estimates = laplace.invert_mean_report(drawn, np.asarray(protocol.budgets), CLIP, CLIP)
         assert np.std(estimates) == pytest.approx(protocol.noise_std(CLIENTS, DIM), rel=0.05)
     loud = make(case, budgets=[0.05, 0.05])
     assert 0.5 * CLIP < loud.noise_std(CLIENTS, DIM) < CLIP

@@ -260,14 +260,14 @@ def test_noise_of_any_variance_is_a_sum_of_draws_that_fit_a_table(monkeypatch):
     assert WholeNoise(100.0).draws == 1
     huge = WholeNoise(6.5e9)
     assert huge.draws == 128
-    assert huge.part.variance * huge.draws == 6.5e9
+    assert huge.law_of_one_draw.variance * huge.draws == 6.5e9
     monkeypatch.setattr(_skellam, "_LARGEST_PART", 2.0)
     several = WholeNoise(9.0)
     assert several.draws == 8
     values = several(WIDE, sampler=seeded(3))
     assert accepts(values, 9.0)
     assert not accepts(values, 9.0 * 7 / 8), "one draw less would show"
-    assert several.distance == 8 * several.part.distance
+    assert several.distance == 8 * several.law_of_one_draw.distance
 
 
 def test_no_client_adds_more_than_the_norm_that_is_accounted():

@@ -142,7 +142,7 @@ def test_the_largest_sums_do_not_wrap_around_and_larger_ones_do(sign):
     updates = jnp.zeros((USERS, DIM)).at[:, 1].set(sign * 1e6)
     for path in (by_messages, by_sums):
         np.testing.assert_allclose(drawn(path, QUIET, updates), [[0, sign * USERS * 0.5, 0]] * 400, atol=0.5)
-    twice = skellam.words(jnp.full(1, sign * 2 * round(USERS * 0.5 * QUIET.scale), jnp.int32))
+    twice = skellam.to_residues(jnp.full(1, sign * 2 * round(USERS * 0.5 * QUIET.scale), jnp.int32))
     assert abs(float(QUIET.estimate(twice, 1, (), key=jax.random.key(0))[0][0])) < USERS * 0.5
 
 

@@ -35,7 +35,7 @@ from dovetail.claims import subdp
 from dovetail.protocols import Cohort, Protocol
 from dovetail.protocols.curator.dp_fl import DpFl
 from dovetail.protocols.curator.fedavg import FedAvg
-from dovetail.protocols.subjects import record_level
+from dovetail.protocols.subjects import require_item_level
 from dovetail.protocols.subjects.central_sub import CentralSub
 from dovetail.protocols.subjects.local_sub import LocalSub
 
@@ -98,7 +98,7 @@ def attack_subjects_round(
     Arguments:
         noise_of: the noise multiplier for each Z; by default that of the paper's recipe for 100 steps.
     """
-    settings = record_level(protocol)
+    settings = require_item_level(protocol)
     most = settings.items_per_subject or 1
     if not settings.adaptive_z or most < 2:
         return []

@@ -47,7 +47,7 @@ def attack_real_sum_client(protocol: RealSum, cohort: Cohort, dim: int) -> list[
 @on_own_reports.register(SecAgg)
 def attack_secagg_client(protocol: SecAgg, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on the value that a user's shares add up to; it has no noise where aggregators add that."""
-    if protocol.by_users:
+    if protocol.has_users_noise:
         return attack_shares_client(protocol, cohort, dim)
     return [disjoint_attack("the victim's own value, to which aggregators have not added their noise")]
 

@@ -24,7 +24,7 @@ from dovetail.events import FixedSize, Poisson
 from dovetail.learners.client import private_update
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols import Cohort, Protocol
-from dovetail.protocols.subjects import record_level
+from dovetail.protocols.subjects import require_item_level
 from dovetail.shufflers import Reports, ShuffledReports, deliver, mask_absent, shuffle
 from dovetail.statements import Neighbors
 
@@ -213,7 +213,7 @@ class _Rules:
     def _choose_participants(self, rows: int, key: jax.Array) -> jax.Array:
         """Which rows take part, as a mask: all, or a sample of users or of records."""
         if self.protocol.samples == "records":
-            return jax.random.bernoulli(key, record_level(self.protocol).rate, (rows,))
+            return jax.random.bernoulli(key, require_item_level(self.protocol).rate, (rows,))
         return sample_rows(self.cohort.participation, rows, key=key)
 
     @property
@@ -236,7 +236,7 @@ class _Rules:
 
     def _private_update(self, xs: jax.Array, present: jax.Array, key: jax.Array) -> jax.Array:
         """One user's noisy steps on these records, each of which has the same gradient in every step."""
-        protocol = record_level(self.protocol)
+        protocol = require_item_level(self.protocol)
         steps = protocol.private_steps
         batch = protocol.require("batch")
         key_noise, *keys_join = jax.random.split(key, 1 + steps)

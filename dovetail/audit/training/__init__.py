@@ -31,7 +31,7 @@ from dovetail.data import Task
 from dovetail.engine.devices import to_host
 from dovetail.experiment.config import Config
 from dovetail.experiment.preparation import Plan, prepare, protocol_of, rounds_due
-from dovetail.protocols.subjects import record_level
+from dovetail.protocols.subjects import require_item_level
 from dovetail.statements import Neighbors, Statement, Unit
 
 __all__ = ["ATTACKS", "TrainingAudit", "audit"]
@@ -167,7 +167,7 @@ def _make_canaries(config: Config, count: int) -> Canaries:
     unit = protocol.protects
     items = 1
     if protocol.samples == "records":
-        items = record_level(protocol).items_per_subject or 1
+        items = require_item_level(protocol).items_per_subject or 1
     clip = settings.get("clip_norm", settings.get("clip"))
     return Canaries(
         coins=np.random.default_rng((_COINS, config.seed)).random(count) < 0.5,

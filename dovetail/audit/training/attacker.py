@@ -61,7 +61,7 @@ class Attacker:
         moments = plan.engine.moments
         if plan.model.learner is not None:
             raise ValueError(f"only trainings of models in JAX can be audited, and {plan.model.name!r} is none")
-        self._loss = losses.function(plan.engine.loss)
+        self._loss = losses.loss_function(plan.engine.loss)
         update_of = (
             local_update(plan.config.client, self._logits, self._loss)
             if moments is None

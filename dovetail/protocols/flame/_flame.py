@@ -89,12 +89,12 @@ class Flame(Protocol, Fast):
             raise ValueError(
                 f"expected levels if and only if randomizer='rr', got levels={self.levels} with {self.randomizer!r}"
             )
-        self._default("linkage", "vector" if self.published else "coordinate")
+        self._set_default("linkage", "vector" if self.published else "coordinate")
         _validate.one_of(LINKAGES, linkage=self.linkage)
         if self.eps_local is not None:
             _ = self.local
 
-    def _default(self, name: str, value: Any) -> None:
+    def _set_default(self, name: str, value: Any) -> None:
         """Set a field that is None, for a frozen dataclass."""
         if getattr(self, name) is None:
             object.__setattr__(self, name, value)
@@ -162,7 +162,7 @@ class Flame(Protocol, Fast):
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """A report on every coordinate that is selected; a draw from the blanket on decoys."""
-        value, is_reported = self._draw(x, key)
+        value, is_reported = self._draw_reports(x, key)
         if self.linkage == "coordinate":
             return Reports(None, value, is_reported)
         slot = jnp.nonzero(is_reported, size=self.per_client(len(x)), fill_value=len(x))[0]
@@ -183,11 +183,11 @@ class Flame(Protocol, Fast):
         """Deployed client: the `per_client` coordinates that it reports, and which of them depend on x."""
         return np.arange(len(x)), np.ones(len(x), bool)
 
-    def _draw(self, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _draw_reports(self, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Client: a report on every coordinate, and which of them are sent; decoys are draws from the blanket."""
         key_select, key_report = jax.random.split(key)
         depends_on_data, is_reported = self.select_coordinates(x, key=key_select)
-        value = self.local(self._position(x, depends_on_data), key=key_report)
+        value = self.local(self._position_in_unit_interval(x, depends_on_data), key=key_report)
         if self.randomizer == "rr":
             key_blanket = jax.random.fold_in(key_report, 1)
             value = jnp.where(depends_on_data, value, self.local.blanket().sample(x.shape, key=key_blanket))
@@ -197,7 +197,7 @@ class Flame(Protocol, Fast):
         """The update with each coordinate clipped to [-C, C]."""
         return jnp.clip(x, -self.clip_value, self.clip_value)
 
-    def _position(self, x: jax.Array, depends_on_data: jax.Array) -> jax.Array:
+    def _position_in_unit_interval(self, x: jax.Array, depends_on_data: jax.Array) -> jax.Array:
         """The clipped value mapped to [0, 1]; the middle, 1/2, on decoys.
 
         Reports on the middle are draws from the blanket, for bits and for Laplace noise.
@@ -207,7 +207,7 @@ class Flame(Protocol, Fast):
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
         """The log density of each report: the randomizer's, at the clipped value; the blanket's on decoys."""
         depends_on_data = self.depends_on_data(jnp.asarray(x, jnp.float32))
-        position = np.asarray(self._position(jnp.asarray(x, jnp.float32), depends_on_data))
+        position = np.asarray(self._position_in_unit_interval(jnp.asarray(x, jnp.float32), depends_on_data))
         return np.where(
             np.asarray(depends_on_data),
             self.local.log_density(value, position),
@@ -229,10 +229,10 @@ class Flame(Protocol, Fast):
 
         It does unless noise or dummies are drawn as sums.
         """
-        return self.padding is None and not self._noise_is_added
+        return self.padding is None and not self._adds_noise
 
     @property
-    def _noise_is_added(self) -> bool:
+    def _adds_noise(self) -> bool:
         """Whether a report is its input plus noise, so that the noise of a slot can be drawn at once."""
         return self.randomizer == "laplace"
 
@@ -243,10 +243,10 @@ class Flame(Protocol, Fast):
 
         def draw(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
             """A client's summands, a report or an input on each coordinate, and which of them count."""
-            if not self._noise_is_added:
-                return self._draw(x, key)
+            if not self._adds_noise:
+                return self._draw_reports(x, key)
             depends_on_data, is_reported = self.select_coordinates(x, key=jax.random.split(key)[0])
-            return jnp.nan_to_num(self._position(x, depends_on_data), nan=0.5), is_reported
+            return jnp.nan_to_num(self._position_in_unit_interval(x, depends_on_data), nan=0.5), is_reported
 
         value, is_reported = jax.vmap(draw)(xs, keys)
         return self.tally(deliver(Reports(None, value, is_reported & present[:, None])), xs.shape[1])
@@ -254,7 +254,7 @@ class Flame(Protocol, Fast):
     def finish(self, collected: SlotSums, *, key: jax.Array) -> SlotSums:
         """Added noise and dummies in one draw per slot, with the distribution of the clients' and shuffler's draws."""
         key_noise, key_pad = jax.random.split(key)
-        noise = self.local.noise_sum(collected.messages, key=key_noise) if self._noise_is_added else None
+        noise = self.local.noise_sum(collected.messages, key=key_noise) if self._adds_noise else None
         if noise is not None:
             collected = SlotSums(collected.total + noise, collected.messages)
         return collected if self.padding is None else pad(collected, self.padding, key=key_pad)
@@ -336,13 +336,13 @@ class Padded(Flame):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._default("overflow", "keep" if self.published else "drop")
+        self._set_default("overflow", "keep" if self.published else "drop")
         _validate.one_of(OVERFLOWS, overflow=self.overflow)
         pad_to = _validate.not_none(pad_to=self.pad_to)
         _validate.integer(**pad_to)
         _validate.at_least(2, **pad_to)
 
-    def padded_to(self, cohort: Cohort) -> int:
+    def padded_size(self, cohort: Cohort) -> int:
         """How many messages a slot is filled up to in this cohort.
 
         Refuses a number in which colluders leave no crowd.

@@ -1,8 +1,8 @@
 """The k coordinates of an update that are largest in magnitude, by selection instead of sorting.
 
 - Maxima of groups of coordinates give a threshold that a few more than k coordinates should reach.
-- One pass marks who does (`reaching`). If they are too few or too many, a secant search on the logarithm of their
-  number, with bisection behind it, moves the threshold.
+- One pass marks who does (`coordinates_reaching`). If they are too few or too many, a secant search on the logarithm of
+  their number, with bisection behind it, moves the threshold.
 - The marked coordinates are listed, and the exact choice is made among those few.
 
 Nothing depends on the guess but speed. Ties go to the lowest index; a search over indices runs only if there are any.
@@ -28,13 +28,13 @@ from dovetail.mechanisms import _words
 __all__ = [
     "PLANES",
     "Selected",
+    "coordinates_reaching",
     "indices_below",
     "list_members",
+    "magnitude_planes",
     "magnitudes",
     "num_lanes",
     "pick_entries",
-    "planes",
-    "reaching",
     "row_sums",
     "set_sizes",
     "signed_counts",
@@ -71,13 +71,13 @@ def top_mask(x: jax.Array, k: int) -> jax.Array:
         Among equal magnitudes the lowest index comes first; NaN counts as 0, infinities as largest.
         Subnormal numbers keep their order.
     """
-    rows = _once(x.reshape(-1, x.shape[-1]))
-    _check(k, rows.shape[1])
+    rows = _materialize_once(x.reshape(-1, x.shape[-1]))
+    _check_k(k, rows.shape[1])
     if rows.shape[1] <= _SHORT:
-        return _mask_of_short(rows, k).reshape(x.shape)
-    _, _, boundary = _choose(rows, k)
+        return _top_mask_of_short_rows(rows, k).reshape(x.shape)
+    _, _, boundary = _choose_candidates(rows, k)
     index = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
-    return _inside(magnitudes(rows), index, boundary).reshape(x.shape)
+    return _is_among_largest(magnitudes(rows), index, boundary).reshape(x.shape)
 
 
 def top_slots(xs: jax.Array, k: int) -> Selected:
@@ -87,12 +87,12 @@ def top_slots(xs: jax.Array, k: int) -> Selected:
         The coordinates of the chosen slots are those that `top_mask` marks, each once.
         Every index is a valid coordinate, chosen or not.
     """
-    _check(k, xs.shape[1])
-    xs = _once(xs)
+    _check_k(k, xs.shape[1])
+    xs = _materialize_once(xs)
     if xs.shape[1] <= _SHORT:
-        return Selected(lax.broadcasted_iota(jnp.int32, xs.shape, 1), _mask_of_short(xs, k))
-    index, magnitude, boundary = _choose(xs, k)
-    return Selected(index, _inside(magnitude, index, boundary))
+        return Selected(lax.broadcasted_iota(jnp.int32, xs.shape, 1), _top_mask_of_short_rows(xs, k))
+    index, magnitude, boundary = _choose_candidates(xs, k)
+    return Selected(index, _is_among_largest(magnitude, index, boundary))
 
 
 def signed_counts(
@@ -125,25 +125,25 @@ def signed_counts(
         is_largest &= present[:, None]
     x = pick_entries(xs, index)
     clipped = jnp.where(jnp.isnan(x), 0.0, jnp.clip(x / clip_value, -1, 1))
-    words = _words.bits(key if key.ndim else jax.random.split(key, clients), index.shape[1], stored=True)
-    unlikely = _words.coin(gamma / 2 + (1 - gamma) * (0.5 - 0.5 * jnp.abs(clipped)), words)
+    words = _words.random_words(key if key.ndim else jax.random.split(key, clients), index.shape[1], stored=True)
+    unlikely = _words.toss_coins(gamma / 2 + (1 - gamma) * (0.5 - 0.5 * jnp.abs(clipped)), words)
     place = jnp.where(unlikely ^ (clipped > 0), index, index + dim)
     counts = jnp.zeros(2 * dim, jnp.int32).at[place].add(is_largest.astype(jnp.int32), mode="promise_in_bounds")
     return counts[:dim], counts[dim:]
 
 
-def _once(xs: jax.Array) -> jax.Array:
+def _materialize_once(xs: jax.Array) -> jax.Array:
     """The same numbers wherever they are compared: a compiler may compute them twice, and round differently."""
     return lax.optimization_barrier(xs)
 
 
-def _check(k: int, dim: int) -> None:
+def _check_k(k: int, dim: int) -> None:
     """Refuse a k that is no integer from 1 to dim."""
     _validate.integer(k=k)
     _validate.in_interval(1, dim, k=k)
 
 
-def _mask_of_short(rows: jax.Array, k: int) -> jax.Array:
+def _top_mask_of_short_rows(rows: jax.Array, k: int) -> jax.Array:
     """The k largest entries of short rows, as a mask: those that fewer than k others come before."""
     magnitude = magnitudes(rows)
     mine, other = magnitude[:, :, None], magnitude[:, None, :]
@@ -151,20 +151,22 @@ def _mask_of_short(rows: jax.Array, k: int) -> jax.Array:
     return jnp.sum((other > mine) | ((other == mine) & earlier), axis=2) < k
 
 
-def _choose(xs: jax.Array, k: int) -> tuple[jax.Array, jax.Array, _Boundary]:
+def _choose_candidates(xs: jax.Array, k: int) -> tuple[jax.Array, jax.Array, _Boundary]:
     """Coordinates and magnitudes of the candidates, (clients, slots), and the boundary of the k largest of each row."""
     dim = xs.shape[1]
     most = min(dim, k + math.ceil(6 * math.sqrt(k)))
     maxima, rank = _group_maxima(xs, (k + most) / 2 / dim)
     top = jnp.max(maxima, axis=1) + 1
-    guess = _bisect(lambda t: row_sums(maxima >= t[:, None]), rank - rank // 16, rank // 8, jnp.zeros_like(top), top)
+    guess = _bisect_threshold(
+        lambda t: row_sums(maxima >= t[:, None]), rank - rank // 16, rank // 8, jnp.zeros_like(top), top
+    )
     rough, words = _candidates(xs, k, most, guess, top)
 
     index = list_members(words, most)
     valid = lax.broadcasted_iota(jnp.int32, index.shape, 1) < set_sizes(words)[:, None]
     index = jnp.where(valid, index, 0)
     magnitude = jnp.where(valid, magnitudes(pick_entries(xs, index)), -1)
-    exact = _bisect(lambda t: row_sums(magnitude >= t[:, None]), k, 0, rough.magnitude, top)
+    exact = _bisect_threshold(lambda t: row_sums(magnitude >= t[:, None]), k, 0, rough.magnitude, top)
     equal = magnitude == exact[:, None]
     need = k - row_sums(magnitude > exact[:, None])
     cut = _cut_ties(lambda c: row_sums(equal & (index < c[:, None])), need, row_sums(equal) > need, dim)
@@ -183,7 +185,7 @@ def _group_maxima(xs: jax.Array, fraction: float) -> tuple[jax.Array, int]:
     size = PLANES
     while size > 1 and size * fraction > 1:
         size //= 2
-    slices = planes(xs)
+    slices = magnitude_planes(xs)
     groups = [functools.reduce(jnp.maximum, slices[i : i + size]) for i in range(0, len(slices), size)]
     maxima = jnp.concatenate(groups, axis=1)
     return maxima, max(1, round(maxima.shape[1] * (1 - (1 - fraction) ** size)))
@@ -193,7 +195,7 @@ def _candidates(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Arr
     """A boundary that k to `most` coordinates of each row reach, and these coordinates."""
     dim = xs.shape[1]
     lanes = num_lanes(xs.shape[1])
-    low, words, above = _search(xs, k, most, guess, top)
+    low, words, above = _search_threshold(xs, k, most, guess, top)
     equal = words & ~above
     need = k - set_sizes(above)
     tied = set_sizes(words) > most
@@ -211,7 +213,7 @@ class _Bracket(NamedTuple):
     turn: jax.Array
 
 
-def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) -> tuple[jax.Array, ...]:
+def _search_threshold(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) -> tuple[jax.Array, ...]:
     """A threshold that k to `most` coordinates of each row reach, these coordinates, and fewer than k of the largest.
 
     If ties leave no such threshold, it is the magnitude of the k-th largest, and the last are all that lie above it.
@@ -228,12 +230,12 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
         low = bracket.low
         high = bracket.high
         turn = bracket.turn
-        surplus = _log_count(bracket.at_low) - aim
-        lack = aim - _log_count(bracket.at_high)
+        surplus = _log2_set_sizes(bracket.at_low) - aim
+        lack = aim - _log2_set_sizes(bracket.at_high)
         growth = jnp.exp2(turn.astype(jnp.float32)) / _STEEPNESS
         between = (high - low) * (surplus / (surplus + lack))
         up = jnp.where(high < top, between, surplus * growth)
-        ahead = jnp.where(low > 0, low + _whole(up), high - _whole(lack * growth))
+        ahead = jnp.where(low > 0, low + _to_whole_step(up), high - _to_whole_step(lack * growth))
         wanted = jnp.where(turn == 0, jnp.maximum(guess, 1), ahead)
         usable = (wanted > low) & (wanted < high) & (turn % 3 < 2)
         return jnp.where(usable, wanted, low + ((high - low) >> 1))
@@ -245,7 +247,7 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
         """
         threshold = probe(bracket)
         # Without the barrier XLA takes the magnitudes out of the loop and stores them plane by plane.
-        words = reaching(*lax.optimization_barrier((xs, threshold)))
+        words = coordinates_reaching(*lax.optimization_barrier((xs, threshold)))
         enough = set_sizes(words) >= k
         raised, lowered = is_unfinished(bracket) & enough, is_unfinished(bracket) & ~enough
         return _Bracket(
@@ -264,17 +266,17 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
     return done.low, done.at_low, done.at_high
 
 
-def _log_count(words: jax.Array) -> jax.Array:
+def _log2_set_sizes(words: jax.Array) -> jax.Array:
     """The logarithm (base 2) of the size of each client's set; an empty one counts as half an element."""
     return jnp.log2(jnp.maximum(set_sizes(words), 0.5))
 
 
-def _whole(step: jax.Array) -> jax.Array:
+def _to_whole_step(step: jax.Array) -> jax.Array:
     """A step of the search as an int32 that cannot overflow."""
     return jnp.clip(step, 0, 2.0**29).astype(jnp.int32)
 
 
-def _bisect(
+def _bisect_threshold(
     count: Callable[[jax.Array], jax.Array], least: jax.Array | int, slack: int, low: jax.Array, high: jax.Array
 ) -> jax.Array:
     """The largest threshold in [low, high) with count >= least, or any threshold with at most `slack` more.
@@ -303,10 +305,10 @@ def _cut_ties(count_before: Callable[[jax.Array], jax.Array], need: jax.Array, t
         dim: coordinates of an update.
     """
     last = jnp.where(tied, dim, 1)
-    return dim - _bisect(lambda t: count_before(dim - t), need, 0, jnp.zeros_like(last), last)
+    return dim - _bisect_threshold(lambda t: count_before(dim - t), need, 0, jnp.zeros_like(last), last)
 
 
-def _inside(magnitude: jax.Array, index: jax.Array, boundary: _Boundary) -> jax.Array:
+def _is_among_largest(magnitude: jax.Array, index: jax.Array, boundary: _Boundary) -> jax.Array:
     """Which candidates are among the k largest; a mask in the shape of `magnitude`."""
     return magnitude >= boundary.magnitude[:, None] + (index >= boundary.cut[:, None])
 
@@ -326,7 +328,7 @@ def num_lanes(dim: int) -> int:
     return -(-dim // PLANES)
 
 
-def planes(xs: jax.Array) -> list[jax.Array]:
+def magnitude_planes(xs: jax.Array) -> list[jax.Array]:
     """The magnitudes of xs, (clients, dim), in planes of shape (clients, lanes); the last is filled up with -1."""
     dim = xs.shape[1]
     lanes = num_lanes(xs.shape[1])
@@ -334,10 +336,11 @@ def planes(xs: jax.Array) -> list[jax.Array]:
     return [*full, jnp.pad(last, ((0, 0), (0, lanes - last.shape[1])), constant_values=-1)]
 
 
-def reaching(xs: jax.Array, threshold: jax.Array) -> jax.Array:
+def coordinates_reaching(xs: jax.Array, threshold: jax.Array) -> jax.Array:
     """The set of coordinates whose magnitude reaches their client's threshold, as words of shape (clients, lanes)."""
     bits = [
-        jnp.where(plane >= threshold[:, None], jnp.uint32(2**j), jnp.uint32(0)) for j, plane in enumerate(planes(xs))
+        jnp.where(plane >= threshold[:, None], jnp.uint32(2**j), jnp.uint32(0))
+        for j, plane in enumerate(magnitude_planes(xs))
     ]
     return functools.reduce(jnp.bitwise_or, bits)
 
@@ -352,7 +355,7 @@ def indices_below(cut: jax.Array, lanes: int) -> jax.Array:
 
 def set_sizes(words: jax.Array) -> jax.Array:
     """How many coordinates each client's set has, (clients,)."""
-    return jnp.sum(_ones(words), axis=1)
+    return jnp.sum(_count_set_bits(words), axis=1)
 
 
 def row_sums(rows: jax.Array) -> jax.Array:
@@ -365,7 +368,7 @@ def row_sums(rows: jax.Array) -> jax.Array:
 def list_members(words: jax.Array, slots: int) -> jax.Array:
     """The coordinates in each set, lane by lane, (clients, slots); entries after a set's last one mean nothing."""
     lanes = words.shape[1]
-    ends = jnp.cumsum(_ones(words), axis=1)
+    ends = jnp.cumsum(_count_set_bits(words), axis=1)
     rank = lax.broadcasted_iota(jnp.int32, (1, slots), 1)
     # How many lanes end at or before this rank: by sixteenths at first, then by bisection. That is a loop, because XLA
     # computes `ends` again in every unrolled step.
@@ -380,7 +383,7 @@ def list_members(words: jax.Array, slots: int) -> jax.Array:
 
     lane = jnp.minimum(lax.fori_loop(0, steps, halve, lane), lanes - 1)
     word = pick_entries(words, lane)
-    return _set_bit(word, rank - pick_entries(ends, lane) + _ones(word)) * lanes + lane
+    return _position_of_set_bit(word, rank - pick_entries(ends, lane) + _count_set_bits(word)) * lanes + lane
 
 
 def pick_entries(rows: jax.Array, index: jax.Array) -> jax.Array:
@@ -388,18 +391,18 @@ def pick_entries(rows: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.take_along_axis(rows, index, axis=1, mode="promise_in_bounds")
 
 
-def _ones(words: jax.Array) -> jax.Array:
+def _count_set_bits(words: jax.Array) -> jax.Array:
     """How many bits of each word are set, as int32."""
     return lax.population_count(words).astype(jnp.int32)
 
 
-def _set_bit(word: jax.Array, rank: jax.Array) -> jax.Array:
+def _position_of_set_bit(word: jax.Array, rank: jax.Array) -> jax.Array:
     """The position of the set bit of this rank, counted from the lowest."""
     position = jnp.zeros_like(rank)
     for width in (16, 8, 4, 2, 1):
         low = word & jnp.uint32(2**width - 1)
-        higher = rank >= _ones(low)
-        rank = jnp.where(higher, rank - _ones(low), rank)
+        higher = rank >= _count_set_bits(low)
+        rank = jnp.where(higher, rank - _count_set_bits(low), rank)
         word = jnp.where(higher, word >> width, low)
         position = jnp.where(higher, position + width, position)
     return position

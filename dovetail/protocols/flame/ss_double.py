@@ -53,7 +53,7 @@ class SsDouble(Padded, Claimed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._default("inclusion", "fixed-k" if self.published else "bernoulli")
+        self._set_default("inclusion", "fixed-k" if self.published else "bernoulli")
         _validate.one_of(("bernoulli", "fixed-k"), inclusion=self.inclusion)
         _validate.positive(beta=self.beta)
         _validate.at_most(1, beta=self.beta)
@@ -77,7 +77,7 @@ class SsDouble(Padded, Claimed):
         """The protocol with slots padded to the cohort's size, unless `pad_to` is set; refuses too small ones."""
         if cohort.aggregators is not None:
             raise self.not_shared()
-        pad_to = self.padded_to(cohort)
+        pad_to = self.padded_size(cohort)
         if self.inclusion == "fixed-k" and self.num_selected(dim) < 1:
             raise ValueError(f"expected beta * {dim} >= 1 reported coordinates, got beta={self.beta}")
         if self.beta * (cohort.size - cohort.colluders) > pad_to - cohort.colluders:

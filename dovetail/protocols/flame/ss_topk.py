@@ -99,15 +99,15 @@ class SsTopk(SharedLevels, Padded, Claimed):
         if decoys > most:
             raise ValueError(f"expected decoys from 0 to dimension - k = {most}, got decoys={decoys}")
         if cohort.aggregators is not None:
-            return self._settled_for_sums(cohort, decoys, most)
-        pad_to = self.padded_to(cohort)
+            return self._settle_for_sums(cohort, decoys, most)
+        pad_to = self.padded_size(cohort)
         if decoys == most and pad_to < cohort.size:
             raise ValueError(
                 f"expected pad_to >= {cohort.size}, the number of users per slot, or fewer decoys, got {pad_to=}"
             )
         return dataclasses.replace(self, decoys=decoys, pad_to=pad_to)
 
-    def _settled_for_sums(self, cohort: Cohort, decoys: int, most: int) -> Self:
+    def _settle_for_sums(self, cohort: Cohort, decoys: int, most: int) -> Self:
         """The protocol settled for aggregators: everybody reports every coordinate, and no slot is filled up.
 
         Nobody sees what a slot lacks there.
@@ -122,7 +122,7 @@ class SsTopk(SharedLevels, Padded, Claimed):
                 f"cohort.min_size, got pad_to={self.pad_to}"
             )
         alone = dataclasses.replace(self, decoys=decoys, pad_to=cohort.crowd(), overflow="keep")
-        alone.padded_to(cohort)
+        alone.padded_size(cohort)
         return alone
 
     def per_client(self, dim: int) -> int:
@@ -202,14 +202,14 @@ class SsTopk(SharedLevels, Padded, Claimed):
             return Shuffled(report=whole, num_users=cohort.crowd(), colluders=cohort.colluders)
         if self.overflow == "keep" and cohort.size > self.padding.pad_to and cohort.aggregators is None:
             return NonPrivate(reason=_COUNTS_SHOW)
-        return self._proven(cohort, dim)
+        return self._proven_event(cohort, dim)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
         """The event of the proof; without its crowd it is what the values of the k largest reveal.
 
         Their places tell of the data too, unless every coordinate is reported: that is `slots_seen`.
         """
-        return self._proven(cohort, dim)
+        return self._proven_event(cohort, dim)
 
     def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:
         """Slots tell nothing where every coordinate is reported; else they are the places of the largest ones."""
@@ -217,7 +217,7 @@ class SsTopk(SharedLevels, Padded, Claimed):
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
         """The event that Thm. 4 speaks of: k of d coordinates, padded."""
-        return self._proven(cohort, dim), {}
+        return self._proven_event(cohort, dim), {}
 
     def claim_about_slots(self, cohort: Cohort, dim: int) -> str | None:
         """A sentence on what indices tell by FLAME's own measure, Thm. 5; None where every coordinate is reported."""
@@ -229,7 +229,7 @@ class SsTopk(SharedLevels, Padded, Claimed):
             return f"FLAME Thm. 5: {refusal}"
         return f"FLAME Thm. 5 allows {nu.quantity} and nu {nu.value:.4g} at the best. {nu.reason}"
 
-    def _proven(self, cohort: Cohort, dim: int) -> PaddedTopk:
+    def _proven_event(self, cohort: Cohort, dim: int) -> PaddedTopk:
         """The event of the proof; where sums are shared, with no more in a slot than the users that must be there."""
         if cohort.aggregators is not None and self.per_client(dim) < dim:
             raise NotApplicable("expected all other coordinates as decoys where sums are shared, got fewer")

@@ -6,12 +6,12 @@ reports that came: their number says nothing about the data, for neighbours repl
 reports sees it anyway. Fast and faithful path give the same tally from the same keys, up to the order of floating-point
 sums.
 
-Budgets are chosen without looking at anybody's data (`resolve`, at the end of this file). They are given as the name of
-a distribution of APES, Table 2, as ``[low, high]`` for evenly spaced ones, or as a file with one number per line. The
-table's ``N(m, 1)`` is read as a normal distribution of standard deviation 1, and "clip range" as its caption says:
-values outside move to the nearer end, so the Gaussian budgets pile up at both ends of their range (41 to 48 % at the
-lower one). A mixture draws its component for each user. The draws come from one fixed seed: whoever knows the number of
-users knows the budgets.
+Budgets are chosen without looking at anybody's data (`resolve_budgets`, at the end of this file). They are given as the
+name of a distribution of APES, Table 2, as ``[low, high]`` for evenly spaced ones, or as a file with one number per
+line. The table's ``N(m, 1)`` is read as a normal distribution of standard deviation 1, and "clip range" as its caption
+says: values outside move to the nearer end, so the Gaussian budgets pile up at both ends of their range (41 to 48 % at
+the lower one). A mixture draws its component for each user. The draws come from one fixed seed: whoever knows the
+number of users knows the budgets.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
     "Personal",
     "budget_array",
     "laplace_reports",
-    "resolve",
+    "resolve_budgets",
 ]
 
 Budget = TypeVar("Budget", float, "jax.Array")
@@ -228,9 +228,9 @@ class Personal(Protocol):
 
         Without their crowd it is what a user's own reports reveal, for replacing some cannot reveal more.
         """
-        return self._everybody(cohort, dim)
+        return self._event_of_everybody(cohort, dim)
 
-    def _everybody(self, cohort: Cohort, dim: int) -> Personalized:
+    def _event_of_everybody(self, cohort: Cohort, dim: int) -> Personalized:
         """The event with every user's budget and no colluders."""
         return Personalized(kind=self.kind, eps_locals=self.settle(cohort, dim).budgets, coordinates=dim)
 
@@ -242,7 +242,7 @@ class Personal(Protocol):
         """The event that APES's claims speak of: everybody's budgets, without colluders or missing users."""
         if cohort.size < 2:
             return None
-        return self._everybody(cohort, dim), {}
+        return self._event_of_everybody(cohort, dim), {}
 
 
 @functools.lru_cache(maxsize=4)  # asked for again and again in one quote, and large
@@ -301,7 +301,7 @@ DISTRIBUTIONS = {
 }
 
 
-def resolve(given: str | Sequence[float], num_users: int) -> tuple[float, ...]:
+def resolve_budgets(given: str | Sequence[float], num_users: int) -> tuple[float, ...]:
     """Every user's budget, from any of the forms in which budgets may be given.
 
     Guarantees:
@@ -312,7 +312,7 @@ def resolve(given: str | Sequence[float], num_users: int) -> tuple[float, ...]:
 
 
 def budget_array(given: str | Sequence[float], num_users: int) -> np.ndarray:
-    """Every user's budget as float64 (users,), like `resolve`, which of many users takes more time.
+    """Every user's budget as float64 (users,), like `resolve_budgets`, which of many users takes more time.
 
     Do not write to it.
     """
@@ -340,7 +340,7 @@ def _budgets_by_name(given: str, num_users: int) -> np.ndarray:
         return _draw_budgets(given, num_users)
     path = Path(given)
     if path.is_file():
-        return _from_file(path)
+        return _read_budgets(path)
     if path.suffix or len(path.parts) > 1:
         raise FileNotFoundError(f"expected budgets as {_FORMS}, got {given!r}, which is not a file")
     _validate.known_name("budgets", given, DISTRIBUTIONS)
@@ -355,7 +355,7 @@ def _draw_budgets(name: str, num_users: int) -> np.ndarray:
     return budgets
 
 
-def _from_file(path: Path) -> np.ndarray:
+def _read_budgets(path: Path) -> np.ndarray:
     """The budgets in a file with one number per line; empty lines do not count."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     values = []

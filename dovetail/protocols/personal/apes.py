@@ -90,7 +90,7 @@ class Apes(Personal, Claimed):
         average, state = super().estimate(tally, size, state, key=key)
         if self.randomizer == "laplace":
             return average, state
-        return laplace.calibrate(average, self.eps_locals, self.clip_value, self.output_bound), state
+        return laplace.invert_mean_report(average, self.eps_locals, self.clip_value, self.output_bound), state
 
     @classmethod
     def variants(cls, dim: int, num_users: int) -> list[dict[str, Any]]:
@@ -119,15 +119,19 @@ class Apes(Personal, Claimed):
             return super().noise_std(size, dim)
         std = math.sqrt(float(self._second_moments(dim).mean()) / size)
         averages = std * special.ndtri(midpoints(_NODES))
-        errors = laplace.calibrate(averages, self.eps_locals, self.clip_value, self.output_bound)
+        errors = laplace.invert_mean_report(averages, self.eps_locals, self.clip_value, self.output_bound)
         return math.sqrt(float(np.mean(errors**2)))
 
     def _second_moments(self, dim: int) -> np.ndarray:
         """E[y^2] of each user's report y on a coordinate that is 0, (users,)."""
-        return np.mean(self._sizes(self.eps_locals) ** 2, axis=1)
+        return np.mean(self._quantiles_of_size(self.eps_locals) ** 2, axis=1)
 
-    def _sizes(self, budgets: np.ndarray) -> np.ndarray:
-        """Evenly spaced quantiles of the absolute report on 0, one row a budget."""
+    def _quantiles_of_size(self, budgets: np.ndarray) -> np.ndarray:
+        """Evenly spaced quantiles of the absolute report on 0, (budgets, quantiles), rising along a row.
+
+        Column j holds the quantile at `midpoints(...)[j]`, so a mean over a row is a mean over reports; `SApes` relies
+        on both.
+        """
         rates = budgets[:, None] / (2 * self.clip_value)
         return -np.log1p(midpoints(_QUANTILES) * np.expm1(-rates * self.output_bound)) / rates
 

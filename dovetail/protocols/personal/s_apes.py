@@ -128,7 +128,7 @@ class SApes(Apes):
     def _second_moments(self, dim: int) -> np.ndarray:
         """E[y^2] of each user's report y on a coordinate that is 0, after sparsifying, (users,)."""
         budgets = self.eps_locals
-        sizes = self._sizes(budgets)
+        sizes = self._quantiles_of_size(budgets)
         fresh = np.mean(sizes**2, axis=1)
         match self.sparsify:
             case "threshold":
@@ -185,7 +185,7 @@ class _Thresholded(GridReports):
 
     def cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
         """A cell for every coordinate: those of reports that are kept, and fresh ones."""
-        edges = self.grid.edges(x, sampler=sampler)
+        edges = self.grid.round_to_edges(x, sampler=sampler)
         law = self.law(budget)
         cells = law(edges, sampler=sampler)
         replaced = np.flatnonzero(~law.reaches_size(self.threshold, cells, edges, sampler=sampler))

@@ -81,7 +81,7 @@ class NoisySum(Protocol, Fast):
         """Standard deviation of the certified noise on each coordinate of the sum."""
         return float(self.require("noise_multiplier") * self.clip_norm)
 
-    def honest_of(self, cohort: Cohort) -> int:
+    def count_honest(self, cohort: Cohort) -> int:
         """How many clients of the enforced minimum bring noise that is counted on; refuses fewer than 2."""
         present = cohort.crowd() - cohort.colluders
         honest = present if self.honest is None else self.honest
@@ -113,20 +113,22 @@ class NoisySum(Protocol, Fast):
     ) -> Collected:
         """The encoded updates, added up: those of the messages from the same keys."""
         encode = self.encoding(xs.shape[1])
-        each = jax.vmap if len(xs) > 1 else _alone  # mapped, a second rounding would run whether it is needed or not
-        encoded = each(lambda x, key: encode(x, key=self._keys(key)[0]))(xs, keys)
-        residues = jnp.sum(jnp.where(present[:, None], skellam.words(encoded), 0), axis=0, dtype=jnp.uint32)
+        each = (
+            jax.vmap if len(xs) > 1 else _vmap_one_client
+        )  # mapped, a second rounding would run whether it is needed or not
+        encoded = each(lambda x, key: encode(x, key=self._split_client_key(key)[0]))(xs, keys)
+        residues = jnp.sum(jnp.where(present[:, None], skellam.to_residues(encoded), 0), axis=0, dtype=jnp.uint32)
         return Collected(residues, jnp.sum(present, dtype=jnp.int32))
 
     @staticmethod
-    def _keys(key: jax.Array) -> jax.Array:
+    def _split_client_key(key: jax.Array) -> jax.Array:
         """A client's three keys, for rounding, noise and shares: the same ones on every path."""
         return jax.random.split(key, 3)
 
     def finish(self, collected: Collected, *, key: jax.Array) -> jax.Array:
         """The residues with all noise on them, in one draw a coordinate."""
         noise = self.whole_noise(collected.residues.shape, collected.users, key=key)
-        return collected.residues + skellam.words(noise)
+        return collected.residues + skellam.to_residues(noise)
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
         """Updates scaled down to the clip norm."""
@@ -141,7 +143,7 @@ class NoisySum(Protocol, Fast):
         key_round, key_noise = jax.random.split(key)
         errors = jnp.sqrt(count / 4) * normal(key_round, total.shape, total.dtype)
         rounded = jnp.round(total * self.require("scale") + errors).astype(jnp.int32)
-        return self.finish(Collected(skellam.words(rounded), count), key=key_noise)
+        return self.finish(Collected(skellam.to_residues(rounded), count), key=key_noise)
 
     def bias(self, dim: int) -> float:
         """How far the mean estimate may be off because the norm of the integers is bounded."""
@@ -153,7 +155,7 @@ class NoisySum(Protocol, Fast):
         return integers.astype(jnp.float32) / (self.require("scale") * size), state
 
 
-def _alone(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def _vmap_one_client(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """`jax.vmap` of a single client."""
     return lambda *rows: function(*(row[0] for row in rows))[None]
 
@@ -165,7 +167,7 @@ def resolve_encoding(protocol: NoisySum, *, dim: int, num_users: int, noise_std:
     of variance 1/4 or less from every user that takes scale^2 std^2 / 100 >= num_users / 4, or as much as 32 bits hold.
     """
     resolve = functools.partial(
-        skellam.resolve, clip_norm=protocol.clip_norm, dim=dim, num_users=num_users, noise_std=noise_std
+        skellam.choose_resolution, clip_norm=protocol.clip_norm, dim=dim, num_users=num_users, noise_std=noise_std
     )
     resolution = resolve(scale=protocol.scale, modulus=protocol.modulus)
     finer = math.sqrt(num_users / 4 / _ROUNDING_SHARE) / protocol.std
@@ -189,19 +191,19 @@ class WholeNoise:
         return 1 << max(0, math.ceil(math.log2(self.variance / _LARGEST_PART)))
 
     @property
-    def part(self) -> ExactSkellam:
+    def law_of_one_draw(self) -> ExactSkellam:
         """The law of one of the draws that are added up."""
         return ExactSkellam(self.variance / self.draws)
 
     @property
     def distance(self) -> float:
         """The total variation from the Skellam law of this variance, at most."""
-        return self.draws * self.part.distance
+        return self.draws * self.law_of_one_draw.distance
 
     def __call__(self, size: int, *, sampler: ExactSampler) -> np.ndarray:
         """`size` independent draws, as int64."""
         total = np.zeros(size, np.int64)
-        part = self.part
+        part = self.law_of_one_draw
         for _ in range(self.draws):
             total += part(size, sampler=sampler)
         return total

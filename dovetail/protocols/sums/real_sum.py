@@ -120,7 +120,7 @@ class RealSum(ReportedSum, Fast):
             return self
         if self.method == "unary":
             return dataclasses.replace(self, levels=1 + math.ceil(math.sqrt(cohort.size)))
-        return dataclasses.replace(self, levels=_best_levels(self.require("eps_local")))
+        return dataclasses.replace(self, levels=_best_num_levels(self.require("eps_local")))
 
     @property
     def local(self) -> RandomizedResponse:
@@ -135,7 +135,12 @@ class RealSum(ReportedSum, Fast):
         return self.require("levels") - 1 if self.method == "unary" else 1
 
     def positions(self, x: jax.Array, *, key: jax.Array) -> jax.Array:
-        """Client: the number itself; or its unary code, after unbiased rounding to a level."""
+        """Client: a position for each slot, (slots,), whose mean is x clipped to [0, 1].
+
+        Of `unary` the code of x, zeros and ones, after unbiased rounding to a level. Of `single` x itself, (1,) and not
+        clipped yet, for the randomizer clips. Shares (`split`) have no positions. `exact_positions` has the same law,
+        up to the bits that it rounds by.
+        """
         if self.method == "single":
             return x
         place: jax.Array = clamp(x, 0.0, 1.0) * self.slots
@@ -168,7 +173,7 @@ class RealSum(ReportedSum, Fast):
         """The reports, or the shares, of one number."""
         if self.sharing is None:
             return super().randomize(x, state, key=key)
-        return self.sharing.randomize(_around_zero(x), state, key=key)
+        return self.sharing.randomize(_center_at_zero(x), state, key=key)
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
         """The log density of a report of x; None for shares, and for a unary code between 0 and 1.
@@ -204,7 +209,7 @@ class RealSum(ReportedSum, Fast):
         if self.sharing is None:
             sums: SlotSums = super().collect(xs, present, state, keys=keys)
             return sums
-        return self.sharing.collect(_around_zero(xs), present, state, keys=keys)
+        return self.sharing.collect(_center_at_zero(xs), present, state, keys=keys)
 
     def finish(self, collected: SlotSums | Collected, *, key: jax.Array) -> SlotSums:
         """The noise on encoded numbers, in one draw."""
@@ -227,12 +232,12 @@ class RealSum(ReportedSum, Fast):
         """The exact variance of the estimated sum of these users' numbers: rounding, and noise."""
         numbers = clamp64(x, 0.0, 1.0)
         if self.sharing is not None:
-            rounding = _rounding(numbers - _HALF, self.sharing.scale or math.nan)
+            rounding = _rounding_variance(numbers - _HALF, self.sharing.scale or math.nan)
             return rounding + (self.sharing.noise_std(numbers.size, 1) * numbers.size) ** 2
         if self.method == "single":
             return super().variance(numbers)
         bits = float(self.local.variance(0.0)) / self.slots
-        return _rounding(numbers, self.slots) + numbers.size * bits
+        return _rounding_variance(numbers, self.slots) + numbers.size * bits
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One shuffled report per slot, or the noisy sum of mixed shares."""
@@ -248,7 +253,7 @@ class RealSum(ReportedSum, Fast):
         return self.sharing.own_reports(cohort, dim)
 
 
-def _best_levels(eps_local: float) -> int:
+def _best_num_levels(eps_local: float) -> int:
     """The number of levels b with about the least variance at the worst input.
 
     With few lies, gamma = b e^-eps_local of them, a report has variance at most gamma / 3 + 1 / (4 (b-1)^2): least at
@@ -265,12 +270,12 @@ class _SharesAroundZero(Shares):
         return super().randomize(clamp64(x, 0.0, 1.0) - _HALF, sampler=sampler)
 
 
-def _around_zero(x: jax.Array) -> jax.Array:
+def _center_at_zero(x: jax.Array) -> jax.Array:
     """What a number, clipped to [0, 1], is above 1/2."""
     return clamp(x, 0.0, 1.0) - _HALF
 
 
-def _rounding(numbers: np.ndarray, scale: float) -> float:
+def _rounding_variance(numbers: np.ndarray, scale: float) -> float:
     """The variance that unbiased rounding to multiples of 1 / scale adds to the sum."""
     part = numbers * scale - np.floor(numbers * scale)
     return float((part * (1 - part)).sum() / scale**2)

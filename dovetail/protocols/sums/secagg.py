@@ -206,10 +206,10 @@ class SecAgg(NoisySum):
         _validate.integer(aggregators=self.aggregators)
         if self.aggregators < 2:
             raise ValueError(f"expected aggregators >= 2 (one would hold all shares), got {self.aggregators}")
-        if self.honest is not None and not self.by_users:
+        if self.honest is not None and not self.has_users_noise:
             raise ValueError(f"expected no honest users to count with noise='aggregators', got honest={self.honest}")
 
-        if self.verified and self.by_users:
+        if self.verified and self.has_users_noise:
             raise ValueError(
                 "expected protocol.noise = 'aggregators' with verified = true (the noise of users cannot be told from "
                 "a long update), got noise='users'"
@@ -221,39 +221,39 @@ class SecAgg(NoisySum):
         return [{}, {"noise": "aggregators", "aggregators": 3}]
 
     @property
-    def by_users(self) -> bool:
+    def has_users_noise(self) -> bool:
         """Whether clients bring the noise."""
         return self.noise == "users"
 
     @property
     def needs_minimum(self) -> bool:
         """Whether the statement counts on a minimum of users: it does where they bring the noise."""
-        return self.by_users
+        return self.has_users_noise
 
     def noise_scales(self, sizes: Sequence[int]) -> tuple[float, ...]:
         """Factors of 1 for rounds of any sizes, where aggregators bring the noise.
 
         Users' noise needs rounds of one size.
         """
-        return super().noise_scales(sizes) if self.by_users else (1.0,) * len(sizes)
+        return super().noise_scales(sizes) if self.has_users_noise else (1.0,) * len(sizes)
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Scale and modulus for this cohort; every honest client of its minimum adds an equal part of noise."""
-        self._check(cohort)
-        counted = dataclasses.replace(self, honest=self.honest_of(cohort)) if self.by_users else self
+        self._check_num_aggregators(cohort)
+        counted = dataclasses.replace(self, honest=self.count_honest(cohort)) if self.has_users_noise else self
         scale, modulus = resolve_encoding(
-            counted, dim=dim, num_users=cohort.most, noise_std=counted._std_of_all(cohort.most)
+            counted, dim=dim, num_users=cohort.most, noise_std=counted._std_of_all_noise(cohort.most)
         )
         return dataclasses.replace(counted, scale=scale, modulus=modulus)
 
-    def _std_of_all(self, users: int) -> float:
+    def _std_of_all_noise(self, users: int) -> float:
         """The standard deviation of all noise on a coordinate of the sum of so many users, in the data's units.
 
         What is certified is less: the noise of `honest` users, or of one aggregator.
         """
-        return self.std * math.sqrt(users / self.require("honest") if self.by_users else self.aggregators)
+        return self.std * math.sqrt(users / self.require("honest") if self.has_users_noise else self.aggregators)
 
-    def _check(self, cohort: Cohort) -> None:
+    def _check_num_aggregators(self, cohort: Cohort) -> None:
         """Refuse a cohort whose number of aggregators is not the protocol's."""
         if cohort.aggregators not in (None, self.aggregators):
             raise ValueError(
@@ -271,21 +271,21 @@ class SecAgg(NoisySum):
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The encoded update, with the client's part of the noise if clients bring it: what its shares add up to."""
-        key_round, key_noise, _ = self._keys(key)
+        key_round, key_noise, _ = self._split_client_key(key)
         value = self.encoding(len(x))(x, key=key_round)
-        if self.by_users:
+        if self.has_users_noise:
             value += skellam.skellam(self.part_variance, x.shape, key=key_noise)
-        return Reports(slot=None, value=skellam.words(value), valid=jnp.ones((), bool))
+        return Reports(slot=None, value=skellam.to_residues(value), valid=jnp.ones((), bool))
 
     def tally(self, reports: ShuffledReports, dim: int) -> jax.Array | Collected:
         """The sum of the clients' integers modulo 2^32; aggregators that bring the noise have not added it yet."""
         valid = reports.valid if reports.valid.ndim > 1 else reports.valid[:, None]
         total = jnp.sum(jnp.where(valid, reports.value, jnp.uint32(0)), axis=0, dtype=jnp.uint32)
-        return total if self.by_users else Collected(total, jnp.sum(valid[:, 0], dtype=jnp.int32))
+        return total if self.has_users_noise else Collected(total, jnp.sum(valid[:, 0], dtype=jnp.int32))
 
     def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
         """All noise on the sum: every client's part, or every aggregator's noise."""
-        if self.by_users:
+        if self.has_users_noise:
             return skellam.skellam(self.part_variance, shape, key=key, times=users)
         return skellam.skellam(self.whole_variance, shape, key=key, times=self.aggregators)
 
@@ -299,23 +299,23 @@ class SecAgg(NoisySum):
 
         Zeros are encoded without rounding.
         """
-        return self._std_of_all(size) / size
+        return self._std_of_all_noise(size) / size
 
     def contribution(self, cohort: Cohort, dim: int) -> Contribution:
         """What a client shares: its encoded update, with its part of the noise or with a proof of its norm."""
-        self._check(cohort)
-        part = WholeNoise(self.part_variance) if self.by_users else None
-        whole = None if self.by_users else WholeNoise(self.whole_variance)
+        self._check_num_aggregators(cohort)
+        part = WholeNoise(self.part_variance) if self.has_users_noise else None
+        whole = None if self.has_users_noise else WholeNoise(self.whole_variance)
         common = {"encoding": self.encoding(dim), "part": part, "whole": whole, "modulus": self.require("modulus")}
         return ProvenUpdate(**common, aggregators=self.aggregators) if self.verified else EncodedUpdate(**common)
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The noisy sum, all that the analyzer and all aggregators but one see beside random numbers."""
-        self._check(cohort)
+        self._check_num_aggregators(cohort)
         encoding = self.encoding(dim)
         mechanism = SkellamSum(
-            num_users=cohort.crowd() if self.by_users else 0,
-            colluders=cohort.colluders if self.by_users else 0,
+            num_users=cohort.crowd() if self.has_users_noise else 0,
+            colluders=cohort.colluders if self.has_users_noise else 0,
             coordinates=dim,
             clip_norm=encoding.clip_norm,
             scale=encoding.scale,
@@ -330,17 +330,17 @@ class SecAgg(NoisySum):
 
     def _certified_variance(self, cohort: Cohort) -> float:
         """The variance of the noise that is counted on, in squared integers."""
-        if self.by_users:
+        if self.has_users_noise:
             return self.part_variance * max(1, cohort.crowd() - cohort.colluders)
         return self.whole_variance
 
     def _refuse_wrapping(self, cohort: Cohort, dim: int) -> None:
         """Refuse a cohort that is larger than the one that scale and modulus were chosen for."""
-        resolve_encoding(self, dim=dim, num_users=cohort.most, noise_std=self._std_of_all(cohort.most))
+        resolve_encoding(self, dim=dim, num_users=cohort.most, noise_std=self._std_of_all_noise(cohort.most))
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
         """Nothing is certified: all shares of the update, with a small part of the noise at most."""
-        return NonPrivate(reason=_OWN_NOISE if self.by_users else _NO_NOISE)
+        return NonPrivate(reason=_OWN_NOISE if self.has_users_noise else _NO_NOISE)
 
     def slots_seen(self, dim: int) -> DataIndependent:
         """Slots tell nothing: every client shares every coordinate."""
@@ -356,9 +356,9 @@ class SecAgg(NoisySum):
         return shares_scope(
             cohort,
             neighbors,
-            *(honest if self.by_users else (_DRAWN_ONCE,)),
+            *(honest if self.has_users_noise else (_DRAWN_ONCE,)),
             rounding_assumption(encoding),
-            *removal_assumption(neighbors, noise=self.by_users),
+            *removal_assumption(neighbors, noise=self.has_users_noise),
             aggregators=self.aggregators,
-            users_noise=self.by_users,
+            users_noise=self.has_users_noise,
         )

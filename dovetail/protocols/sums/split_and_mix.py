@@ -85,8 +85,8 @@ class SplitAndMixProtocol(NoisySum):
         if cohort.aggregators is not None:
             raise self.not_shared()
         present = cohort.crowd() - cohort.colluders
-        honest = self.honest_of(cohort)
-        scale, modulus = skellam.resolve(
+        honest = self.count_honest(cohort)
+        scale, modulus = skellam.choose_resolution(
             clip_norm=self.clip_norm,
             dim=dim,
             num_users=cohort.most,
@@ -114,7 +114,7 @@ class SplitAndMixProtocol(NoisySum):
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The shares of the encoded update with the client's part of the noise: all of them, or nothing."""
-        key_round, key_noise, key_shares = self._keys(key)
+        key_round, key_noise, key_shares = self._split_client_key(key)
         noise = skellam.skellam(self.part_variance, x.shape, key=key_noise)
         noisy = self.encoding(len(x))(x, key=key_round) + noise
         shares = skellam.split(noisy, self.require("shares"), self.require("modulus"), key=key_shares)
