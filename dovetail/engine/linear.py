@@ -346,7 +346,7 @@ class Products(NamedTuple):
     """The cosines (clients, rows, rows) and lengths (clients, rows) of clients' rows, with the constant feature."""
 
     cosines: jax.Array | np.ndarray
-    row_norms: jax.Array | np.ndarray
+    lengths: jax.Array | np.ndarray
 
 
 def rounding_bound(rows: int, classes: int) -> float:

@@ -252,7 +252,7 @@ class _Rules:
 
     def _columns_for_likelihood(self, table: Reports | ShuffledReports) -> tuple[Any, Any, Any]:
         """Slot, value and valid of every report, in full; nothing where no likelihood will be asked of them."""
-        if not self.knows_likelihood:
+        if not self.likelihood:
             return (), (), ()
         valid = table.valid.reshape(table.valid.shape + (1,) * (table.value.ndim - table.valid.ndim)) > 0
         return () if table.slot is None else table.slot, table.value, jnp.broadcast_to(valid, table.value.shape)

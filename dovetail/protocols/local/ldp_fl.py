@@ -180,4 +180,4 @@ class _LocalReports(GridReports):
 
     def tally(self, total: np.ndarray, users: int) -> jax.Array:
         """Analyzer: the sum of the reports."""
-        return jnp.asarray(self.total(total, users), jnp.float32)
+        return jnp.asarray(self.sum_of_reports(total, users), jnp.float32)
