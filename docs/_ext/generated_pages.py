@@ -5,24 +5,19 @@ They go to `reference/generated` and are not kept: the code and its docstrings a
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import pkgutil
 import re
-import types
-import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import typer.main
 
-from dovetail._fields import REQUIRED, Setting, fields, is_settings, summary
+from dovetail._fields import Setting
 from dovetail.cli import app as command_line
-from dovetail.experiment.config import Config
-from dovetail.protocols import PROTOCOLS
+from dovetail.experiment.keys import default_in_words, sections, type_in_words
 
 __all__ = ["MODULES", "command_page", "config_page", "modules_of", "setup"]
 
@@ -45,7 +40,6 @@ MODULES = {  # a page: what it shows, in this order; a package stands for all it
     "papers": ("dovetail.papers", "dovetail.compare"),
     "pages": ("dovetail.pages", "dovetail.figures", "dovetail.references"),
 }
-_FILLED_IN = "Filled in:"  # how the text of a key begins that is not for configs
 _WITH_OTHERS = ("dovetail.learners.torch", "dovetail.parties.flower")  # of packages that the site is built without
 
 
@@ -168,42 +162,27 @@ def config_page() -> str:
         "# Config keys",
         "",
         "A config is a TOML file; `dovetail run FILE --set section.key=value` changes a key.",
+        "`dovetail help KEY` prints what is said here.",
         "",
     ]
-    keys = fields(Config)
-    sections = [key for key in keys if is_settings(key.type)]
-    lines += ["## Top level", "", *_table(key for key in keys if key not in sections and key.name != "protocol")]
-    for section in sections:
-        lines += [f"## [{section.name}]", "", summary(section.type), "", *_table(fields(section.type))]
+    for section in (one for one in sections() if not one.protocol):
+        lines += [f"## [{section.name}]" if section.name else "## Top level", ""]
+        lines += [*([section.summary, ""] if section.name else []), *_table(section.keys)]
     lines += ["## [protocol]", "", "`name` is the protocol; the other keys are its own.", ""]
-    for name in sorted(PROTOCOLS):
-        shown = [key for key in fields(PROTOCOLS[name]) if not key.meaning.startswith(_FILLED_IN)]
-        lines += [f"### {name}", "", f"See [{name}](../../protocols/{name}.md).", "", *_table(shown)]
+    for section in (one for one in sections() if one.protocol):
+        name = section.protocol
+        lines += [f"### {name}", "", f"See [{name}](../../protocols/{name}.md).", "", *_table(section.keys)]
     return "\n".join(lines)
 
 
 def _table(keys: Iterable[Setting]) -> list[str]:
-    rows = [f"| `{key.name}` | {_type(key.type)} | {_value(key.default)} | {_cell(key.meaning)} |" for key in keys]
+    rows = [f"| `{key.name}` | `{type_in_words(key.type)}` | {_default(key)} | {_cell(key.meaning)} |" for key in keys]
     return ["| key | type | default | |", "|---|---|---|---|", *rows, ""] if rows else ["No keys of its own.", ""]
 
 
-def _type(kind: Any) -> str:
-    if any(dataclasses.is_dataclass(part) for part in typing.get_args(kind)):
-        return "table"
-    text = (
-        kind
-        if isinstance(kind, str)
-        else kind.__name__
-        if isinstance(kind, type) and not isinstance(kind, types.GenericAlias)
-        else str(kind)
-    )
-    return f"`{text.replace('typing.', '').replace('|', '‖').replace(' ‖ None', '')}`".replace("‖", "or")
-
-
-def _value(default: Any) -> str:
-    if default is REQUIRED:
-        return "required"
-    return "" if default is None else f"`{msgspec.json.encode(default).decode()}`"
+def _default(key: Setting) -> str:
+    text = default_in_words(key.default)
+    return text if text in ("", "required") else f"`{text}`"
 
 
 def _cell(text: str) -> str:

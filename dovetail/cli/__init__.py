@@ -21,6 +21,7 @@ from dovetail.cli import (
     accounts,
     audits,
     choices,
+    explanations,
     fleets,
     operators,
     parties,
@@ -73,6 +74,7 @@ for _command in (
     parties.aggregator,
 ):
     app.command()(_command)
+app.command("help")(explanations.help_)
 app.add_typer(accounts.account, name="account")
 app.add_typer(tasks.task, name="task")
 app.add_typer(users.client, name="client")

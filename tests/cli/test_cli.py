@@ -110,7 +110,7 @@ def test_a_killed_run_resumes_to_the_same_model_and_budget(tmp_path):
         assert time.monotonic() < deadline
         assert cut.poll() is None, "it must still be running when it is killed"
         time.sleep(0.01)
-    cut.send_signal(signal.SIGKILL)
+    cut.kill()
     assert cut.wait() == -signal.SIGKILL
     assert not (tmp_path / "cut" / "privacy.json").exists()
     resumed = dovetail("run", "--resume", "--out", str(tmp_path / "cut"), "--json")
