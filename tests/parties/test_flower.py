@@ -274,6 +274,9 @@ def test_an_app_of_a_client_fn_trains_and_evaluates_as_it_stands(task, monkeypat
     assert repr(app(asked_with_config(task, 3, "evaluate"), context).content["dovetail"]) == "{'evaluated': True}"
     app(asked_with_config(task, 3), context)
     assert agent.facts[-1] == {"loss": 4.0, "accuracy": 0.75, "num_examples": 17.0}
+    context.run_id = 2  # of another app, written for messages; the node's state is as it was
+    app = app_of_messages()
+    assert not app(asked_with_config(task, 4), context).has_error() and len(built) == 5
 
 
 def test_a_client_without_an_evaluation_or_a_fit_of_its_own_is_refused(task, simulated):

@@ -77,7 +77,7 @@ def dovetail_mod(message: Message, context: Context, call_next: Callable[[Messag
         if kind == "evaluate":
             _keep_facts(context, call, facts_of(reply))
             return evaluated(message)
-        update = _trained_model(reply, shapes, named=_CLIENT_FN not in context.state) - before
+        update = _trained_model(reply, shapes, named=not _is_of_client_fn(context)) - before
     except Exception:
         _LOG.exception("%s failed", doing)
         return _refusal(message, f"{doing} failed on this node; the error stays in its own log")
@@ -97,17 +97,23 @@ def _ask_app(
     """The reply of the app's code, which may look for its model where Flower's older messages have it.
 
     An app that is made of a `client_fn` fails to find its model before it does anything with it; the node's state keeps
-    in mind that it is one.
+    in mind that this run's app is one.
     """
-    if _CLIENT_FN not in context.state:
+    if not _is_of_client_fn(context):
         try:
             return call_next(message, context)
         except KeyError as error:
             if error.args != (parameters_key(kind),):
                 raise
-        context.state[_CLIENT_FN] = ConfigRecord()
+        context.state[_CLIENT_FN] = ConfigRecord({"run": context.run_id})
     message.content = instruction_to_client(message.content, kind)
     return call_next(message, context)
+
+
+def _is_of_client_fn(context: Context) -> bool:
+    """Whether this run's app was found to be made of a `client_fn`; the state of a node outlives a run."""
+    of = context.state.get(_CLIENT_FN)
+    return of is not None and of["run"] == context.run_id
 
 
 def _keep_facts(context: Context, call: RoundCall, facts: dict[str, float | list[float]]) -> None:
