@@ -37,10 +37,12 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and tests' own proc
 os.environ["DOVETAIL_WITNESS"] = tempfile.mkdtemp(prefix="dovetail-witness-")
 # before tests copy the environment for processes of their own
 os.environ["DOVETAIL_DATA_KEY"] = str(Path(tempfile.mkdtemp(prefix="dovetail-key-")) / "data.key")
+os.environ["DOVETAIL_LEDGERS"] = tempfile.mkdtemp(prefix="dovetail-ledgers-")
 
 import jax
 
 atexit.register(shutil.rmtree, os.environ["DOVETAIL_WITNESS"], ignore_errors=True)
+atexit.register(shutil.rmtree, os.environ["DOVETAIL_LEDGERS"], ignore_errors=True)
 atexit.register(shutil.rmtree, Path(os.environ["DOVETAIL_DATA_KEY"]).parent, ignore_errors=True)
 jax.config.update("jax_num_cpu_devices", 2)
 hypothesis.settings.register_profile("the same examples in every run", derandomize=True, database=None)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from dovetail.accounting.accountants import BASIC, exact_gaussian
 from dovetail.accounting.exposure import exposures_of
-from dovetail.events import Round
+from dovetail.events import Everyone, Round
 from dovetail.statements import Bound, NotApplicable, Theorem
 
-__all__ = ["ACROSS_RUNS", "add_up", "gaussian_bound", "total_delta"]
+__all__ = ["ACROSS_RUNS", "add_up", "gaussian_bound", "gaussian_shift", "total_delta"]
 
 ACROSS_RUNS = Theorem(
     key="dovetail.across-runs",
@@ -39,6 +39,16 @@ def add_up(bounds: Sequence[Bound]) -> Bound:
 def total_delta(bounds: Sequence[Bound]) -> float:
     """The sum of all delta, rounded up, at most 1."""
     return min(1.0, math.fsum(bound.delta for bound in bounds) * (1 + _SUM_ERROR * (len(bounds) + 4)))
+
+
+def gaussian_shift(rounds: Sequence[Round]) -> float | None:
+    """mu of all rounds together, where every release is Gaussian and no users are sampled; None for others."""
+    exposures = exposures_of(rounds)
+    shifts = [exposure.release.mu for exposure in exposures if exposure.sampling == Everyone()]
+    if len(shifts) < len(exposures) or None in shifts:
+        return None
+    pairs = zip(exposures, shifts, strict=True)
+    return math.hypot(*(math.sqrt(exposure.times) * shift for exposure, shift in pairs if shift is not None))
 
 
 def gaussian_bound(rounds: Sequence[Round], *, delta: float) -> Bound:

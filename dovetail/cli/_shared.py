@@ -143,6 +143,22 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override a config key, such as privacy.eps=2; may be repeated.", metavar="KEY=VALUE"),
 ]
+LedgerName = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger",
+        help="The ledger of what all runs on the same people have spent: a file, the beginning of an automatic one's "
+        "name, on or off. Default: on for data that are not published.",
+    ),
+]
+CeilingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ceiling",
+        help="What all runs on the same people together may spend, such as 8 or 8,1e-5 (delta is 1e-4 unless given).",
+        metavar="EPS[,DELTA]",
+    ),
+]
 Measures = Annotated[
     list[str] | None,
     typer.Option(help="Add up a statistic beside updates: evaluation, labels or within_clip; may be repeated."),

@@ -14,6 +14,7 @@ from dovetail.cli._shared import (
     Delta,
     Dim,
     JsonFlag,
+    LedgerName,
     Population,
     Quiet,
     Relation,
@@ -66,6 +67,7 @@ def audit(
     task: Annotated[
         str | None, typer.Option(help="With --view shuffler: use this task's gradients instead of synthetic ones.")
     ] = None,
+    ledger: LedgerName = None,
     plot: Annotated[Path | None, typer.Option(help="Plot delta against eps to this file (.svg, .png or .pdf).")] = None,
     quiet: Quiet = False,
     as_json: JsonFlag = False,
@@ -84,7 +86,7 @@ def audit(
     _validate.one_of((*audits.VIEWS, "shuffler"), view=view)
     if training is not None:
         changes = [config.parse_override(text) for text in set_ or []]
-        _audit_training(config.read(training, changes), canaries, black_box, confidence, seed, as_json)
+        _audit_training(config.read(training, changes), canaries, black_box, confidence, seed, ledger, as_json)
         return
     if everything:
         _audit_all(quick, trials, confidence, seed, as_json)
@@ -216,7 +218,9 @@ def _print_indices(audit: Any) -> None:
     out_console.print(f"with each coordinate's own prior instead of k/d: {audit.verdict_own_prior}", highlight=False)
 
 
-def _audit_training(settings: Any, canaries: int, black_box: bool, confidence: float, seed: int, as_json: bool) -> None:
+def _audit_training(
+    settings: Any, canaries: int, black_box: bool, confidence: float, seed: int, ledger: str | None, as_json: bool
+) -> None:
     from dovetail.audit import training as trainings
     from dovetail.engine import devices
 
@@ -228,6 +232,7 @@ def _audit_training(settings: Any, canaries: int, black_box: bool, confidence: f
             attack="black-box" if black_box else "white-box",
             confidence=confidence,
             seed=seed,
+            ledger=ledger,
         )
     if as_json:
         print_json(result.to_json())

@@ -15,7 +15,9 @@ from rich.table import Table
 
 from dovetail.cli._progress import live_page, rounds_bar
 from dovetail.cli._shared import (
+    CeilingOption,
     JsonFlag,
+    LedgerName,
     Overrides,
     Quiet,
     TrustCode,
@@ -61,6 +63,8 @@ def run(
     live: Annotated[
         bool, flag("--live", "Also write live.html, a page that reloads itself and shows where the training stands.")
     ] = False,
+    ledger: LedgerName = None,
+    ceiling: CeilingOption = None,
     quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -88,7 +92,13 @@ def run(
         with rounds_bar(plan.num_rounds, reproducible=plan.sampler.schedule.randomness.reproducible) as bar:
             watchers = [bar, *(live_page(target) if live else ())]
             result = experiment.run(
-                plan, out=target, resume=resume, checkpoint_every=checkpoint_every, callbacks=watchers
+                plan,
+                out=target,
+                resume=resume,
+                checkpoint_every=checkpoint_every,
+                callbacks=watchers,
+                ledger=ledger,
+                ceiling=ceiling,
             )
     except KeyboardInterrupt:
         _say_interrupted(target, config, set_ or [])
@@ -103,6 +113,8 @@ def run(
     if result.beats_baseline is False:
         out_console.print(_NOT_LEARNED, markup=False, highlight=False)
     out_console.print(str(result.statement), markup=False, highlight=False)
+    if result.across_runs is not None:
+        out_console.print(result.across_runs.sentence, markup=False, highlight=False)
     out_console.print(_unit_table(result.units))
     out_console.print(_cost_if_deployed(plan), markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)

@@ -10,7 +10,17 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from dovetail.cli._shared import JsonFlag, Overrides, Quiet, flag, out_console, print_json, progress_console
+from dovetail.cli._shared import (
+    CeilingOption,
+    JsonFlag,
+    LedgerName,
+    Overrides,
+    Quiet,
+    flag,
+    out_console,
+    print_json,
+    progress_console,
+)
 
 __all__ = ["tune"]
 
@@ -44,6 +54,8 @@ def tune(
     seed: Annotated[int | None, typer.Option(help="The seed of everything public. Default: the config's.")] = None,
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: runs/tune-<config>-<time>.")] = None,
+    ledger: LedgerName = None,
+    ceiling: CeilingOption = None,
     quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -72,6 +84,8 @@ def tune(
             eta=eta,
             score=score,  # type: ignore[arg-type]
             out=target,
+            ledger=ledger,
+            ceiling=ceiling,
         )
     pages.write(target)
     if as_json:
@@ -83,6 +97,8 @@ def tune(
     scores = headline(result.metrics, result.baseline)
     out_console.print(f"test {scores} after {result.rounds} rounds", highlight=False)
     out_console.print(str(result.statement), markup=False, highlight=False)
+    if result.across_runs is not None:
+        out_console.print(result.across_runs.sentence, markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
 
 

@@ -67,7 +67,8 @@ class Dataset(Sources):
     its own first. `notes` are what else every statement about these data assumes, and `declared` what only the author
     of code that made the inputs knows, which makes a statement one *as declared*; `recipe` says how rows of the table
     that they came from became inputs. `name` is what reports call the data, and `held_out` how test records were taken
-    out of them, None where they came apart. `from_csv`, `from_pandas` and others make a dataset of what you have.
+    out of them, None where they came apart. `people` is a fingerprint of whose data they are, whatever of them is read
+    (`data.people`). `from_csv`, `from_pandas` and others make a dataset of what you have.
     `repr` counts users and rows, and shows no record: it is for the owner of the data (docs/concepts/counts.md).
 
     Guarantees:
@@ -90,6 +91,7 @@ class Dataset(Sources):
     recipe: Recipe | None = None
     name: str | None = None
     held_out: HeldOut | None = None
+    people: bytes | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _validate.integer(views=self.views)

@@ -4,7 +4,8 @@ Files are replaced atomically, so that whatever a kill leaves behind is a comple
 appended to, with lines of rounds that are in the checkpoint already.
 
 `checkpoint.npz` holds all that a run needs to go on, and no noise key: its owner alone can read it, and it is deleted
-when the run ends. `ledger.json` holds what was released, in privacy terms, for `dovetail verify`; `recipe.json` says
+when the run ends, as is `spending.json`, which says in which ledger of all runs on the same people it is counted.
+`ledger.json` holds what was released, in privacy terms, for `dovetail verify`; `recipe.json` says
 how new rows are read, for `dovetail predict`; `timing.json` how long a round took, which may depend on the data.
 
 The ledger ends with a chain of hashes: origin, what was released, config, recipe and model, each entry hashed with the
@@ -39,7 +40,7 @@ BANNER = "diagnostics of raw updates: not covered by the statement, not for rele
 
 TIMING_BANNER = "how long rounds took may depend on the data: not covered by the statement, not for release"
 
-_CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER, _RECIPE, _TIMING, _LOCK = (
+_CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER, _RECIPE, _TIMING, _LINK, _LOCK = (
     "config.toml",
     "metrics.jsonl",
     "diagnostics.jsonl",
@@ -49,6 +50,7 @@ _CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER, _RECIPE
     "ledger.json",
     "recipe.json",
     "timing.json",
+    "spending.json",
     ".lock",
 )
 
@@ -276,6 +278,18 @@ class RunFolder:
         if self.is_finished:
             with contextlib.suppress(OSError):  # Windows keeps a file that another process has open
                 (self.path / _LOCK).unlink()
+
+    def write_link(self, link: Mapping[str, str]) -> None:
+        """Write which ledger of spending counts this run, and under which id, for whoever resumes it."""
+        write_json(self.path / _LINK, link)
+
+    def read_link(self) -> dict[str, str] | None:
+        """Which ledger of spending counts this run, as `write_link` wrote it; None where none does, or it has ended."""
+        return self._read_json(_LINK) if (self.path / _LINK).is_file() else None
+
+    def delete_link(self) -> None:
+        """Forget where the run was counted: it has ended, and its ledger knows what it was charged."""
+        (self.path / _LINK).unlink(missing_ok=True)
 
     def read_ledger(self, *, trust_code: bool = False) -> Record:
         """The rounds that are charged, as `run` wrote them; a protocol "module:Class" is imported only if trusted."""

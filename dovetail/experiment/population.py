@@ -15,6 +15,7 @@ import numpy as np
 
 from dovetail import _validate, features, protocols
 from dovetail.data import Clients, Dataset, Model, RecordSpec, Task, partition, resolve, subjects, views
+from dovetail.data.people import with_people
 from dovetail.data.readers.assembly import TESTED_NOTE
 from dovetail.data.readers.recipes import with_recipe
 from dovetail.experiment.config import CohortConfig, Config, TaskConfig
@@ -75,6 +76,8 @@ def load_data(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
     Returns: the data as the model reads them, who holds which of them, and the model.
     """
     dataset = with_recipe(task.load(folder=None if config.task.folder is None else Path(config.task.folder)))
+    if not task.published:
+        dataset = with_people(dataset)  # before views and features change the records
     clients = assign_records(with_partition(config, dataset).task, dataset, seed=config.seed)
     dataset = views.add_views(dataset, config.client.views)
     all_features = config.task.all_features

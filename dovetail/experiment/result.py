@@ -19,6 +19,7 @@ from dovetail import protocols
 from dovetail.data.readers.recipes import Recipe
 from dovetail.experiment.config import Config, to_toml
 from dovetail.experiment.folder import RunFolder
+from dovetail.experiment.ledgers import Together
 from dovetail.guarantee import Quote, Record
 from dovetail.learners.prediction import Predictor
 from dovetail.numbers import at_most
@@ -78,6 +79,7 @@ class Result:
     out: Path | None
     predictor: Predictor | None = dataclasses.field(default=None, compare=False)
     provenance: Provenance | None = dataclasses.field(default=None, compare=False)
+    across_runs: Together | None = dataclasses.field(default=None, compare=False)  # what runs on these people spent
 
     def predict(self, rows: Any) -> np.ndarray:
         """One answer per row: a class, a number, or zeros and ones for labels.
@@ -178,6 +180,7 @@ class Result:
             **{key: value for key, value in self.quote.to_json().items() if key != "protocol"},
             "units": {unit.value: statement.to_json() for unit, statement in self.units.items()},
             "noise": self.noise,
+            **({} if self.across_runs is None else {"across_runs": self.across_runs.to_json()}),
             "out": None if self.out is None else str(self.out),
         }
 
@@ -258,6 +261,8 @@ def facts_of(summary: Mapping[str, Any], statement: Statement, *, out: Path | No
     if best is not None and beats_baseline(scores, summary.get("baseline") or {}) is False:
         facts[best] += f", no better than a constant guess ({summary['baseline']['rule']})"
     facts |= {"privacy": _statement_in_short(statement), "rounds": f"{summary['rounds']}{planned}"}
+    if (together := summary.get("across_runs")) is not None and together["runs"] > 1:
+        facts["all runs"] = together["sentence"]
     return facts if out is None else {**facts, "folder": str(out)}
 
 

@@ -38,6 +38,7 @@ from dovetail.experiment.fingerprint import check_key, difference, fingerprint, 
 from dovetail.experiment.folder import Checkpoint, RunFolder
 from dovetail.experiment.preparation import Plan, prepare, rounds_due
 from dovetail.experiment.result import Progress, Provenance, Result, describe_protocol
+from dovetail.experiment.spending import Account, conclude, open_account
 from dovetail.guarantee import Guarantee, Quote, Record
 
 __all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
@@ -60,6 +61,8 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    ledger: str | Path | bool | None = None,
+    ceiling: float | tuple[float, float] | None = None,
 ) -> Result:
     """Train a model with differential privacy: the simplest entry point.
 
@@ -76,6 +79,9 @@ def train(
         out: the folder to write to; without one nothing is written.
         resume: go on with the run that was interrupted in `out`, given the same arguments.
         callbacks: objects that watch the training (see `Callback`).
+        ledger: the ledger of what all runs on the same people have spent (docs/concepts/across-runs.md): a file, or
+            False for none; by default, of data that are not published, that of these people in the user's folder.
+        ceiling: eps, or (eps, delta), that all runs in the ledger may spend together; a run beyond it is refused.
 
     If a preset has the name of the task, training starts from it: model, cohort, server, the protocol's settings if
     it is the same protocol, and the privacy target if `eps` or `delta` is not given, which is (2, 1e-05) for "digits"
@@ -100,7 +106,9 @@ def train(
     arguments = {"task.model": model if is_named else None, "privacy.eps": eps, "privacy.delta": delta}
     overrides = [*_validate.not_none(**arguments).items(), *(settings or {}).items()]
     plan = prepare(parse(data, overrides), task=own_task)
-    return run(plan, out=None if out is None else Path(out), resume=resume, callbacks=callbacks)
+    return run(
+        plan, out=None if out is None else Path(out), resume=resume, callbacks=callbacks, ledger=ledger, ceiling=ceiling
+    )
 
 
 _ROUNDS = 30  # of a training on a dataset, unless settings say otherwise
@@ -188,6 +196,8 @@ def run(
     checkpoint_every: int = 10,
     evaluate_every: int | None = None,
     callbacks: Sequence[Callback] = (),
+    ledger: str | Path | bool | None = None,
+    ceiling: float | str | Sequence[float] | None = None,
 ) -> Result:
     """Train a plan.
 
@@ -198,6 +208,8 @@ def run(
         checkpoint_every: rounds between checkpoints.
         evaluate_every: rounds between scores on the test records; by default a twentieth of all rounds.
         callbacks: objects that watch the training (see `Callback`).
+        ledger: the ledger of all runs on the same people, as `spending.open_account` reads it.
+        ceiling: what all runs in it may spend together.
 
     Guarantees:
         No round starts that would overspend the budget; no round below the minimum size is released.
@@ -208,6 +220,8 @@ def run(
         To resume is refused where the config, the protocol, the data or the users have changed, and raises `Finished`
         where there is nothing left to do; nothing is written then.
         The statement describes the rounds as the engine recorded them, or nothing is written.
+        What it may spend is in the ledger, on disk, before its first round; where that would exceed a ceiling,
+        `CeilingReached` is raised and nothing is written. A run that is resumed is charged once.
         No two runs have the same noise, even of the same plan, unless the noise is seeded.
         Callbacks see what the statement covers, and diagnostics under their banner; where one of them ends the
         training, the statement is that of all rounds that were planned and could be paid for.
@@ -216,11 +230,58 @@ def run(
     with contextlib.ExitStack() as locks, watching.notify_failure():
         if plan.config.noise == "os":
             plan = plan.with_randomness(devices.shared_randomness(plan.config.seed))
-        run = _start_or_resume(plan, *_open_folder(plan, out, resume, locks))
-        watching.on_start(RunStart.of(plan, round=run.progress.round, folder=out))
-        run.train(checkpoint_every=checkpoint_every, evaluate_every=evaluate_every, watching=watching)
+        account = _open_account(plan, out, ledger, ceiling)
+        if not resume:
+            if out is not None:
+                RunFolder.refuse_taken(out)
+            account.reserve(_record_to_charge(plan))
+        run: _Run | None = None
+        try:
+            folder, saved, identity = _open_folder(plan, out, resume, locks)
+            run = _start_or_resume(plan, folder, saved, identity, account)
+            if resume and folder is not None:
+                account.rejoin(folder)
+                account.reserve(_record_to_charge(plan, run.released, start=run.progress.round))
+            if folder is not None:
+                account.link(folder)
+            watching.on_start(RunStart.of(plan, round=run.progress.round, folder=out))
+            run.train(checkpoint_every=checkpoint_every, evaluate_every=evaluate_every, watching=watching)
+        except BaseException:
+            if run is None or not run.has_begun:
+                account.give_back()
+            raise
         watching.on_end(result := run.finish(out))
         return result
+
+
+def _open_account(
+    plan: Plan, out: Path | None, ledger: str | Path | bool | None, ceiling: float | str | Sequence[float] | None
+) -> Account:
+    """The run's place in the ledger of its people; only the first of several processes has one."""
+    first = jax.process_index() == 0
+    return open_account(
+        ledger=ledger if first else False,
+        ceiling=ceiling if first else None,
+        people=plan.dataset.people,
+        published=plan.task.published,
+        task=plan.dataset.name or plan.task.name,
+        protocol=plan.sampler.protocol.name,
+        out=out,
+    )
+
+
+def _record_to_charge(plan: Plan, released: Sequence[int] = (), *, start: int = 0) -> Record:
+    """All that a run may yet be charged: released rounds, all others that fit its budget, and its scores."""
+    charged = list(released)
+    if plan.num_affordable_rounds() == plan.num_rounds:
+        charged += range(start, plan.num_rounds)
+    else:
+        for index, users in rounds_due(plan, charged, start=start):
+            if len(users) >= plan.sampler.schedule.min_size:
+                charged.append(index)
+    record = plan.record(charged)
+    scores = getattr(plan, "scores", None)
+    return record if scores is None else dataclasses.replace(record, evaluation=scores.record)  # type: ignore[call-arg]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -233,10 +294,12 @@ class _Run:
     training: Training  # the engine's state after the last round
     released: list[int]  # the indices, from 0, of the rounds that were run, before and after it was resumed
     progress: Progress
+    account: Account  # its place in the ledger of all runs on the same people
     earlier: Record | None = None  # of the rounds before it was resumed
     resumed: tuple[int, ...] = ()  # the rounds after which it was resumed
     seconds: list[float] = dataclasses.field(default_factory=list)  # of each round that this process ran
     charged_not_run: list[int] = dataclasses.field(default_factory=list)  # rounds left when a callback ended it
+    has_begun: bool = False  # whether a round was begun, here or before it was resumed, of which something may be seen
     overheard: bool = False  # whether a callback ended it while one of them was told diagnostics
     _saved_round: int | None = None  # of the checkpoint that this process wrote
 
@@ -295,6 +358,7 @@ class _Run:
     def step(self, index: int, users: np.ndarray, watching: Callbacks) -> None:
         """Run one round (`index`, from 0), and note that it was released, how long it took, and its diagnostics."""
         began = time.perf_counter()
+        self.has_begun = True
         self.training = self.plan.step(self.training, index, users)
         jax.block_until_ready(self.training)
         self.seconds.append(time.perf_counter() - began)
@@ -336,8 +400,13 @@ class _Run:
                 "the engine did not run what the plan states, so nothing is certified and nothing was written"
             )
         result = self.result(planned, out)
+        charged = result.required_provenance.record
+        result = dataclasses.replace(result, across_runs=self.account.preview(charged))
         if self.folder:
             result.write(self.folder)
+        self.account.settle(charged)
+        if self.folder:
+            self.folder.delete_link()
         return result
 
     def result(self, planned: Record, out: Path | None) -> Result:
@@ -414,6 +483,7 @@ def _open_folder(
         locks.enter_context(folder.lock())
     if folder is not None and folder.is_finished:
         folder.delete_checkpoint()  # a kill may have come between the statement and this
+        conclude(folder)
         raise Finished(f"the run in {str(out)!r} is finished: nothing to resume, and nothing was changed")
     sampler = plan.sampler
     identity = fingerprint(plan.config, plan.task, sampler.protocol, plan.dataset, sampler.clients, plan.engine.first)
@@ -435,7 +505,7 @@ def _open_folder(
 
 
 def _start_or_resume(
-    plan: Plan, folder: RunFolder | None, saved: Checkpoint | None, identity: Mapping[str, Any]
+    plan: Plan, folder: RunFolder | None, saved: Checkpoint | None, identity: Mapping[str, Any], account: Account
 ) -> _Run:
     """A new run; or, with a checkpoint, an earlier one where it stopped.
 
@@ -443,6 +513,7 @@ def _start_or_resume(
         folder: where it is written to, if anywhere.
         saved: the checkpoint to go on from.
         identity: the run's fingerprint, which its checkpoints hold.
+        account: its place in the ledger of all runs on the same people.
     """
     training = plan.engine.start()
     if saved is None:
@@ -453,6 +524,7 @@ def _start_or_resume(
             training=training,
             released=[],
             progress=Progress(round=0, rounds=plan.num_rounds, accuracy=None, spent=None),
+            account=account,
         )
     leaves, structure = jax.tree.flatten(training)
     if len(leaves) != len(saved.leaves):
@@ -467,6 +539,8 @@ def _start_or_resume(
         earlier=saved.record,
         released=list(saved.released),
         progress=Progress(round=saved.round, rounds=plan.num_rounds, accuracy=None, spent=None),
+        account=account,
+        has_begun=saved.round > 0,
         resumed=saved.resumed if saved.round == 0 else (*saved.resumed, saved.round),
     )
 

@@ -33,6 +33,7 @@ from dovetail.experiment.config import Config, parse, to_toml
 from dovetail.experiment.folder import RunFolder
 from dovetail.experiment.preparation import Plan, prepare, protocol_of
 from dovetail.experiment.result import Result
+from dovetail.experiment.spending import Account, open_account
 from dovetail.experiment.training import run
 from dovetail.guarantee import Guarantee, Quote, Record, trials
 from dovetail.statements import NotApplicable, Trust
@@ -225,6 +226,8 @@ def tune(
     score: Literal["accuracy", "auc"] = "accuracy",
     task: Task | None = None,
     out: Path | None = None,
+    ledger: str | Path | bool | None = None,
+    ceiling: float | str | Sequence[float] | None = None,
 ) -> TuningResult:
     """Train with settings of a space, choose the best by its score on public records, and state what all of it costs.
 
@@ -240,6 +243,9 @@ def tune(
         score: what trials are compared by; "auc" of two classes.
         task: the task, where it is not found by the config's name of it.
         out: the folder to write the chosen run to, if any.
+        ledger: the ledger of all runs on the same people, as `spending.open_account` reads it; all trials together are
+            one entry.
+        ceiling: what all runs in it may spend together.
 
     Guarantees:
         The statement is at most `eps`, and covers every trial; trials without a guarantee are refused before any runs.
@@ -263,14 +269,27 @@ def tune(
     configs = _calibrate(settings, strategy, eps=eps, task=task)
     prepared = functools.cache(lambda index: prepare(configs[index], task=task))
     planned = [plan.record(range(plan.num_rounds)) for plan in map(prepared, range(len(configs)))]
+    account = open_account(
+        ledger=ledger,
+        ceiling=ceiling,
+        people=first.dataset.people,
+        published=first.task.published,
+        task=first.dataset.name or first.task.name,
+        protocol=first.sampler.protocol.name,
+        what="tuning",
+        out=out,
+    )
+    account.reserve(strategy.combine(planned))
     finished = [_train(prepared(index), strategy.settings[index], score) for index in strategy.draw_settings()]
     record = strategy.record(planned, finished)
-    return _conclude(record, finished, strategy, space, score=score, eps=eps, out=out)
+    tuning = _conclude(record, finished, strategy, space, score=score, eps=eps, out=out, account=account)
+    account.settle(record)
+    return tuning
 
 
 def _train(plan: Plan, setting: Mapping[str, Any], score: str) -> _Trial:
     """Run one trial; its record holds the rounds as the engine ran them."""
-    result = run(plan)
+    result = run(plan, ledger=False)  # all trials are one entry
     record = plan.guarantee.record([log.cohort for log in plan.engine.round_logs])
     return _Trial(plan=plan, setting=setting, result=result, score=_score(result, score), record=record)
 
@@ -290,12 +309,14 @@ def _conclude(
     score: str,
     eps: float,
     out: Path | None,
+    account: Account,
 ) -> TuningResult:
     """The best trial under the statement of all trials, written to `out` if that is given.
 
     Arguments:
         record: what is stated of all trials together.
         trials: the trials that were trained, at least one.
+        account: their place in the ledger of all runs on the same people.
     """
     best = max(trials, key=lambda trial: trial.score)  # the first of equals, as if at random: settings are, too
     quote = Quote.of(best.plan.sampler.protocol.name, record, None)
@@ -309,6 +330,7 @@ def _conclude(
         uploads=facts.pop("uploads", best.result.uploads),
         seconds_per_round=facts.pop("seconds_per_round", best.result.seconds_per_round),
         out=out,
+        across_runs=account.preview(record),
         provenance=None,  # its ledger is that of all trials
     )
     facts = {

@@ -8,10 +8,11 @@ one of them, all runs together promise nothing, which the caller has to say.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
+from dovetail import accounting
 from dovetail.accounting import adaptive
+from dovetail.events import Round
 from dovetail.guarantee import trials
 from dovetail.guarantee.record import Record
 from dovetail.statements import (
@@ -26,7 +27,7 @@ from dovetail.statements import (
     Verdict,
 )
 
-__all__ = ["ODOMETER", "compose_fixed", "compose_runs", "reason_without_bound"]
+__all__ = ["ODOMETER", "RunSpending", "compose_fixed", "compose_runs"]
 
 ODOMETER = (
     "how much was spent in all does not depend on what earlier runs showed; where it does, the bound is for what is "
@@ -34,7 +35,8 @@ ODOMETER = (
 )
 _FIXED = "noise, cohorts and numbers of rounds of all runs were fixed before the first of them"
 _LISTED = (
-    "these are all the runs that these people's data were used in: runs that are in no ledger, or another, add to it"
+    "these are all runs on these people's data (one in no ledger, or in another, adds to it), and which runs were on "
+    "the same people is public"
 )
 _SETTINGS = "settings were chosen without the private data, but for what the runs that are counted here had shown"
 _ITEMS = "whoever is protected has one record in each table"
@@ -43,19 +45,74 @@ _MOST_TRUST_FIRST = (Trust.NONE, Trust.CURATOR, Trust.SHARES, Trust.SHUFFLE, Tru
 _MOST_PREMISES = 8  # runs that a statement tells one by one
 
 
-def reason_without_bound(record: Record) -> str | None:
-    """Why a run promises nothing, in words; None where it does."""
-    if record.verdict in _SEEDED:
-        return "its noise came from a seed, and whoever knows the seed can subtract it"
-    statement = _statement(record)
-    return str(statement.proof) if statement.is_unbounded else None
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSpending:
+    """What one run has spent: its statement, and its rounds in privacy terms where they can be read.
+
+    A ledger may hold rounds of a protocol whose code is not there; its statement still counts.
+    """
+
+    statement: Statement
+    record: Record | None
+
+    @classmethod
+    def of(cls, record: Record) -> RunSpending:
+        """What a run with this record spends: its certified statement, without the proofs of its single rounds."""
+        statement = dataclasses.replace(record.certified_statement(), premises=(), per_user=None)
+        return cls(statement=statement, record=record)
+
+    @property
+    def reason_without_bound(self) -> str | None:
+        """Why the run promises nothing, in words; None where it does."""
+        if self.statement.verdict in _SEEDED:
+            return "its noise came from a seed, and whoever knows the seed can subtract it"
+        return str(self.statement.proof) if self.statement.is_unbounded else None
+
+    @property
+    def bound(self) -> Bound:
+        """The (eps, delta) of the run, with its proof."""
+        return Bound(eps=self.statement.eps, delta=self.statement.delta, proof=self.statement.proof)
+
+    @property
+    def own_rounds(self) -> tuple[Round, ...] | None:
+        """The rounds that cost anybody most, where they are stated for the unit that they protect themselves, or None.
+
+        Whoever is held out for private scores is in none of the rounds of the training: of both sides that with more
+        Gaussian noise counts, and None stands for others.
+        """
+        record = self.record
+        if record is None or record.unit is not record.own.scope.unit:
+            return None
+        scores = getattr(record, "evaluation", None)
+        if scores is None:
+            return record.own.rounds
+        sides = (record.own.rounds, scores.own.rounds)
+        shifts = [adaptive.gaussian_shift(side) for side in sides]
+        if record.unit is not scores.own.scope.unit or shifts[0] is None or shifts[1] is None:
+            return None
+        return sides[0] if shifts[0] >= shifts[1] else sides[1]
+
+    def convert(self, unit: Unit, relation: Neighbors) -> RunSpending | None:
+        """The same rounds, stated for this unit under this relation; None where nothing is promised then."""
+        if (self.statement.unit, self.statement.neighbors) == (unit, relation):
+            return self
+        if self.record is None:
+            return None
+        own = self.record.own
+        if relation is Neighbors.REPLACE_ONE and own.scope.neighbors is not relation and self.record.replaced:
+            own = self.record.replaced
+        try:
+            converted = RunSpending.of(dataclasses.replace(self.record, own=own, unit=unit, eps=None))
+        except ValueError:
+            return None
+        return None if converted.statement.neighbors is not relation or converted.statement.is_unbounded else converted
 
 
-def compose_runs(records: Sequence[Record]) -> tuple[Statement, ...]:
+def compose_runs(runs: Sequence[RunSpending]) -> tuple[Statement, ...]:
     """What these runs spend together, however each was chosen after seeing the ones before.
 
     Arguments:
-        records: of all runs, each of which promises something; at least one.
+        runs: each promises something; at least one.
 
     Returns: one statement; or, where runs protect different units and none of them can be stated for all, one for every
         unit and relation, of the runs that are stated for it.
@@ -63,62 +120,59 @@ def compose_runs(records: Sequence[Record]) -> tuple[Statement, ...]:
     Guarantees:
         The eps of one run is its own. With more runs it never falls, nor does delta.
     """
-    return tuple(_compose(alike) for alike in _of_one_kind(records))
+    return tuple(_compose(alike) for alike in _of_one_kind(runs))
 
 
-def compose_fixed(records: Sequence[Record]) -> Statement | None:
+def compose_fixed(runs: Sequence[RunSpending]) -> Statement | None:
     """What these runs spend together if noise, cohorts and rounds of all of them were fixed beforehand.
 
     The accountant composes all of their rounds. None where that is no statement about one unit, and for one run.
     """
-    kinds = _of_one_kind(records)
-    if len(kinds) != 1 or len(records) == 1 or any(record.unit is not record.own.scope.unit for record in kinds[0]):
+    kinds = _of_one_kind(runs)
+    rounds = _all_rounds(kinds[0])
+    if len(kinds) != 1 or len(runs) == 1 or rounds is None:
         return None
-    alike = kinds[0]
-    delta = adaptive.total_delta([_bound(record) for record in alike])
+    delta = adaptive.total_delta([run.bound for run in kinds[0]])
     try:
-        rounds = trials.concatenate([record.own.rounds for record in alike])
-        joined = dataclasses.replace(
-            alike[0],
-            own=dataclasses.replace(alike[0].own, rounds=rounds),
-            replaced=None,
-            delta=delta,
-            eps=None,
-        )
-        bound = trials.bound(joined)
+        bound = accounting.bound(rounds, delta=delta)
     except (NotApplicable, ValueError):
         return None
-    return _state(alike, bound, _FIXED)
+    return _state(kinds[0], bound, _FIXED)
 
 
-def _compose(records: Sequence[Record]) -> Statement:
+def _compose(runs: Sequence[RunSpending]) -> Statement:
     """The statement of runs that are stated for one unit and relation."""
-    bounds = [_bound(record) for record in records]
-    if len(records) == 1:
-        return _state(records, bounds[0], None)
-    total = adaptive.add_up(bounds)
-    if all(record.unit is record.own.scope.unit for record in records):
+    if len(runs) == 1:
+        return _state(runs, runs[0].bound, None)
+    total = adaptive.add_up([run.bound for run in runs])
+    rounds = _all_rounds(runs)
+    if rounds is not None:
         try:
-            rounds = trials.concatenate([record.own.rounds for record in records])
             gaussian = adaptive.gaussian_bound(rounds, delta=total.delta)
         except (NotApplicable, ValueError):
             pass
         else:
             total = min(total, gaussian, key=lambda bound: bound.eps)
-    return _state(records, total, ODOMETER)
+    return _state(runs, total, ODOMETER)
 
 
-def _state(records: Sequence[Record], bound: Bound, condition: str | None) -> Statement:
+def _all_rounds(runs: Sequence[RunSpending]) -> tuple[Round, ...] | None:
+    """The rounds of all runs, batches of different runs in different epochs; None where a run's do not say it."""
+    rounds = [run.own_rounds for run in runs]
+    return None if None in rounds else trials.concatenate([each for each in rounds if each is not None])
+
+
+def _state(runs: Sequence[RunSpending], bound: Bound, condition: str | None) -> Statement:
     """The statement of this bound for these runs, of one unit and relation.
 
     Arguments:
         condition: what is assumed of how the runs were chosen, if anything.
     """
-    own = [_statement(record) for record in records]
+    own = [run.statement for run in runs]
     first = own[0]
     assumed = dict.fromkeys(text for statement in own for text in statement.assumptions if text != TUNING_ASSUMPTION)
     more = [_SETTINGS, _LISTED, *([] if condition is None else [condition])]
-    if first.unit is Unit.ITEM and len(records) > 1:
+    if first.unit is Unit.ITEM and len(runs) > 1:
         more.append(_ITEMS)
     counts = [statement.population for statement in own]
     known = [count for count in counts if count is not None]
@@ -131,56 +185,31 @@ def _state(records: Sequence[Record], bound: Bound, condition: str | None) -> St
         assumptions=(*assumed, *more),
         population=min(known) if len(known) == len(counts) else None,
     )
-    declared = any(record.verdict is Verdict.DECLARED for record in records)
-    span = f"{len(records)} run{'s' * (len(records) != 1)}"
-    premises = tuple(dataclasses.replace(statement, premises=(), per_user=None) for statement in own)
+    declared = any(statement.verdict is Verdict.DECLARED for statement in own)
     return scope.state(
         bound,
         Verdict.DECLARED if declared else Verdict.CERTIFIED,
-        span=span,
-        premises=premises if 1 < len(own) <= _MOST_PREMISES else (),
+        span=f"{len(runs)} run{'s' * (len(runs) != 1)}",
+        premises=tuple(own) if 1 < len(own) <= _MOST_PREMISES else (),
     )
 
 
-def _of_one_kind(records: Sequence[Record]) -> list[list[Record]]:
+def _of_one_kind(runs: Sequence[RunSpending]) -> list[list[RunSpending]]:
     """The runs, grouped by what they are stated for; as one group, converted, where that keeps a bound for each.
 
     Units are tried from the largest, and runs under different relations are stated under replacement.
     """
-    kinds: dict[tuple[Unit, Neighbors], list[Record]] = {}
-    for record in records:
-        kinds.setdefault((record.unit, _statement(record).neighbors), []).append(record)
+    kinds: dict[tuple[Unit, Neighbors], list[RunSpending]] = {}
+    for run in runs:
+        kinds.setdefault((run.statement.unit, run.statement.neighbors), []).append(run)
     if len(kinds) == 1:
-        return [list(records)]
-    units = [unit for unit in (Unit.SUBJECT, Unit.USER, Unit.ITEM) if any(unit is kind for kind, _ in kinds)]
+        return [list(runs)]
     relations = {relation for _, relation in kinds}
     relation = relations.pop() if len(relations) == 1 else Neighbors.REPLACE_ONE
-    for unit in units:
-        converted = [_convert(record, unit, relation) for record in records]
-        if all(record is not None for record in converted):
-            return [[record for record in converted if record is not None]]
+    for unit in (Unit.SUBJECT, Unit.USER, Unit.ITEM):
+        if not any(unit is kind for kind, _ in kinds):
+            continue
+        converted = [found for run in runs if (found := run.convert(unit, relation)) is not None]
+        if len(converted) == len(runs):
+            return [converted]
     return list(kinds.values())
-
-
-def _convert(record: Record, unit: Unit, relation: Neighbors) -> Record | None:
-    """The record of the same rounds, stated for this unit under this relation; None where nothing is promised then."""
-    stated = dataclasses.replace(record, unit=unit, eps=None)
-    if relation is Neighbors.REPLACE_ONE and record.own.scope.neighbors is not relation and record.replaced is not None:
-        stated = dataclasses.replace(stated, own=record.replaced)
-    try:
-        statement = _statement(stated)
-    except ValueError:
-        return None
-    return stated if statement.neighbors is relation and not statement.is_unbounded else None
-
-
-def _bound(record: Record) -> Bound:
-    """The (eps, delta) of a run, with its proof."""
-    statement = _statement(record)
-    return Bound(eps=statement.eps, delta=statement.delta, proof=statement.proof)
-
-
-@functools.lru_cache(maxsize=256)
-def _statement(record: Record) -> Statement:
-    """What a run states; kept, for every run on the same people asks it of all that came before."""
-    return record.certified_statement()

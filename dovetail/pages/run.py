@@ -57,6 +57,7 @@ def write(folder: Path) -> Path:
         **_promise(statement),
         **_scope(statement, others, summary, diagnostics=_write_diagnostics(run)),
         facts=_facts(statement, summary),
+        across=_across_runs(statement, summary.get("across_runs")),
         ran=review.facts(statement, summary),
         **_review(statement, others, summary),
         curves=draw_inline(_figures(run.read_metrics(), statement, config)),
@@ -65,6 +66,36 @@ def write(folder: Path) -> Path:
         config=config,
         **_references([statement, *map(others.get, ("claimed", "local", "shuffler"))], summary["protocol"]["name"]),
     )
+
+
+def _across_runs(statement: Statement, found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What this run and all runs on the same people have spent, as values of the template: `text` and `statements`.
+
+    Arguments:
+        statement: the run's own.
+        found: the value of "across_runs" in `privacy.json`; None where no ledger counted the run.
+    """
+    if found is None:
+        text = "No ledger counted this run: what other runs on the same people have spent adds to its statement."
+        return {"text": text, "statements": []}
+    spent = [Statement.from_json(data) for data in found["spent"]]
+    own = words.numbers(statement)
+    text = f"On these people, this run spent {own}"
+    if found["runs"] == 1:
+        text += ", and it is the first in its ledger."
+    else:
+        totals = " and ".join(f"{words.numbers(total)} for one {total.unit.value}" for total in spent)
+        without = len(found["without_bound"])
+        all_runs = f"all {found['runs']} runs in its ledger together have spent"
+        text += (
+            f"; {all_runs} {totals}." if not without else f"; {all_runs} without bound, {without} promising nothing."
+        )
+        if without and spent:
+            text += f" The others together: {totals}."
+    if found["ceiling"] is not None:
+        ceiling = found["ceiling"]
+        text += f" Their ceiling is ({at_most(ceiling['eps'])}, {at_most(ceiling['delta'])})."
+    return {"text": text, "statements": [view_of(total) for total in spent] if found["runs"] > 1 else []}
 
 
 def _review(statement: Statement, others: Mapping[str, Statement], summary: dict[str, Any]) -> dict[str, Any]:

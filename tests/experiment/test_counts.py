@@ -16,7 +16,7 @@ from dovetail.experiment.population import DEALT_NOTES, PLACES_NOTE, ROWS_NOTE, 
 from dovetail.protocols.curator.dp_fl import DpFl
 
 PEOPLE, ROWS = 12, 5
-NOISY = ("hmac_sha256", "accuracy", "auc", "metrics", "learned", "ledger", "chain", "out")
+NOISY = ("hmac_sha256", "accuracy", "auc", "metrics", "learned", "ledger", "chain", "out", "head")
 
 
 def dataset(*, removed=None, unit="user"):
@@ -88,6 +88,7 @@ def files(data, name, unit, neighbors, out, **cohort):
             **chosen,
         },
         out=out,
+        ledger=out.parent / f"beside-{out.name}" / "people.json",
     )
     texts = {}
     for file in sorted(out.iterdir()):

@@ -11,6 +11,7 @@ from scipy.stats import norm
 from dovetail.accounting import gaussian
 from dovetail.events import Disjoint, Poisson
 from dovetail.guarantee import across, quotes
+from dovetail.guarantee.across import RunSpending
 from dovetail.statements import TUNING_ASSUMPTION, Neighbors, Trust, Unit, Verdict
 
 DELTA = 1e-5
@@ -21,14 +22,14 @@ def record(name="dp_fl", *, relation=None, participation=None, rounds=1, size=10
     changes = {"neighbors": relation, "participation": participation}
     terms = dataclasses.replace(terms, **{key: value for key, value in changes.items() if value is not None})
     settings = settings or {"noise_multiplier": 4.0}
-    return quotes.guarantee(name, dataclasses.replace(terms, settings=settings)).record()
+    return RunSpending.of(quotes.guarantee(name, dataclasses.replace(terms, settings=settings)).record())
 
 
 SHUFFLED = {"clip_value": 0.3, "eps_local": 0.5, "k": 3}
 
 
 def eps_of(run):
-    return run.certified_statement().eps
+    return run.statement.eps
 
 
 def test_gaussian_runs_add_up_by_the_root_of_the_sum_of_squares():
@@ -70,8 +71,8 @@ def test_parties_that_are_trusted_anywhere_are_trusted_in_all():
     (together,) = across.compose_runs([record("ss_topk", **SHUFFLED), record()])
     assert together.trust is Trust.CURATOR
     assert "analyzer" in together.adversary and "observer" in together.adversary
-    said = {text for run in (record("ss_topk", **SHUFFLED), record()) for text in run.own.scope.assumptions}
-    assert said <= set(together.assumptions)
+    said = {text for run in (record("ss_topk", **SHUFFLED), record()) for text in run.statement.assumptions}
+    assert said - {TUNING_ASSUMPTION} <= set(together.assumptions)
 
 
 def test_relations_become_replacement():
@@ -87,20 +88,32 @@ def test_units_that_no_statement_covers_together_are_stated_apart():
     users = record()
     people = record("central_sub", clip_norm=1.0, noise_multiplier=5.0, batch=50, sampling_rate=0.05)
     both = across.compose_runs([users, people, users])
-    assert {statement.unit for statement in both} == {Unit.USER, people.unit} and len(both) == 2
+    assert {statement.unit for statement in both} == {Unit.USER, people.statement.unit} and len(both) == 2
     assert both[0].span == "2 runs" and both[1].span == "1 run"
+
+
+def with_verdict(run, verdict):
+    return RunSpending.of(dataclasses.replace(run.record, verdict=verdict))
 
 
 def test_runs_without_a_bound_are_said_to_have_none():
     run = record()
-    assert across.reason_without_bound(run) is None
-    assert "seed" in across.reason_without_bound(dataclasses.replace(run, verdict=Verdict.REPRODUCIBLE))
-    assert across.reason_without_bound(record(clip="median", noise_multiplier=4.0)) is not None
+    assert run.reason_without_bound is None
+    assert "seed" in with_verdict(run, Verdict.REPRODUCIBLE).reason_without_bound
+    assert record(clip="median", noise_multiplier=4.0).reason_without_bound is not None
 
 
 def test_what_is_declared_of_one_run_is_declared_of_all():
-    (together,) = across.compose_runs([record(), dataclasses.replace(record(), verdict=Verdict.DECLARED)])
+    (together,) = across.compose_runs([record(), with_verdict(record(), Verdict.DECLARED)])
     assert together.verdict is Verdict.DECLARED
+
+
+def test_a_run_whose_rounds_cannot_be_read_counts_by_its_statement():
+    run = record()
+    unread = dataclasses.replace(run, record=None)
+    (together,) = across.compose_runs([run, unread])
+    assert 2 * eps_of(run) <= together.eps < 2.0001 * eps_of(run)
+    assert across.compose_fixed([run, unread]) is None
 
 
 POINTS = np.linspace(-12, 16, 20_001)

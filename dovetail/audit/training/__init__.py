@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -31,6 +32,7 @@ from dovetail.data import Task
 from dovetail.engine.devices import to_host
 from dovetail.experiment.config import Config
 from dovetail.experiment.preparation import Plan, prepare, protocol_of, rounds_due
+from dovetail.experiment.spending import open_account
 from dovetail.protocols.subjects import require_item_level
 from dovetail.statements import Neighbors, Statement, Unit
 
@@ -88,6 +90,7 @@ def audit(
     guesses: int | None = None,
     seed: int = 0,
     task: Task | None = None,
+    ledger: str | Path | bool | None = None,
 ) -> TrainingAudit:
     """Run the training of this config once with so many canaries in it, attack it, and bound its eps from below.
 
@@ -96,6 +99,8 @@ def audit(
         guesses: how many coins are guessed; without it several numbers are tried and paid for.
         seed: replaces the config's own, and tosses the coins.
         task: the task to train; the config's own unless given.
+        ledger: the ledger of all runs on the same people, as `spending.open_account` reads it. The training counts as
+            one without a guarantee, for its noise comes from a seed.
 
     Guarantees:
         If what is certified holds, the result is `consistent` with probability at least `confidence`.
@@ -121,9 +126,20 @@ def audit(
             f"an attack on {guarantee.protocol.name!r} needs privacy.unit={guarantee.scope.unit.value!r}, the unit "
             f"that it protects, got {guarantee.target_unit.value!r}"
         )
+    account = open_account(
+        ledger=ledger,
+        ceiling=None,
+        people=plan.dataset.people,
+        published=plan.task.published,
+        task=plan.dataset.name or plan.task.name,
+        protocol=plan.sampler.protocol.name,
+        what="audit",
+    )
+    account.reserve(plan.record(range(plan.num_rounds)))
     released: list[int] = []
     scores = (_score_white_box if attack == "white-box" else _score_black_box)(plan, hidden, released)
-    statement = plan.record(released).certified_statement()
+    account.settle(record := plan.record(released))
+    statement = record.certified_statement()
     tried = {number: _count_right(scores, hidden.coins, number) for number in numbers}
     number, bound = one_run.best_bound_of_guesses(
         tried,

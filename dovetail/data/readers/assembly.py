@@ -10,12 +10,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dovetail import _validate
 from dovetail.data._base import Dataset, HeldOut
+from dovetail.data.people import fingerprint_ids, fingerprint_records
 from dovetail.data.readers.recipes import Answer, InputColumn, Recipe
 from dovetail.data.readers.tables import Table
 
@@ -90,6 +91,7 @@ def assemble(
     declared: bool,
     columns: tuple[InputColumn, ...] | None = None,
     name: str | None = None,
+    people: Callable[[], bytes] | None = None,
 ) -> Dataset:
     """Make a dataset of records, with the notes that its statements need.
 
@@ -101,6 +103,7 @@ def assemble(
         declared: whether the classes were declared, and not read off the data.
         columns: how the columns of a table were read, if the records come from one.
         name: what reports call the data.
+        people: makes the fingerprint of whose records they are where no ids say that; by default it is of the records.
     """
     if (test is None) == (test_share is None):
         raise ValueError(
@@ -108,6 +111,11 @@ def assemble(
             f"as 0.2), got {'neither' if test is None else 'both'}"
         )
     labels = answer.labels(records.targets)
+    ids = records.subjects or records.roster or records.users
+    if ids is not None:
+        fingerprint = fingerprint_ids(ids)
+    else:
+        fingerprint = people() if people is not None else fingerprint_records(records.inputs, labels)
     if test is not None:
         kept = np.ones(len(records.inputs), bool)
         test_inputs, test_labels = test.inputs, answer.labels(test.targets)
@@ -146,6 +154,7 @@ def assemble(
         target=answer.kind,
         name=name,
         held_out=None if test_share is None else HeldOut(share=float(test_share), seed=test_seed),
+        people=fingerprint,
     )
 
 

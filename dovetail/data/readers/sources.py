@@ -16,6 +16,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.data._base import Dataset, Target
+from dovetail.data.people import fingerprint_table
 from dovetail.data.readers.assembly import Rows, assemble
 from dovetail.data.readers.declarations import (
     check_types,
@@ -109,6 +110,7 @@ def from_table(
         declared=classes is not None,
         columns=columns,
         name=name,
+        people=lambda: fingerprint_table(table),
     )
 
 
