@@ -10,7 +10,7 @@ from dovetail._version import __version__
 if TYPE_CHECKING:
     from dovetail import events
     from dovetail.data import Dataset, Model, Task
-    from dovetail.experiment import Callback, Result, load, train
+    from dovetail.experiment import Callback, Result, load, train, tune
     from dovetail.experiment.verify import verify
     from dovetail.guarantee.quotes import Terms, quote
     from dovetail.protocols import Protocol
@@ -31,6 +31,7 @@ __all__ = [
     "load",
     "quote",
     "train",
+    "tune",
     "verify",
 ]
 # [end]
@@ -47,6 +48,7 @@ _HOMES = {
     "load": "dovetail.experiment",
     "quote": "dovetail.guarantee.quotes",
     "train": "dovetail.experiment",
+    "tune": "dovetail.experiment",
     "verify": "dovetail.experiment.verify",
 }
 

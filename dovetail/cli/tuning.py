@@ -47,7 +47,13 @@ def tune(
     eta: Annotated[
         float, typer.Option(help="Shape of the random number of trials: 0 is logarithmic, 1 geometric.")
     ] = 0.0,
-    score: Annotated[str, typer.Option(help="What to choose by: accuracy, or auc of two classes.")] = "accuracy",
+    score: Annotated[
+        str | None,
+        typer.Option(
+            help="What to choose by: accuracy, auc, macro_f1, r2, rmse, mae, loss, or a metric of the task's own. "
+            "Default: r2 for numbers, otherwise accuracy."
+        ),
+    ] = None,
     public_test: Annotated[
         bool, flag("--public-test", "Declare that the task's test records, which trials are scored on, are public.")
     ] = False,
@@ -64,8 +70,7 @@ def tune(
     from dovetail.engine import devices
     from dovetail.experiment import config as configs
     from dovetail.experiment.result import headline
-    from dovetail.experiment.tuning import parse_space
-    from dovetail.experiment.tuning import tune as run_trials
+    from dovetail.experiment.tuning import parse_space, run_trials
 
     changes = [configs.parse_override(text) for text in set_ or []]
     options = {"privacy.delta": delta, "seed": seed}
@@ -82,14 +87,14 @@ def tune(
             number=trials,
             by=by,  # type: ignore[arg-type]
             eta=eta,
-            score=score,  # type: ignore[arg-type]
+            score=score,
             out=target,
             ledger=ledger,
             ceiling=ceiling,
         )
     pages.write(target)
     if as_json:
-        print_json(tuning.to_json())
+        print_json(tuning.result.to_json())
         return
     _print_trials(tuning.facts)
     result = tuning.result
@@ -110,9 +115,9 @@ def _print_trials(facts: Mapping[str, Any]) -> None:
         )
         out_console.print(summary, markup=False, highlight=False)
         return
-    table = Table("setting", "accuracy", box=None)
+    table = Table("setting", facts["score"], box=None)
     for trial in facts["trials"]:
-        table.add_row(_spell(trial["setting"]), f"{trial['accuracy']:.2%}")
+        table.add_row(_spell(trial["setting"]), "none" if trial["score"] is None else f"{trial['score']:.4g}")
     out_console.print(table)
 
 

@@ -19,7 +19,7 @@ from dovetail.data._base import Dataset, Loss, Metric, Model
 from dovetail.engine.chunks import as_float
 from dovetail.learners import losses
 
-__all__ = ["Scores", "auc", "baseline_scores"]
+__all__ = ["Scores", "auc", "baseline_scores", "score_names"]
 
 _BUILT_IN = ("loss", "accuracy", "auc", "macro_f1", "recall", "r2", "rmse", "mae")
 
@@ -107,6 +107,14 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
     if high == 0 or low == 0:
         return None
     return float((rankdata(scores)[positive].sum() - high * (high + 1) / 2) / (high * low))
+
+
+def score_names(dataset: Dataset) -> tuple[str, ...]:
+    """The names of the built-in scores that are one number each, for a model of this dataset."""
+    if dataset.target == "number":
+        return ("r2", "rmse", "mae", "loss")
+    two = dataset.target == "classes" and dataset.num_classes == 2
+    return ("accuracy", *(("auc",) if two else ()), "macro_f1", "loss")
 
 
 def baseline_scores(dataset: Dataset) -> dict[str, Any]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dovetail.experiment.callbacks import Callback, Diagnosis, EarlyStopping, RunStart
     from dovetail.experiment.loading import LoadedRun, load
     from dovetail.experiment.training import Finished, Progress, Result, prepare, run, train
+    from dovetail.experiment.tuning import tune
 
 __all__ = [
     "Callback",
@@ -29,9 +30,11 @@ __all__ = [
     "prepare",
     "run",
     "train",
+    "tune",
 ]
 
 _HOMES = dict.fromkeys(__all__, "dovetail.experiment.training")  # the engine is large
 _HOMES |= dict.fromkeys(("LoadedRun", "load"), "dovetail.experiment.loading")
+_HOMES |= {"tune": "dovetail.experiment.tuning"}
 _HOMES |= dict.fromkeys(("Callback", "Diagnosis", "EarlyStopping", "RunStart"), "dovetail.experiment.callbacks")
 __getattr__ = lazy_getattr(__name__, _HOMES)

@@ -80,6 +80,7 @@ class Result:
     predictor: Predictor | None = dataclasses.field(default=None, compare=False)
     provenance: Provenance | None = dataclasses.field(default=None, compare=False)
     across_runs: Together | None = dataclasses.field(default=None, compare=False)  # what runs on these people spent
+    tuning: Mapping[str, Any] | None = None  # of `tune`: what was chosen, and what may be told of the trials
 
     def predict(self, rows: Any) -> np.ndarray:
         """One answer per row: a class, a number, or zeros and ones for labels.
@@ -142,7 +143,10 @@ class Result:
 
     def _facts(self) -> dict[str, str]:
         """What `repr` and a notebook show, as text by name."""
-        return facts_of(self.to_json(), self.statement, out=self.out)
+        facts = facts_of(self.to_json(), self.statement, out=self.out)
+        if self.tuning is not None:
+            facts["chosen"] = ", ".join(f"{key}={value}" for key, value in self.tuning["chosen"].items())
+        return facts
 
     @property
     def statement(self) -> Statement:
@@ -182,6 +186,7 @@ class Result:
             "noise": self.noise,
             **({} if self.across_runs is None else {"across_runs": self.across_runs.to_json()}),
             "out": None if self.out is None else str(self.out),
+            **({} if self.tuning is None else {"tuning": dict(self.tuning)}),
         }
 
 

@@ -32,7 +32,7 @@ from dovetail.engine import Diagnostics, Training, devices
 from dovetail.engine.devices import to_host
 from dovetail.engine.scoring import baseline_scores
 from dovetail.experiment.callbacks import OVERHEARD, STOPPED, Callback, Callbacks, Diagnosis, RunStart
-from dovetail.experiment.config import parse, presets, read, to_toml
+from dovetail.experiment.config import Config, parse, presets, read, to_toml
 from dovetail.experiment.declared import UNNAMED
 from dovetail.experiment.fingerprint import check_key, difference, fingerprint, origin_of
 from dovetail.experiment.folder import Checkpoint, RunFolder
@@ -89,6 +89,35 @@ def train(
     each of 30 rounds, unless `settings` say otherwise; where labels are numbers, and loss and model are not your own,
     the server's step is 1 / (2 + number of inputs), which is safe on inputs in [-1, 1].
     """
+    start = start_of(
+        task, model=model, loss=loss, metrics=metrics, protocol=protocol, eps=eps, delta=delta, settings=settings
+    )
+    plan = prepare(start.config, task=start.task)
+    return run(
+        plan, out=None if out is None else Path(out), resume=resume, callbacks=callbacks, ledger=ledger, ceiling=ceiling
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a training begins with: a config, and the task, which its name alone may not lead to."""
+
+    config: Config
+    task: Task
+
+
+def start_of(
+    task: str | Task | Dataset,
+    *,
+    model: Any = None,
+    loss: str | Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    protocol: str = "dp_fl",
+    eps: float | None = None,
+    delta: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Start:
+    """What `train` begins with, given these of its arguments."""
     is_named = isinstance(model, str)
     own_task = task_of(task, model=None if is_named else model, loss=loss, metrics=metrics)
     name = task if isinstance(task, str) else own_task.name
@@ -105,10 +134,7 @@ def train(
             data["privacy"]["neighbors"] = protocols.find(protocol).relation.value
     arguments = {"task.model": model if is_named else None, "privacy.eps": eps, "privacy.delta": delta}
     overrides = [*_validate.not_none(**arguments).items(), *(settings or {}).items()]
-    plan = prepare(parse(data, overrides), task=own_task)
-    return run(
-        plan, out=None if out is None else Path(out), resume=resume, callbacks=callbacks, ledger=ledger, ceiling=ceiling
-    )
+    return Start(config=parse(data, overrides), task=own_task)
 
 
 _ROUNDS = 30  # of a training on a dataset, unless settings say otherwise

@@ -6,8 +6,9 @@ Every setting has its own plan. All trials get the noise at which what they show
 - by `selection`, the best of a random number of trials, where a trusted curator publishes that one alone
   (docs/proofs/private-selection.md). Nothing about the others leaves this module: not even how many there were.
 
-Trials are scored on the task's test records, which must be declared public: a score on private records would be a
-release that nobody has accounted for.
+Trials are scored on the task's test records, which must be declared public. Any score will do then, for it is computed
+from a model that is released and from public records. A score on private records would be a release of its own: it has
+no noise here, and one person could move it by any amount.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ import numpy as np
 
 from dovetail import _validate, accounting
 from dovetail.accounting.releases import selection
-from dovetail.data import Task
+from dovetail.data import Dataset, Loss, Metric, Task
+from dovetail.engine.scoring import score_names
 from dovetail.experiment.config import Config, parse, to_toml
+from dovetail.experiment.declared import UNNAMED
 from dovetail.experiment.folder import RunFolder
 from dovetail.experiment.preparation import Plan, prepare, protocol_of
 from dovetail.experiment.result import Result
 from dovetail.experiment.spending import Account, open_account
-from dovetail.experiment.training import run
+from dovetail.experiment.training import run, start_of
 from dovetail.guarantee import Guarantee, Quote, Record, trials
 from dovetail.statements import NotApplicable, Trust
 
-__all__ = ["Space", "TuningResult", "parse_space", "tune"]
+__all__ = ["Space", "TuningResult", "parse_space", "run_trials", "tune"]
 
 _BITS = 256  # of the uniform number from which the number of trials is drawn
 _TOLERANCE = 1e-4  # by how much, relatively, the noise may exceed the smallest that meets the target
@@ -93,23 +96,20 @@ def parse_space(texts: Iterable[str]) -> Space:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TuningResult:
-    """The chosen model, whose statement covers all trials, and what may be told of them.
-
-    `record` are the rounds of all trials in privacy terms; `facts` is the value of "tuning" in `privacy.json`.
-    """
+    """The chosen model, whose statement covers all trials, and the rounds of all trials in privacy terms (`record`)."""
 
     result: Result
     record: Record
-    facts: Mapping[str, Any]
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What may be told of the trials: the value of "tuning" in `privacy.json`."""
+        return self.result.tuning or {}
 
     @property
     def best_setting(self) -> Mapping[str, Any]:
         """The setting of the chosen model."""
         return self.facts["chosen"]
-
-    def to_json(self) -> dict[str, Any]:
-        """The machine-readable summary: that of a run, and `tuning`."""
-        return {**self.result.to_json(), "tuning": dict(self.facts)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,12 @@ class _Composition:
     def facts(self, trials: Sequence[_Trial]) -> dict[str, Any]:
         """What may be told of the trials: everything, for everything was counted."""
         listed = [
-            {"setting": dict(trial.setting), "accuracy": trial.result.accuracy, "auc": trial.result.auc}
+            {
+                "setting": dict(trial.setting),
+                "accuracy": trial.result.accuracy,
+                "auc": trial.result.auc,
+                "score": trial.score if math.isfinite(trial.score) else None,
+            }
             for trial in trials
         ]
         return {"trials": listed, "mean_trials": None, "uploads": sum(trial.result.uploads for trial in trials)}
@@ -215,6 +220,89 @@ class _Selection:
 
 
 def tune(
+    task: str | Task | Dataset,
+    *,
+    space: Mapping[str, Sequence[Any]],
+    eps: float,
+    score: str | Metric | None = None,
+    public_test: bool = False,
+    trials: float | None = None,
+    by: Literal["auto", "selection", "composition"] = "auto",
+    eta: float = 0.0,
+    model: Any = None,
+    loss: str | Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    protocol: str = "dp_fl",
+    delta: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    ledger: str | Path | bool | None = None,
+    ceiling: float | tuple[float, float] | None = None,
+) -> Result:
+    """Train with several settings and return the best model, under one statement that covers all that was tried.
+
+    Arguments:
+        task: what to train on, as `train` takes it.
+        space: the settings to choose from, all combinations of these: by config key the values to try, for example
+            ``{"server.learning_rate": [0.1, 0.3]}``. Keys say how to train (of client, cohort, protocol, server, task).
+        eps: the target for all trials together.
+        score: what trials are compared by: "accuracy", "auc", "macro_f1", "r2", "rmse", "mae" or "loss", as far as the
+            data have it (the last three: the smaller the better), the name of one of your `metrics`, or a function like
+            these, ``(outputs, labels) -> number``, the larger the better. By default "r2" for numbers, else "accuracy".
+        public_test: declares that the test records, on which trials are scored, are public. Without it tuning is
+            refused: a score of private people would be a release without noise.
+        trials: how many settings are tried: exactly so many by composition, on average by selection; as many as there
+            are unless given.
+        by: "selection" of the best of a secret random number of trials, for a trusted curator; "composition" of all;
+            "auto" takes selection where there is a curator.
+        eta: by selection, the shape of the law of the number of trials.
+        model, loss, metrics, protocol, delta, settings: as of `train`; settings are what all trials have in common.
+        ledger, ceiling: as of `train`; all trials together are one entry of the ledger.
+        out: the folder to write the chosen run to; without one nothing is written.
+
+    Guarantees:
+        The statement is at most `eps`, and covers every trial and the choice (docs/tutorials/tuning.md).
+        By selection, the result says nothing of trials that were not chosen.
+
+    `Result.tuning` says which setting was chosen and, by composition, what each of the trials scored.
+    """
+    for key, values in space.items():
+        if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+            raise ValueError(f"expected a list of values to try in space={{{key!r}: [...]}}, got {values!r}")
+    axes = Space(axes={key: tuple(values) for key, values in space.items()})
+    if both := sorted(axes.axes.keys() & (settings or {}).keys()):
+        raise ValueError(f"expected {both[0]!r} in settings or in space, got it in both")
+    name = score if isinstance(score, str | None) else getattr(score, "__name__", "score")
+    if callable(score):
+        metrics = {**(metrics or {}), str(name): score}
+    start = start_of(
+        task,
+        model=model,
+        loss=loss,
+        metrics=metrics,
+        protocol=protocol,
+        eps=eps,
+        delta=delta,
+        settings={**(settings or {}), **axes.settings[0]},
+    )
+    found = run_trials(
+        start.config,
+        axes,
+        eps=eps,
+        public_test=public_test,
+        number=trials,
+        by=by,
+        eta=eta,
+        score=name,
+        task=start.task,
+        out=None if out is None else Path(out),
+        ledger=ledger,
+        ceiling=ceiling,
+    )
+    return found.result
+
+
+def run_trials(
     config: Config,
     space: Space,
     *,
@@ -223,7 +311,7 @@ def tune(
     number: float | None = None,
     by: Literal["auto", "selection", "composition"] = "auto",
     eta: float = 0.0,
-    score: Literal["accuracy", "auc"] = "accuracy",
+    score: str | None = None,
     task: Task | None = None,
     out: Path | None = None,
     ledger: str | Path | bool | None = None,
@@ -240,7 +328,8 @@ def tune(
             given), by selection so many on average (as many as there are unless given).
         by: "composition", "selection", or "auto": selection where a trusted curator alone sees the trials.
         eta: by selection, the shape of the law of the number of trials.
-        score: what trials are compared by; "auc" of two classes.
+        score: the name of what trials are compared by, of which more is better but of losses and errors; by default R2
+            of numbers, else accuracy.
         task: the task, where it is not found by the config's name of it.
         out: the folder to write the chosen run to, if any.
         ledger: the ledger of all runs on the same people, as `spending.open_account` reads it; all trials together are
@@ -253,15 +342,17 @@ def tune(
         By selection, the result says nothing of trials that were not chosen.
         The run's ledger gives the statement again (`dovetail verify`).
     """
-    _check_arguments(config, eps=eps, public_test=public_test, by=by, score=score)
+    _check_arguments(config, eps=eps, public_test=public_test, by=by)
     if out is not None:
         RunFolder.refuse_taken(out)
     config = _with_changes(config, {"privacy.eps": eps})
     first = prepare(_with_changes(config, space.settings[0]), task=task)
-    if first.dataset.target != "classes" or (score == "auc" and first.dataset.num_classes != 2):
+    score = score or ("r2" if first.dataset.target == "number" else "accuracy")
+    names = (*score_names(first.dataset), *first.task.metrics)
+    if score not in names:
         raise ValueError(
-            f"trials are scored by accuracy of classes, or by auc of two classes; got score={score!r} and data with "
-            f"target={first.dataset.target!r} and {first.dataset.num_classes} classes"
+            f"expected a score that these data have, one of {', '.join(names)}, or a function of yours, got "
+            f"score={score!r}"
         )
     selects = by == "selection" or (by == "auto" and first.guarantee.scope.trust is Trust.CURATOR)
     strategy = _Selection(config, space, number, eta) if selects else _Composition(config, space, number)
@@ -294,10 +385,20 @@ def _train(plan: Plan, setting: Mapping[str, Any], score: str) -> _Trial:
     return _Trial(plan=plan, setting=setting, result=result, score=_score(result, score), record=record)
 
 
+_LESS_IS_BETTER = ("loss", "rmse", "mae")
+
+
 def _score(result: Result, name: str) -> float:
-    """The result's score, by which trials are ordered; -inf for one that is not a number."""
-    score = float(getattr(result, name))
-    return -math.inf if math.isnan(score) else score
+    """The result's score under this name; NaN where it has none."""
+    score = result.metrics.get(name)
+    return math.nan if score is None else float(score)
+
+
+def _rank(score: float, name: str) -> float:
+    """A number that is larger the better a score of this name is; -inf for a score that is not a number."""
+    if math.isnan(score):
+        return -math.inf
+    return -score if name in _LESS_IS_BETTER else score
 
 
 def _conclude(
@@ -318,37 +419,42 @@ def _conclude(
         trials: the trials that were trained, at least one.
         account: their place in the ledger of all runs on the same people.
     """
-    best = max(trials, key=lambda trial: trial.score)  # the first of equals, as if at random: settings are, too
+    # the first of equals, as if at random: settings are, too
+    best = max(trials, key=lambda trial: _rank(trial.score, score))
     quote = Quote.of(best.plan.sampler.protocol.name, record, None)
     if not quote.certified.eps <= eps:
         raise RuntimeError(f"the trials together are not within eps={eps}, so nothing is certified and nothing written")
     facts = strategy.facts(trials)
+    replaced = {key: facts.pop(key) for key in ("uploads", "seconds_per_round") if key in facts}
     result = dataclasses.replace(
         best.result,
         quote=quote,
         units=record.statements_by_unit(),
-        uploads=facts.pop("uploads", best.result.uploads),
-        seconds_per_round=facts.pop("seconds_per_round", best.result.seconds_per_round),
+        **replaced,
         out=out,
         across_runs=account.preview(record),
         provenance=None,  # its ledger is that of all trials
+        tuning={
+            "by": strategy.name,
+            "space": {key: list(values) for key, values in space.axes.items()},
+            "chosen": dict(best.setting),
+            "score": score,
+            "public": f"the test records of {_name_of(best.plan.config)}",
+            "rounds": best.result.rounds,
+            **facts,
+        },
     )
-    facts = {
-        "by": strategy.name,
-        "space": {key: list(values) for key, values in space.axes.items()},
-        "chosen": dict(best.setting),
-        "score": score,
-        "public": f"the test records of {best.plan.config.task.name}",
-        "rounds": result.rounds,
-        **facts,
-    }
-    tuning = TuningResult(result=result, record=record, facts=facts)
     if out is not None:
-        stated = {**tuning.to_json(), **best.result.required_provenance.facts(out)}
+        stated = {**result.to_json(), **best.result.required_provenance.facts(out)}
         if strategy.name == "selection":
             del stated["seconds_per_round"]  # nothing is told of time
         RunFolder.create(out, to_toml(best.plan.config)).finish(stated, record, result.parameters, result.recipe)
-    return tuning
+    return TuningResult(result=result, record=record)
+
+
+def _name_of(config: Config) -> str:
+    """What a sentence calls the data of a config."""
+    return "the data" if config.task.name == UNNAMED else config.task.name
 
 
 def _calibrate(
@@ -406,15 +512,14 @@ def _uncalibrated(config: Config, task: Task | None) -> tuple[Guarantee, float]:
     return dataclasses.replace(plan.guarantee, protocol=protocol), noise
 
 
-def _check_arguments(config: Config, *, eps: float, public_test: bool, by: str, score: str) -> None:
+def _check_arguments(config: Config, *, eps: float, public_test: bool, by: str) -> None:
     """Refuse arguments of `tune` under which no statement could be made."""
     _validate.positive(eps=eps)
     _validate.one_of(("auto", "selection", "composition"), by=by)
-    _validate.one_of(("accuracy", "auc"), score=score)
     if not public_test:
         raise ValueError(
-            "trials are scored on the test records, which must be declared public (--public-test): a choice by private "
-            "records that nobody accounts for gets no statement"
+            "trials are scored on the test records, which must be declared public: pass public_test=True "
+            "(--public-test) if they are. Scores have no noise, so that a choice by private records gets no statement"
         )
     if config.noise != "os":
         raise ValueError(f"tuning needs noise = 'os', got {config.noise!r}: trials of one seed would share their noise")
@@ -433,5 +538,5 @@ def _tuning_assumption(config: Config, space: Space) -> str:
     """What a tuned statement still assumes of how settings were chosen, as a sentence."""
     return (
         f"everything but the choice among {len(space.settings)} settings of {', '.join(space.axes)} was fixed without "
-        f"the private data, and trials were scored on the test records of {config.task.name}, which are public"
+        f"the private data, and trials were scored on the test records of {_name_of(config)}, which are public"
     )

@@ -6,11 +6,15 @@ import types
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
+import tiny
 from tiny import TASK
 
+import dovetail
 from dovetail import pages
 from dovetail.accounting.releases import selection
+from dovetail.data import Dataset, Task
 from dovetail.experiment import config, tuning
 from dovetail.experiment.tuning import Space, parse_space
 from dovetail.experiment.verify import verify
@@ -27,7 +31,7 @@ SPACE = Space(axes={"protocol.clip_norm": (0.5, 1.0), "server.learning_rate": (0
 
 
 def tuned(*overrides, space=SPACE, eps=2.0, public_test=True, **more):
-    return tuning.tune(config.parse(BASE, overrides), space, eps=eps, public_test=public_test, task=TASK, **more)
+    return tuning.run_trials(config.parse(BASE, overrides), space, eps=eps, public_test=public_test, task=TASK, **more)
 
 
 @pytest.fixture
@@ -95,7 +99,7 @@ def test_the_best_of_non_private_trials_is_refused_a_statement():
 
 
 def test_a_choice_by_records_that_are_not_public_is_refused_a_statement():
-    with pytest.raises(ValueError, match=r"declared public .*gets no statement"):
+    with pytest.raises(ValueError, match=r"declared public: pass public_test=True \(--public-test\).* no statement"):
         tuned(public_test=False)
 
 
@@ -107,7 +111,12 @@ def test_a_choice_by_records_that_are_not_public_is_refused_a_statement():
         ([("privacy.eps", 1.0), ("privacy.stop", "delta")], {}, "privacy.stop = 'eps'"),
         ([], {"number": 3, "by": "composition"}, "expected 1 to 2 trials"),
         ([], {"number": 1.0}, "mean number of trials > 1"),
-        ([], {"score": "auc"}, "by auc of two classes; got score='auc'"),
+        (
+            [],
+            {"score": "auc"},
+            "these data have, one of accuracy, macro_f1, loss, or a function of yours, got score='auc'",
+        ),
+        ([], {"score": "r2"}, "these data have, one of accuracy, macro_f1, loss, .* got score='r2'"),
         ([], {"by": "chance"}, "by to be one of"),
     ],
 )
@@ -145,8 +154,107 @@ def test_the_command_line(command, few, tmp_path):
     assert status == 0 and out.count("protocol.clip_norm=") == 3 and "8 rounds" in out
 
 
-@pytest.mark.parametrize("scores", [[math.nan, 0.9], [0.9, math.nan], [-math.inf, 0.9]])
+@pytest.mark.parametrize("scores", [[math.nan, 0.9], [0.9, math.nan], [-math.inf, 0.9], [None, 0.9]])
 def test_a_score_that_is_no_number_is_the_worst(scores):
-    ordered = [tuning._score(types.SimpleNamespace(auc=score), "auc") for score in scores]
+    found = [tuning._score(types.SimpleNamespace(metrics={"auc": score}), "auc") for score in scores]
+    ordered = [tuning._rank(score, "auc") for score in found]
     assert max(ordered) == 0.9
     assert not any(map(math.isnan, ordered))
+
+
+def test_of_losses_and_errors_the_smallest_is_the_best():
+    for name in ("loss", "rmse", "mae"):
+        assert max([2.0, 0.5, math.nan, math.inf], key=lambda score: tuning._rank(score, name)) == 0.5
+    assert max([2.0, 0.5], key=lambda score: tuning._rank(score, "r2")) == 2.0
+
+
+# from Python
+
+
+def numbers():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (400, 3)).astype(np.float32)
+    y = (x @ np.array([0.5, -0.3, 0.1]) + 0.02 * rng.normal(size=400)).astype(np.float32)
+    return Dataset.from_arrays(x, y, test=(x[:100], y[:100]))
+
+
+def near(outputs, labels):
+    return float(np.mean(np.abs(outputs.ravel() - labels) < 0.1))
+
+
+STEPS = {"server.learning_rate": [1e-3, 0.3]}
+FEW_ROUNDS = {"cohort.rounds": 3, "server.optimizer": "sgd"}
+
+
+@pytest.mark.parametrize("score", [None, "rmse", near])
+def test_numbers_are_tuned_by_any_score_from_python(score, tmp_path):
+    asked = {"space": STEPS, "eps": 4.0, "public_test": True, "by": "composition", "settings": FEW_ROUNDS}
+    result = dovetail.tune(numbers(), **asked, score=score, out=tmp_path / "run")
+    assert isinstance(result, dovetail.Result)
+    name = {None: "r2", near: "near"}.get(score, score)
+    assert result.tuning["score"] == name
+    assert result.tuning["chosen"] == {"server.learning_rate": 0.3}
+    assert "chosen: server.learning_rate=0.3" in repr(result)
+    told = [one["score"] for one in result.tuning["trials"]]
+    best = min(told) if name in ("rmse", "loss") else max(told)
+    assert result.metrics[name] == best != told[0]
+    assert 3.99 < result.statement.eps <= 4
+    assert any(
+        "scored on the test records of the data, which are public" in said for said in result.statement.assumptions
+    )
+    assert result.rounds == 3
+    assert verify(tmp_path / "run").agrees
+    np.testing.assert_array_equal(
+        dovetail.load(tmp_path / "run").predict(numbers().test_inputs), result.predict(numbers().test_inputs)
+    )
+    stated = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    jsonschema.Draft202012Validator(SCHEMA).validate(stated)
+    assert stated["tuning"]["score"] == name
+
+
+def test_of_a_selection_from_python_nothing_else_is_told(few):
+    result = dovetail.tune(numbers(), space=STEPS, eps=4.0, public_test=True, trials=2, settings=FEW_ROUNDS)
+    assert result.tuning["by"] == "selection"
+    assert result.tuning["trials"] is None
+    assert result.tuning["mean_trials"] == pytest.approx(2)
+    assert result.statement.eps <= 4
+    with pytest.raises(ValueError, match="the result of tuning cannot be saved"):
+        result.save("never")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"public_test": False}, "declared public: pass public_test=True"),
+        (
+            {"score": "accuracy"},
+            "these data have, one of r2, rmse, mae, loss, or a function of yours, got score='accuracy'",
+        ),
+        (
+            {"space": {"server.learning_rate": 0.1}},
+            r"a list of values to try in space={'server.learning_rate': \[...\]}",
+        ),
+        ({"space": {"privacy.eps": [1, 2]}}, "a key that says how to train"),
+        ({"space": {}}, "expected a space with keys and values"),
+        (
+            {"settings": {"server.learning_rate": 1.0}},
+            "expected 'server.learning_rate' in settings or in space, got it in",
+        ),
+    ],
+)
+def test_what_python_cannot_tune_is_refused_before_any_trial(changes, message, monkeypatch):
+    monkeypatch.setattr(tuning, "run", lambda plan: pytest.fail("a trial ran"))
+    asked = {"space": STEPS, "eps": 4.0, "public_test": True, "settings": FEW_ROUNDS}
+    with pytest.raises(ValueError, match=message):
+        dovetail.tune(numbers(), **{**asked, **changes})
+
+
+def test_the_command_line_tunes_numbers(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny, "NUMBERS", Task(name="numbers", load=lambda *, folder: numbers()), raising=False)
+    file = tmp_path / "config.toml"
+    file.write_text(config.to_toml(config.parse(BASE, [("task.name", "tiny:NUMBERS"), ("cohort.rounds", 2)])))
+    words = ["tune", str(file), "--space", "server.learning_rate=0.001,0.3", "--eps", "4", "--public-test"]
+    status, out, err = command(*words, "--by", "composition", "--out", str(tmp_path / "run"))
+    assert status == 0, err
+    assert out.splitlines()[0].split() == ["setting", "r2"]
+    assert "chosen: server.learning_rate=0.3" in out
