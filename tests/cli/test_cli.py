@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -111,7 +110,7 @@ def test_a_killed_run_resumes_to_the_same_model_and_budget(tmp_path):
         assert cut.poll() is None, "it must still be running when it is killed"
         time.sleep(0.01)
     cut.kill()
-    assert cut.wait() == -signal.SIGKILL
+    assert cut.wait() != 0
     assert not (tmp_path / "cut" / "privacy.json").exists()
     resumed = dovetail("run", "--resume", "--out", str(tmp_path / "cut"), "--json")
     assert resumed.returncode == 0, resumed.stderr
