@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from decimal import ROUND_HALF_EVEN
+from fractions import Fraction
 
 from dovetail.accounting.accountants import BASIC, exact_gaussian
 from dovetail.accounting.exposure import exposures_of
 from dovetail.events import Everyone, Round
+from dovetail.numbers import round_to
 from dovetail.statements import Bound, NotApplicable, Theorem
 
 __all__ = ["ACROSS_RUNS", "add_up", "gaussian_bound", "gaussian_shift", "total_delta"]
@@ -37,8 +40,10 @@ def add_up(bounds: Sequence[Bound]) -> Bound:
 
 
 def total_delta(bounds: Sequence[Bound]) -> float:
-    """The sum of all delta, rounded up, at most 1."""
-    return min(1.0, math.fsum(bound.delta for bound in bounds) * (1 + _SUM_ERROR * (len(bounds) + 4)))
+    """The sum of all delta, at most 1: the number of few digits that is next to it where that is no less, or above."""
+    exact = sum((Fraction(bound.delta) for bound in bounds), Fraction(0))
+    near = round_to(float(exact), 12, ROUND_HALF_EVEN)
+    return min(1.0, near if Fraction(near) >= exact else math.nextafter(float(exact), 1))
 
 
 def gaussian_shift(rounds: Sequence[Round]) -> float | None:

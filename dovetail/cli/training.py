@@ -143,9 +143,11 @@ def _say_interrupted(folder: Path, config: str | None, overrides: Sequence[str])
 
 def _say_finished(folder: Path, *, as_json: bool) -> None:
     from dovetail.experiment.folder import RunFolder
+    from dovetail.experiment.spending import conclude
 
     run = RunFolder(folder)
     run.delete_checkpoint()  # a kill may have left the checkpoint
+    conclude(run)
     if as_json:
         print_json({**run.read_privacy(), "finished": True, "out": str(folder)})
         return

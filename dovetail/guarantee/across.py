@@ -8,6 +8,7 @@ one of them, all runs together promise nothing, which the caller has to say.
 from __future__ import annotations
 
 import dataclasses
+import decimal
 from collections.abc import Sequence
 
 from dovetail import accounting
@@ -15,6 +16,7 @@ from dovetail.accounting import adaptive
 from dovetail.events import Round
 from dovetail.guarantee import trials
 from dovetail.guarantee.record import Record
+from dovetail.numbers import round_to
 from dovetail.statements import (
     TUNING_ASSUMPTION,
     Bound,
@@ -148,7 +150,7 @@ def _compose(runs: Sequence[RunSpending]) -> Statement:
     rounds = _all_rounds(runs)
     if rounds is not None:
         try:
-            gaussian = adaptive.gaussian_bound(rounds, delta=total.delta)
+            gaussian = adaptive.gaussian_bound(rounds, delta=round_to(total.delta, 9, decimal.ROUND_HALF_EVEN))
         except (NotApplicable, ValueError):
             pass
         else:

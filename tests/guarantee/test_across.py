@@ -3,16 +3,17 @@
 import dataclasses
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dovetail.accounting import gaussian
+from dovetail.accounting import adaptive, gaussian
 from dovetail.events import Disjoint, Poisson
 from dovetail.guarantee import across, quotes
 from dovetail.guarantee.across import RunSpending
-from dovetail.statements import TUNING_ASSUMPTION, Neighbors, Trust, Unit, Verdict
+from dovetail.statements import TUNING_ASSUMPTION, Bound, Neighbors, Proof, Trust, Unit, Verdict
 
 DELTA = 1e-5
 
@@ -37,10 +38,19 @@ def test_gaussian_runs_add_up_by_the_root_of_the_sum_of_squares():
     (together,) = across.compose_runs(runs)
     mu = math.sqrt(sum(gaussian.mu_of(eps_of(run), delta=DELTA) ** 2 for run in runs))
     assert together.eps == pytest.approx(gaussian.eps_of(mu, delta=3 * DELTA), rel=1e-6)
-    assert 3 * DELTA <= together.delta < 3.0001 * DELTA
+    assert together.delta == 3e-5
     assert together.eps < sum(map(eps_of, runs))
     assert "dovetail.across-runs" in together.proof.key
     assert across.ODOMETER in together.assumptions and TUNING_ASSUMPTION not in together.assumptions
+
+
+@pytest.mark.parametrize(
+    "deltas", [(1e-5,) * 2, (1e-5,) * 3, (1e-5, 1e-6, 3e-7), (0.1,) * 3, (1 / 3, 1e-9), (0.9, 0.9)]
+)
+def test_the_sum_of_deltas_is_never_rounded_down(deltas):
+    total = adaptive.total_delta([Bound(eps=1.0, delta=delta, proof=Proof()) for delta in deltas])
+    exact = sum(map(Fraction, deltas))
+    assert total == 1.0 if exact > 1 else exact <= Fraction(total) <= exact * (1 + Fraction(1, 10**11))
 
 
 def test_batches_of_different_runs_are_not_disjoint():
