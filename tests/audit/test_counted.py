@@ -6,13 +6,14 @@ import dataclasses
 import math
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
 
 from dovetail import audit as audits
 from dovetail.audit import runs
-from dovetail.audit.runs.games import Game, TrialView, neighboring_worlds
+from dovetail.audit.runs.games import Game, TrialView, neighboring_worlds, sample_rows
 from dovetail.audit.runs.scores import scores_of_trials
 from dovetail.events import FixedSize
 from dovetail.guarantee import quotes
@@ -206,3 +207,11 @@ def test_changes_are_looked_at_from_two_rounds_on(rounds):
     if rounds > 1:
         expected = -(np.diff(moves, axis=1) ** 2).sum(axis=(1, 2))
         np.testing.assert_allclose(reports, [expected, 4 * expected])
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_a_sample_of_fixed_size_has_that_size_and_takes_every_row_alike(size):
+    keys = jax.random.split(jax.random.key(3), 2_000)
+    masks = np.asarray(jax.vmap(lambda key: sample_rows(FixedSize(size=size, population=7), 7, key=key))(keys))
+    assert (masks.sum(axis=1) == size).all()
+    assert np.abs(masks.mean(axis=0) - size / 7).max() < 5 * math.sqrt(0.25 / len(masks))

@@ -307,3 +307,14 @@ def test_nothing_is_told_of_test_records_that_are_not_assumed_to_be_public():
     assert declared_public(settings, published, data, assumptions=())["tests"] == public["tests"]
     unnamed = dataclasses.replace(data, name=None)
     assert declared_public(settings, task, unnamed, assumptions=())["name"] is None
+
+
+@pytest.mark.parametrize(("script", "commit"), [("exit 128", None), ("test $3 = rev-parse && echo abc", "abc")])
+def test_a_checkout_that_git_does_not_answer_for_has_no_commit(tmp_path, monkeypatch, script, commit):
+    git = tmp_path / "git"
+    git.write_text(f"#!/bin/sh\n{script}\n")
+    git.chmod(0o755)
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(fingerprint, "_PACKAGE", tmp_path / "dovetail")
+    monkeypatch.setattr(fingerprint.shutil, "which", lambda name: str(git))
+    assert fingerprint._commit.__wrapped__() == commit
