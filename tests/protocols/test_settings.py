@@ -43,3 +43,13 @@ def test_no_setting_is_negative_infinite_no_number_or_a_word(name, field, real):
     for value in (-1.0 if real else -1, math.nan, math.inf, -math.inf, "nonsense", *([] if real else [1.5])):
         with pytest.raises((ValueError, TypeError)):
             settled(name, **{field: value})
+
+
+def test_a_slot_is_filled_to_two_messages_beside_the_colluders_or_more():
+    protocol = protocols.build("ss_double", {"eps_local": 0.5, "beta": 0.2, "pad_to": 5})
+    enough, too_many = (
+        Cohort(participation=Everyone(), size=9, min_size=9, colluders=colluders) for colluders in (3, 4)
+    )
+    assert protocol.padded_to(enough) == 5
+    with pytest.raises(ValueError, match="expected pad_to - colluders >= 2, got pad_to=5 with 4 colluders"):
+        protocol.padded_to(too_many)

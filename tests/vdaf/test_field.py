@@ -60,6 +60,12 @@ def test_signed_integers_go_in_and_out(field):
     assert integers(field.elements([-1, field.modulus, 3])) == [field.modulus - 1, 0, 3]
 
 
+def test_the_middle_of_the_field_is_where_signs_change(field):
+    half = (field.modulus - 1) // 2
+    middle = np.array([half, half + 1], field.dtype)
+    assert integers(field.center(middle)) == [half, -half]
+
+
 def test_the_root_has_its_order_and_no_smaller_one(field):
     for log in (1, 5, field.log_order):
         root = field.root_of(2**log)
