@@ -50,6 +50,6 @@ def test_a_slot_is_filled_to_two_messages_beside_the_colluders_or_more():
     enough, too_many = (
         Cohort(participation=Everyone(), size=9, min_size=9, colluders=colluders) for colluders in (3, 4)
     )
-    assert protocol.padded_to(enough) == 5
+    assert protocol.padded_size(enough) == 5
     with pytest.raises(ValueError, match="expected pad_to - colluders >= 2, got pad_to=5 with 4 colluders"):
-        protocol.padded_to(too_many)
+        protocol.padded_size(too_many)
