@@ -307,7 +307,8 @@ def _record_to_charge(plan: Plan, released: Sequence[int] = (), *, start: int = 
                 charged.append(index)
     record = plan.record(charged)
     scores = getattr(plan, "scores", None)
-    return record if scores is None else dataclasses.replace(record, evaluation=scores.record)  # type: ignore[call-arg]
+    more: dict[str, Any] = {} if scores is None else {"evaluation": scores.record}
+    return dataclasses.replace(record, **more)
 
 
 @dataclasses.dataclass(kw_only=True)
