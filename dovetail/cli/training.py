@@ -37,6 +37,10 @@ _INTERRUPTED = 130
 _NOT_LEARNED = (
     "it did not learn: no better than a constant guess; `dovetail choose` shows which protocols need less noise"
 )
+_RANKS_ONLY = (
+    "it tells the classes apart (see its AUC), but cut at one half it is right no more often than a constant guess, as "
+    "is usual where one class is rare: choose a threshold of your own on its probabilities"
+)
 
 
 def run(
@@ -65,6 +69,7 @@ def run(
     ] = False,
     ledger: LedgerName = None,
     ceiling: CeilingOption = None,
+    force: Annotated[bool, flag("--force", "Train even where noise will drown the updates.")] = False,
     quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -72,7 +77,8 @@ def run(
     from dovetail import experiment
     from dovetail.engine import devices
     from dovetail.experiment import config as configs
-    from dovetail.experiment.result import headline
+    from dovetail.experiment.outlook import Outlook
+    from dovetail.experiment.result import headline, tells_apart
 
     if presets:
         _print_presets(configs.preset_titles(), as_json=as_json)
@@ -87,6 +93,9 @@ def run(
         devices.join(coordinator, processes=processes, process_id=process_id)
     source = config or (str(out / "config.toml") if resume and out is not None else DEFAULT_PRESET)
     plan = _prepare(source, set_ or [], fall_back=config is None and source == DEFAULT_PRESET, resume=resume)
+    outlook = Outlook.of(plan)
+    outlook.refuse(force=force or resume)
+    progress_console.print(outlook.describe(), markup=False, highlight=False)
     target = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         with rounds_bar(plan.num_rounds, reproducible=plan.sampler.schedule.randomness.reproducible) as bar:
@@ -111,7 +120,8 @@ def run(
         return
     out_console.print(f"test {headline(result.metrics, result.baseline)} after {_rounds(result)}", highlight=False)
     if result.beats_baseline is False:
-        out_console.print(_NOT_LEARNED, markup=False, highlight=False)
+        verdict = _RANKS_ONLY if tells_apart(result.metrics) else _NOT_LEARNED
+        out_console.print(verdict, markup=False, highlight=False)
     out_console.print(str(result.statement), markup=False, highlight=False)
     if result.across_runs is not None:
         out_console.print(result.across_runs.sentence, markup=False, highlight=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import jax
 import msgspec
@@ -21,7 +21,9 @@ from dovetail.claims import subdp
 from dovetail.data import Clients, Dataset, Model, Task, resolve
 from dovetail.data.readers.recipes import recipe_of
 from dovetail.engine import Engine, Training
+from dovetail.experiment import defaults
 from dovetail.experiment.config import Config
+from dovetail.experiment.outlook import noise_ratio_of
 from dovetail.experiment.population import (
     check_counts,
     data_assumptions,
@@ -36,7 +38,7 @@ from dovetail.learners.client import ClientUpdate
 from dovetail.learners.isolation import inspect_model
 from dovetail.learners.moments import moments_of
 from dovetail.learners.prediction import Predictor
-from dovetail.learners.server import Ridge
+from dovetail.learners.server import Ridge, Server
 from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT
 from dovetail.numbers import at_least
 from dovetail.protocols import Cohort, Protocol
@@ -174,16 +176,19 @@ def rounds_due(plan: Plan, released: list[int], *, start: int = 0) -> Iterator[t
         yield index, plan.sampler.schedule.draw(index)
 
 
-def prepare(config: Config, *, task: Task | None = None, guests: Guests | None = None) -> Plan:
+def prepare(
+    config: Config, *, task: Task | None = None, guests: Guests | None = None, open_keys: Collection[str] = ()
+) -> Plan:
     """Load the data, schedule the cohorts, calibrate the noise; refuses whatever cannot work.
 
     Arguments:
         config: the config.
         task: the task, where it is not found by the config's name of it.
         guests: users or people that an audit adds.
+        open_keys: what the caller left open, to be filled in by `defaults.complete`; the plan has the whole config.
     """
     protocol = protocol_of(config)
-    server = config.server.build()
+    config.server.build()
     if not protocol.is_calibrated and config.privacy.eps is None:
         raise ValueError(f"set privacy.eps, or the noise of {protocol.name!r} itself: neither is given")
     _check_sections(config, protocol)
@@ -209,19 +214,38 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     seeded = config.noise == "seeded"
     randomness = Randomness.from_seed(config.seed) if seeded else Randomness.without_secrets(config.seed)
     records = num_records(config, held, protocol, published=task.published)
-    schedule = schedule_of(config, protocol, population=held.num_clients, records=records, randomness=randomness)
     moments = moments_of(config.client, model)
-    server = server.for_rounds(schedule.rounds, moments=moments)
-    assumptions = (*server.notes, *data_assumptions(config, dataset, published=task.published))
-    if model.learner is not None:
-        assumptions += model.learner.notes
     dim = _dimension(model) if moments is None else moments.dim
-    guarantee = guarantee_of(config, protocol, schedule, dim, spread, assumptions=assumptions, declared=declared)
-    protocol, noise_of = calibrate_noise(guarantee, eps=config.privacy.eps)
 
+    def plan_rounds(config: Config, held: Clients) -> tuple[Sampler, Server, Guarantee]:
+        """Who takes part in the rounds of a config, under which noise; the server; and what that guarantees."""
+        protocol = protocol_of(config)
+        schedule = schedule_of(config, protocol, population=held.num_clients, records=records, randomness=randomness)
+        server = config.server.build().for_rounds(schedule.rounds, moments=moments)
+        assumptions = (*server.notes, *data_assumptions(config, dataset, published=task.published))
+        if model.learner is not None:
+            assumptions += model.learner.notes
+        guarantee = guarantee_of(config, protocol, schedule, dim, spread, assumptions=assumptions, declared=declared)
+        protocol, noise_of = calibrate_noise(guarantee, eps=config.privacy.eps)
+        sampler = sampler_of(protocol, schedule=schedule, clients=held, subjects=dataset.subjects, noise_of=noise_of)
+        return sampler, server, dataclasses.replace(guarantee, protocol=protocol)
+
+    if config.client.local or (model.learner is not None and model.learner.ignores_settings):
+        open_keys = ()  # clients' updates are steps already, which the server follows
+    config = defaults.complete(
+        config,
+        open_keys,
+        learned=defaults.Learned(
+            target=dataset.target,
+            dim=dim,
+            is_linear=model.constant is not None,
+            has_known_scale=_has_known_scale(dataset),
+        ),
+        noise_ratio=lambda config: noise_ratio_of(plan_rounds(config, held)[0], dim=dim),
+    )
     if guests is not None:
         held = guests.draw_presence(held, len(dataset.labels))
-    sampler = sampler_of(protocol, schedule=schedule, clients=held, subjects=dataset.subjects, noise_of=noise_of)
+    sampler, server, guarantee = plan_rounds(config, held)
     if isinstance(server, Ridge):
         std = sampler.noise_std(0, dim=dim) / sampler.divisor(0, learning_rate=1)
         server = dataclasses.replace(server, noise_std=std)
@@ -230,7 +254,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
         dataset=dataset,
         clients=sampler.table,
         update=config.client,
-        protocol=protocol,
+        protocol=sampler.protocol,
         server=server,
         moments=moments,
         cohort_size=sampler.size,
@@ -242,7 +266,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     plan = Plan(
         config=config,
         sampler=sampler,
-        guarantee=dataclasses.replace(guarantee, protocol=protocol),
+        guarantee=guarantee,
         engine=engine,
         task=task,
         model=model,
@@ -250,6 +274,13 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     )
     plan.guarantee.check()
     return plan.with_randomness(randomness) if seeded else plan
+
+
+def _has_known_scale(dataset: Dataset) -> bool:
+    """Whether a model's outputs are of a scale that is public: classes, labels, or numbers of a declared range."""
+    if dataset.target != "number":
+        return True
+    return dataset.recipe is not None and dataset.recipe.answer.bounds is not None
 
 
 def protocol_of(config: Config) -> protocols.Protocol:

@@ -35,7 +35,10 @@ __all__ = [
     "facts_of",
     "headline",
     "html_table",
+    "tells_apart",
 ]
+
+_TELLING_AUC = 0.55  # a constant guess has 1/2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,6 +240,15 @@ def beats_baseline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> b
     return metrics.get(name) is not None and metrics[name] > baseline[name]
 
 
+def tells_apart(metrics: Mapping[str, Any]) -> bool:
+    """Whether the scores say that a model ranks two classes, whatever it is worth when cut at one half.
+
+    Where one class is rare, a good model may be right no more often than one that always names the other.
+    """
+    auc = metrics.get("auc")
+    return auc is not None and auc > _TELLING_AUC
+
+
 def headline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
     """The scores that a report begins with, each with that of the best constant guess beside it."""
     shown = {"accuracy": "accuracy", "r2": "R2", "rmse": "RMSE"} if baseline else {}
@@ -264,7 +276,10 @@ def facts_of(summary: Mapping[str, Any], statement: Statement, *, out: Path | No
     best = next((name for name in ("accuracy", "r2", "loss") if scores.get(name) is not None), None)
     facts = {} if best is None else {best: f"{scores[best]:.2%}" if best == "accuracy" else f"{scores[best]:.4g}"}
     if best is not None and beats_baseline(scores, summary.get("baseline") or {}) is False:
-        facts[best] += f", no better than a constant guess ({summary['baseline']['rule']})"
+        if tells_apart(scores):
+            facts["auc"] = f"{scores['auc']:.4g} (the accuracy, cut at one half, is that of a constant guess)"
+        else:
+            facts[best] += f", no better than a constant guess ({summary['baseline']['rule']})"
     facts |= {"privacy": _statement_in_short(statement), "rounds": f"{summary['rounds']}{planned}"}
     if (together := summary.get("across_runs")) is not None and together["runs"] > 1:
         facts["all runs"] = together["sentence"]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,11 +30,13 @@ from dovetail.data import TASKS, Dataset, Loss, Metric, Task, resolve
 from dovetail.engine import Diagnostics, Training, devices
 from dovetail.engine.devices import to_host
 from dovetail.engine.scoring import baseline_scores
+from dovetail.experiment import defaults
 from dovetail.experiment.callbacks import OVERHEARD, STOPPED, Callback, Callbacks, Diagnosis, RunStart
 from dovetail.experiment.config import Config, parse, presets, read, to_toml
 from dovetail.experiment.declared import UNNAMED
 from dovetail.experiment.fingerprint import check_key, difference, fingerprint, origin_of
 from dovetail.experiment.folder import Checkpoint, RunFolder
+from dovetail.experiment.outlook import Outlook
 from dovetail.experiment.preparation import Plan, prepare, rounds_due
 from dovetail.experiment.result import Progress, Provenance, Result, describe_protocol
 from dovetail.experiment.spending import Account, conclude, open_account
@@ -63,6 +64,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     ledger: str | Path | bool | None = None,
     ceiling: float | tuple[float, float] | None = None,
+    force: bool = False,
 ) -> Result:
     """Train a model with differential privacy: the simplest entry point.
 
@@ -82,17 +84,24 @@ def train(
         ledger: the ledger of what all runs on the same people have spent (docs/concepts/across-runs.md): a file, or
             False for none; by default, of data that are not published, that of these people in the user's folder.
         ceiling: eps, or (eps, delta), that all runs in the ledger may spend together; a run beyond it is refused.
+        force: train even where noise will drown the updates, which is refused otherwise.
+
+    Before the first round it says how long the noise is beside the updates, and what to expect: as a warning where much
+    accuracy will be lost, otherwise as a log message of level INFO (`experiment.outlook`).
 
     If a preset has the name of the task, training starts from it: model, cohort, server, the protocol's settings if
     it is the same protocol, and the privacy target if `eps` or `delta` is not given, which is (2, 1e-05) for "digits"
-    and (1, 5e-06) for "mnist". Other tasks have a `delta` of 1e-05 and no `eps`. On a `Dataset`, all users take part in
-    each of 30 rounds, unless `settings` say otherwise; where labels are numbers, and loss and model are not your own,
-    the server's step is 1 / (2 + number of inputs), which is safe on inputs in [-1, 1].
+    and (1, 5e-06) for "mnist". Other tasks have a `delta` of 1e-05 and no `eps`. On a `Dataset`, rounds,
+    clip norm, optimiser, step and averaging that `settings` leave open follow from the noise (`experiment.defaults`):
+    there is nothing to tune, and nothing of the data decides.
     """
     start = start_of(
         task, model=model, loss=loss, metrics=metrics, protocol=protocol, eps=eps, delta=delta, settings=settings
     )
-    plan = prepare(start.config, task=start.task)
+    plan = prepare(start.config, task=start.task, open_keys=start.open_keys)
+    outlook = Outlook.of(plan)
+    outlook.refuse(force=force)
+    outlook.announce()
     return run(
         plan, out=None if out is None else Path(out), resume=resume, callbacks=callbacks, ledger=ledger, ceiling=ceiling
     )
@@ -100,10 +109,14 @@ def train(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a training begins with: a config, and the task, which its name alone may not lead to."""
+    """What a training begins with: a config, and the task, which its name alone may not lead to.
+
+    `open_keys` are those of the config that follow from the noise (`defaults.complete`).
+    """
 
     config: Config
     task: Task
+    open_keys: frozenset[str] = frozenset()
 
 
 def start_of(
@@ -123,9 +136,7 @@ def start_of(
     name = task if isinstance(task, str) else own_task.name
     data: dict[str, Any] = {"task": {"name": name}, "protocol": {"name": protocol}}
     if isinstance(task, Dataset):
-        data["cohort"] = default_cohort(settings or {})
-        brings_own = loss is not None or (model is not None and not is_named)
-        data["server"] = default_server(task, settings or {}, own=brings_own)
+        data["cohort"] = defaults.cohort_for_dataset(settings or {})
         data["privacy"] = {"neighbors": protocols.find(protocol).relation.value}
     elif name in presets():
         data = msgspec.to_builtins(read(name))
@@ -134,10 +145,10 @@ def start_of(
             data["privacy"]["neighbors"] = protocols.find(protocol).relation.value
     arguments = {"task.model": model if is_named else None, "privacy.eps": eps, "privacy.delta": delta}
     overrides = [*_validate.not_none(**arguments).items(), *(settings or {}).items()]
-    return Start(config=parse(data, overrides), task=own_task)
+    open_keys = defaults.open_keys(settings or {}, protocol=protocol) if isinstance(task, Dataset) else frozenset()
+    return Start(config=parse(data, overrides), task=own_task, open_keys=open_keys)
 
 
-_ROUNDS = 30  # of a training on a dataset, unless settings say otherwise
 # which method of Dataset reads a file, by its ending
 _FILES = {".csv": "from_csv", ".gz": "from_csv", ".parquet": "from_parquet", ".pq": "from_parquet", ".tsv": "from_csv"}
 
@@ -180,32 +191,6 @@ def refuse_unnamed(task: str) -> None:
             f"the data of task.name = {task!r} were given by a Python program, which the command line does not have: "
             "to resume, call dovetail.train again with the same arguments, the same out= and resume=True"
         )
-
-
-def default_cohort(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of [cohort] for a dataset: everyone in each of 30 rounds, as far as these settings leave it open.
-
-    Arguments:
-        settings: config keys by dotted path, as the caller of `train` gives them.
-    """
-    cohort: dict[str, Any] = {}
-    if not {"cohort", "cohort.kind", "cohort.size", "cohort.epochs"} & settings.keys():
-        cohort["kind"] = "everyone"
-    if not {"cohort", "cohort.rounds", "cohort.epochs"} & settings.keys():
-        cohort["rounds"] = _ROUNDS
-    return cohort
-
-
-def default_server(dataset: Dataset, settings: Mapping[str, Any], *, own: bool) -> dict[str, Any]:
-    """The keys of [server] for a dataset whose labels are numbers: a step at which squared loss does not diverge.
-
-    With d inputs in [-1, 1], a linear model's loss has a second derivative of at most 2 (1 + d), so steps below
-    1 / (1 + d) converge. Empty for classes, where `settings` mention server or client, and for a model or a loss of the
-    caller's `own`, for which no safe step is known.
-    """
-    if own or dataset.target != "number" or any(key.partition(".")[0] in ("server", "client") for key in settings):
-        return {}
-    return {"learning_rate": 1 / (2 + math.prod(dataset.inputs.shape[1:]))}
 
 
 def _needs_dataset(call: str, offered: str) -> str:

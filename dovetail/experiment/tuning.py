@@ -285,8 +285,12 @@ def tune(
         delta=delta,
         settings={**(settings or {}), **axes.settings[0]},
     )
+    config = start.config
+    if start.open_keys:
+        chosen = prepare(config, task=start.task, open_keys=start.open_keys).config
+        config = msgspec.structs.replace(config, server=chosen.server, protocol=chosen.protocol)
     found = run_trials(
-        start.config,
+        config,
         axes,
         eps=eps,
         public_test=public_test,

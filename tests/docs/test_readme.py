@@ -60,5 +60,5 @@ def test_the_ten_lines_run(tmp_path, monkeypatch, capsys):
     exec(code, ran)
     said = capsys.readouterr().out
     assert said.startswith("AUC ")
-    assert "(2, 1e-05)-DP [curator; against the observer of every model; replace-one; one user, 30 rounds]" in said
+    assert "(2, 1e-05)-DP [curator; against the observer of every model; replace-one; one user, 100 rounds]" in said
     assert ran["result"].auc > 0.75  # 0.5 is guessing

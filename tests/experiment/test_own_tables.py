@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,6 @@ from dovetail.data.readers.assembly import CLASSES_NOTE, TESTED_NOTE
 from dovetail.experiment import config as configs
 from dovetail.experiment import training
 from dovetail.experiment.preparation import prepare
-from dovetail.experiment.training import default_cohort, default_server
 from dovetail.experiment.verify import verify
 from dovetail.learners import functions
 
@@ -65,13 +65,13 @@ def data(table_file) -> Dataset:
 
 @pytest.fixture(scope="module")
 def result(data, tmp_path_factory) -> dovetail.Result:
-    settings = {"noise": "seeded", "server.learning_rate": 4.0}
+    settings = {"noise": "seeded"}
     return dovetail.train(data, eps=4.0, delta=1e-5, settings=settings, out=tmp_path_factory.mktemp("runs") / "run")
 
 
 def test_a_dataset_trains_by_user_and_says_what_it_assumes(result, data):
     assert result.accuracy > 0.8  # 0.92 with its seed; the larger class is 0.61
-    assert result.rounds == 30
+    assert result.rounds == 100
     assert result.statement.eps <= 4
     assert result.statement.unit.value == "user"
     assert result.statement.population == len(set(data.users.tolist()))
@@ -121,7 +121,7 @@ def test_a_run_is_loaded_from_its_folder_alone(result):
 def test_a_result_says_what_matters_and_not_its_weights(result):
     assert re.fullmatch(
         r"Result\(accuracy: [\d.]+%, privacy: \(4, 1e-05\)-DP per user, curator, simulation only, noise is "
-        rf"reproducible, rounds: 30, folder: {re.escape(str(result.out))}\)",
+        rf"reproducible, rounds: 100, folder: {re.escape(str(result.out))}\)",
         repr(result),
     )
     page = dataclasses.replace(result, out=Path("<b>"))._repr_html_()
@@ -306,36 +306,11 @@ def test_train_says_what_to_do_with_tables_and_files(table_file):
             dovetail.train(offered, eps=1.0)
 
 
-def test_settings_change_the_default_cohort():
-    everyone, rounds = {"kind": "everyone"}, {"rounds": 30}
-    for settings, expected in (
-        ({}, everyone | rounds),
-        ({"cohort.rounds": 50, "privacy.eps": 1.0}, everyone),
-        ({"cohort.kind": "poisson", "cohort.size": 20}, rounds),
-        ({"cohort.size": 20, "cohort.epochs": 2}, {}),
-        ({"cohort": {"rounds": 5}}, {}),
-    ):
-        assert default_cohort(settings) == expected
-
-
-def test_the_default_step_of_a_regression_does_not_diverge():
-    rng = np.random.default_rng(0)
-    inputs = rng.uniform(-1, 1, (400, 5)).astype(np.float32)
-    inputs[:, 0] = 0.9  # as badly scaled as bounds allow
-    labels = inputs @ np.array([0.1, 0.4, -0.3, 0.2, 0.1]) + 0.3
-    data = Dataset.from_arrays(inputs, labels, test=(inputs[:100], labels[:100]), kind="number")
-    found = dovetail.train(data, protocol="fedavg")
-    assert found.beats_baseline
-    assert found.metrics["r2"] > 0.5
-    assert default_server(data, {}, own=False) == {"learning_rate": 1 / 7}
-    for settings, own in (({"server.learning_rate": 1.0}, False), ({"client": {}}, False), ({}, True)):
-        assert default_server(data, settings, own=own) == {}
-
-
 def test_a_dataset_is_stated_under_the_relation_of_the_protocol(data, monkeypatch):
     asked = []
-    monkeypatch.setattr(training, "prepare", lambda config, task: asked.append(config))
+    monkeypatch.setattr(training, "prepare", lambda config, task, open_keys: asked.append(config))
     monkeypatch.setattr(training, "run", lambda plan, **settings: None)
+    monkeypatch.setattr(training, "Outlook", Mock())
     for protocol in ("secagg", "central_sub"):
         dovetail.train(data, protocol=protocol, eps=1.0)
     assert [config.privacy.neighbors for config in asked] == ["replace-one", "add-remove"]
@@ -414,6 +389,10 @@ def test_a_result_that_did_not_learn_says_so(result, command, tmp_path):
     assert "constant guess" not in repr(result)
     lost = dataclasses.replace(result, metrics={**result.metrics, "accuracy": result.baseline["accuracy"]})
     assert lost.beats_baseline is False
+    assert result.auc > 0.8
+    assert "constant guess (" not in repr(lost), "it tells the classes apart, though its threshold is off"
+    assert f"auc: {result.auc:.4g} (the accuracy, cut at one half, is that of a constant guess)" in repr(lost)
+    lost = dataclasses.replace(lost, metrics={**lost.metrics, "auc": 0.5})
     assert "no better than a constant guess (majority-class baseline)" in repr(lost)
     settings = ("noise=seeded", "seed=1", "cohort.rounds=1", "protocol.name=ldp_fl", "privacy.eps=0.01")
     drowned = ("--quiet", *(word for text in settings for word in ("--set", text)))
