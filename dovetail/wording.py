@@ -76,11 +76,11 @@ def guarantee(statement: Statement) -> str:
     """The guarantee in one sentence: the numbers, for whom, and how often a guess can be right."""
     if statement.is_unbounded:
         return f"none for {WHOSE[statement.unit]}: {statement.proof}"
-    span = f" over {statement.span}" if statement.span else ""
+    span = f", over {statement.span}," if statement.span else ""
     return (
-        f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP for {WHOSE[statement.unit]}: from all that the "
-        f"{statement.adversary} sees{span}, a guess {_case(statement)} is right at most "
-        f"{percent(largest_certainty(statement), up=True)} of the time (a coin toss: 50%)"
+        f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP for one {statement.unit.value}: the "
+        f"{statement.adversary}{span} can guess {_case(statement)} with at most "
+        f"{percent(largest_certainty(statement), up=True)} certainty (a coin toss: 50%)"
     )
 
 

@@ -61,7 +61,7 @@ def test_percentages_are_rounded_outward():
 @pytest.mark.parametrize("unit", Unit)
 def test_the_guarantee_is_one_sentence_with_all_that_it_depends_on(unit, neighbors):
     said = wording.guarantee(stated(2.0, 1e-5, unit=unit, neighbors=neighbors))
-    for text in ("(2, 1e-05)-DP", wording.WHOSE[unit], "analyzer", "60 rounds", "88.1%"):
+    for text in ("(2, 1e-05)-DP", f"one {unit.value}:", "analyzer", "60 rounds", "88.1%"):
         assert text in said
     others = [one for one in Neighbors if one is not neighbors]
     assert all(wording.guarantee(stated(2.0, 1e-5, unit=unit, neighbors=one)) != said for one in others)

@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -54,32 +55,35 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (
-    training.run,
-    training.verify,
-    reports.report,
-    runs.runs,
-    predictions.predict,
-    tuning.tune,
-    choices.choose,
-    accounts.calibrate,
-    audits.audit,
-    studies.compare,
-    studies.reproduce,
-    training.data,
-    training.bench,
-    tasks.keys,
-    parties.analyzer,
-    parties.shuffler,
-    parties.aggregator,
-):
-    app.command()(_command)
-app.command("help")(explanations.help_)
-app.add_typer(accounts.account, name="account")
-app.add_typer(tasks.task, name="task")
-app.add_typer(users.client, name="client")
-app.add_typer(operators.party, name="party")
-app.add_typer(fleets.fleet, name="fleet")
+_COMMANDS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # as `dovetail -h` shows them
+    "Train": (training.run, tuning.tune, predictions.predict, runs.runs, training.data, explanations.help_),
+    "Privacy": (
+        choices.choose,
+        accounts.calibrate,
+        accounts.account,
+        training.verify,
+        reports.report,
+        audits.audit,
+    ),
+    "Deploy": (
+        tasks.keys,
+        tasks.task,
+        users.client,
+        parties.shuffler,
+        parties.aggregator,
+        parties.analyzer,
+        operators.party,
+        fleets.fleet,
+    ),
+    "Research": (studies.compare, studies.reproduce, training.bench),
+}
+for _panel, _commands in _COMMANDS.items():
+    for _command in _commands:
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, rich_help_panel=_panel)
+        else:
+            name = _command.__name__.rstrip("_").replace("_", "-")  # `help_` is `help`
+            app.command(name, rich_help_panel=_panel)(_command)
 for _group in (app, accounts.account, tasks.task, users.client, operators.party, fleets.fleet):
     _group.info.cls = Group
     for _registered in _group.registered_commands:

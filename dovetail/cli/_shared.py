@@ -24,6 +24,7 @@ __all__ = [
     "Command",
     "Delta",
     "Dim",
+    "Explain",
     "Group",
     "HeldOut",
     "JsonFlag",
@@ -46,6 +47,7 @@ __all__ = [
     "print_guarantees",
     "print_json",
     "print_names",
+    "print_result",
     "print_statement",
     "printable",
     "progress_console",
@@ -78,6 +80,7 @@ out_console, err_console = _Console(width=_WIDE), _Console(stderr=True)
 progress_console = _Console(stderr=True)  # what `--quiet` silences; errors and results stay
 
 
+_LONGEST = 300  # characters of what a command does, in a list of commands
 _COMPLETION = ("install_completion", "show_completion")
 
 
@@ -87,7 +90,9 @@ def flag(name: str, says: str) -> Any:
 
 
 class _PlainHelp:
-    """A command whose `--help` shows no type for flags that typer adds itself."""
+    """A command whose `--help` shows no type for flags that typer adds itself, and no frames in files and pipes."""
+
+    rich_markup_mode: Any
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc]
@@ -96,13 +101,31 @@ class _PlainHelp:
                 option.metavar = ""
         return params
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        kept = self.rich_markup_mode
+        self.rich_markup_mode = kept if sys.stdout.isatty() else None
+        try:
+            super().format_help(ctx, formatter)  # type: ignore[misc]
+        finally:
+            self.rich_markup_mode = kept
+
 
 class Command(_PlainHelp, typer.core.TyperCommand):
     """A single command."""
 
 
 class Group(_PlainHelp, typer.core.TyperGroup):
-    """A group of commands."""
+    """A group of commands, which plain help shows by their panels as the framed one does."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            panel = command.rich_help_panel if isinstance(command.rich_help_panel, str) else "Commands"
+            panels.setdefault(panel, []).append((name, command.get_short_help_str(_LONGEST)))
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
 
 
 def _silence(quiet: bool) -> bool:
@@ -111,6 +134,7 @@ def _silence(quiet: bool) -> bool:
 
 
 JsonFlag = Annotated[bool, flag("--json", "Print one JSON object on stdout.")]
+Explain = Annotated[bool, flag("--explain", "Also print every statement in full: theorems, assumptions, other units.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", help="Show no progress on stderr.", metavar="", callback=_silence, expose_value=False)
 ]
@@ -183,6 +207,18 @@ def print_statement(title: str, statement: Any) -> None:
     """A statement under its title; None: there is none."""
     out_console.print(title, style="bold")
     out_console.print("  none" if statement is None else str(statement), markup=False, highlight=False)
+
+
+def print_result(result: Any, *, explained: bool) -> None:
+    """What a training guarantees: a few lines, and all of it below them if it is to be explained."""
+    from dovetail.experiment.summary import guarantee_lines
+
+    for line in guarantee_lines(result.quote, result.units, ask="--explain"):
+        out_console.print(line, markup=False, highlight=False)
+    if result.across_runs is not None:
+        out_console.print(result.across_runs.sentence, markup=False, highlight=False)
+    if explained:
+        out_console.print(result.explain(), markup=False, highlight=False)
 
 
 def print_guarantees(certified: Any, local: Any) -> None:

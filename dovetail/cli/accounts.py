@@ -31,7 +31,7 @@ from dovetail.numbers import at_least, at_most
 
 __all__ = ["account", "calibrate"]
 
-account = typer.Typer(help="Compute privacy bounds without running anything.", no_args_is_help=True)
+account = typer.Typer(name="account", help="Compute privacy bounds without running anything.", no_args_is_help=True)
 
 
 @account.command()

@@ -30,7 +30,7 @@ from dovetail.numbers import at_least, at_most
 
 __all__ = ["fleet"]
 
-fleet = typer.Typer(help="Run a whole fleet on this machine.", no_args_is_help=True)
+fleet = typer.Typer(name="fleet", help="Run a whole fleet on this machine.", no_args_is_help=True)
 _IN_MEMORY = Path("/dev/shm")
 
 

@@ -13,7 +13,7 @@ from dovetail.cli._shared import Authority, flag, from_hex, out_console
 
 __all__ = ["party"]
 
-party = typer.Typer(help="Inspect running services.", no_args_is_help=True)
+party = typer.Typer(name="party", help="Inspect running services.", no_args_is_help=True)
 
 
 @party.command("status")

@@ -29,7 +29,9 @@ from dovetail.numbers import at_most
 
 __all__ = ["keys", "task"]
 
-task = typer.Typer(help="Create and inspect a task: the training that all parties agree on.", no_args_is_help=True)
+task = typer.Typer(
+    name="task", help="Create and inspect a task: the training that all parties agree on.", no_args_is_help=True
+)
 
 
 def keys(

@@ -16,6 +16,7 @@ from rich.table import Table
 from dovetail.cli._progress import live_page, rounds_bar
 from dovetail.cli._shared import (
     CeilingOption,
+    Explain,
     JsonFlag,
     LedgerName,
     Overrides,
@@ -26,9 +27,9 @@ from dovetail.cli._shared import (
     out_console,
     print_json,
     print_names,
+    print_result,
     progress_console,
 )
-from dovetail.numbers import at_most
 
 __all__ = ["bench", "data", "run", "verify"]
 
@@ -70,6 +71,7 @@ def run(
     ledger: LedgerName = None,
     ceiling: CeilingOption = None,
     force: Annotated[bool, flag("--force", "Train even where noise will drown the updates.")] = False,
+    explain: Explain = False,
     quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -122,10 +124,7 @@ def run(
     if result.beats_baseline is False:
         verdict = _RANKS_ONLY if tells_apart(result.metrics) else _NOT_LEARNED
         out_console.print(verdict, markup=False, highlight=False)
-    out_console.print(str(result.statement), markup=False, highlight=False)
-    if result.across_runs is not None:
-        out_console.print(result.across_runs.sentence, markup=False, highlight=False)
-    out_console.print(_unit_table(result.units))
+    print_result(result, explained=explain)
     out_console.print(_cost_if_deployed(plan), markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
 
@@ -135,7 +134,7 @@ def _cost_if_deployed(plan: Any) -> str:
     from dovetail import compare
 
     costs = compare.costs(plan.sampler.protocol, plan.sampler.schedule.uploads_of(0), plan.engine.dim)
-    return f"this was a simulation on one machine; deployed, {costs}"
+    return f"simulated on one machine: deployed, {costs}"
 
 
 def _say_interrupted(folder: Path, config: str | None, overrides: Sequence[str]) -> None:
@@ -304,18 +303,6 @@ def bench(
     sys.path.insert(0, str(folder))
     sys.argv = [str(files[name]), *(["--json"] if as_json else []), *(options or [])]
     runpy.run_path(sys.argv[0], run_name="__main__")
-
-
-def _unit_table(units: Any) -> Table:
-    """What a run promises for each unit, or nothing, and why."""
-    table = Table("unit", "guarantee", "verdict", "neighbours", "adversary", "theorem or reason", box=None)
-    for unit, statement in units.items():
-        numbers = "none" if statement.is_unbounded else f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
-        why = str(statement.proof) if statement.is_unbounded else statement.proof.key
-        verdict = "-" if statement.is_unbounded else statement.verdict.value
-        cells = (unit.value, numbers, verdict, statement.neighbors.value, statement.adversary, why)
-        table.add_row(*cells)
-    return table
 
 
 def _rounds(result: Any) -> str:

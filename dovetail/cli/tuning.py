@@ -12,6 +12,7 @@ from rich.table import Table
 
 from dovetail.cli._shared import (
     CeilingOption,
+    Explain,
     JsonFlag,
     LedgerName,
     Overrides,
@@ -19,6 +20,7 @@ from dovetail.cli._shared import (
     flag,
     out_console,
     print_json,
+    print_result,
     progress_console,
 )
 
@@ -62,6 +64,7 @@ def tune(
     out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: runs/tune-<config>-<time>.")] = None,
     ledger: LedgerName = None,
     ceiling: CeilingOption = None,
+    explain: Explain = False,
     quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -101,9 +104,7 @@ def tune(
     out_console.print(f"chosen: {_spell(tuning.best_setting)}", markup=False, highlight=False)
     scores = headline(result.metrics, result.baseline)
     out_console.print(f"test {scores} after {result.rounds} rounds", highlight=False)
-    out_console.print(str(result.statement), markup=False, highlight=False)
-    if result.across_runs is not None:
-        out_console.print(result.across_runs.sentence, markup=False, highlight=False)
+    print_result(result, explained=explain)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
 
 

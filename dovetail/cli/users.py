@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["client"]
 
-client = typer.Typer(help="Take part as a user.", no_args_is_help=True)
+client = typer.Typer(name="client", help="Take part as a user.", no_args_is_help=True)
 
 ConfigFile = Annotated[
     str, typer.Option("--config", help="A TOML file or a preset, for data, model and local training.")

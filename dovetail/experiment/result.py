@@ -20,6 +20,7 @@ from dovetail.data.readers.recipes import Recipe
 from dovetail.experiment.config import Config, to_toml
 from dovetail.experiment.folder import RunFolder
 from dovetail.experiment.ledgers import Together
+from dovetail.experiment.summary import explain
 from dovetail.guarantee import Quote, Record
 from dovetail.learners.prediction import Predictor
 from dovetail.numbers import at_most
@@ -137,6 +138,10 @@ class Result:
         if self.provenance is None:
             raise ValueError("the result of tuning cannot be saved afterwards: it is written where out= says")
         return self.provenance
+
+    def explain(self) -> str:
+        """Every statement of the run in full: theorems, assumptions, other units, and what remains without trust."""
+        return explain(self.quote, self.units)
 
     def __repr__(self) -> str:
         return f"Result({', '.join(f'{key}: {value}' for key, value in self._facts().items())})"

@@ -59,8 +59,19 @@ def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path, comma
     status, said, err = command("run", str(tiny_config(tmp_path)), "--out", str(tmp_path / "out"), "--set", noise)
     assert status == 0, err
     assert "test accuracy" in said
-    assert "-DP [curator; against the observer of every model; replace-one; one user, 30 rounds]   certified" in said
-    assert "docs/proofs/fixed-size.md" in said
+    assert len(said.splitlines()) <= 10
+    assert re.search(
+        r"^guarantee: \(\d.*, 1e-05\)-DP for one user: the observer of every model, over 30 rounds, can guess",
+        said,
+        re.M,
+    )
+    assert re.search(r"^verdict: certified if \d+ assumptions hold: --explain lists them$", said, re.M)
+    assert (
+        "\ntrust: You must trust the curator, who sees every update. If nobody can be trusted: no guarantee.\n" in said
+    )
+    assert re.search(r"^others: one item: \(\d.*, 1e-05\)-DP; one subject: \(\d.*, 1e-05\)-DP$", said, re.M)
+    assert said.endswith(f"report: {tmp_path / 'out' / 'report.html'}\n")
+    assert "docs/proofs/fixed-size.md" not in said
     written = {file.name for file in (tmp_path / "out").iterdir()}
     assert written == {
         "config.toml",
@@ -72,14 +83,25 @@ def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path, comma
         "timing.json",
         "report.html",
     }
-    assert "theorem or reason" in said, "the table of units"
-    for unit in ("item", "user", "subject"):
-        assert re.search(rf"\b{unit} .*\(\d.*, 1e-05\)-DP .*replace-one", said)
     assert "1500 uploads" in said
     report = (tmp_path / "out" / "report.html").read_text()
     assert "certified" in report
     unlinked = re.sub(r'<a href="https://[^"]*">', "", report.split("<pre>")[0])
     assert "http" not in unlinked, "opens offline: sources are linked, and nothing is loaded"
+
+
+def test_explained_a_run_prints_every_assumption_and_every_unit(tmp_path, command):
+    noise = ("--set", "protocol.noise_multiplier=10.0", "--set", "cohort.rounds=2")
+    status, said, _ = command("run", str(tiny_config(tmp_path)), "--out", str(tmp_path / "out"), *noise, "--explain")
+    assert status == 0
+    stated = json.loads((tmp_path / "out" / "privacy.json").read_text())
+    for name in ("certified", "local"):
+        assert stated[name]["theorem"]["where"] in said
+        assert all(f"if {text}" in said for text in stated[name]["assumptions"])
+    for unit in ("item", "subject"):
+        assert f"For one {unit}:\n" in said
+        assert stated["units"][unit]["theorem"]["where"] in said
+    assert "docs/proofs/fixed-size.md" in said
 
 
 def test_json_is_one_object_on_stdout(tmp_path, command):

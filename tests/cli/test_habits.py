@@ -58,6 +58,21 @@ def test_dash_h_is_help(command, words):
     assert "<bool>" not in out
 
 
+def test_commands_are_shown_in_groups_and_plainly_where_nobody_looks(command, monkeypatch):
+    _, plain, _ = command("-h")
+    places = [plain.index(f"\n{group}:\n") for group in ("Options", "Train", "Privacy", "Deploy", "Research")]
+    assert places == sorted(places)
+    assert "\nCommands:" not in plain, "each has a group"
+    assert not set("│╭─") & set(plain)
+    top = typer.main.get_command(app)
+    for name in top.commands:
+        assert f"\n  {name} " in plain
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    _, framed, _ = command("-h")
+    assert "╭─" in framed
+    assert " Research " in framed
+
+
 def test_quiet_shows_no_progress(command, tmp_path):
     status, _, err = command("run", config(tmp_path), "--out", str(tmp_path / "quiet"), "--quiet")
     assert (status, err) == (0, "")
