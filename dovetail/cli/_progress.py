@@ -54,14 +54,15 @@ class RoundsBar:
     def update(self, progress: Any) -> None:
         """Where the training stands."""
         description = ""
-        if progress.metrics is not None:
+        if progress.metrics is not None or progress.spent is not None:
             spent = progress.spent
             eps = (
                 f"({at_most(spent.eps)}, {at_most(spent.delta)})-DP"
                 if spent and spent.eps < float("inf")
                 else "no guarantee"
             )
-            description = f"{_score(progress)}, {eps}{self._suffix}"
+            score = "" if progress.metrics is None else f"{_score(progress)}, "  # private until the end
+            description = f"{score}{eps}{self._suffix}"
         self._bar.update(self._task, completed=progress.round, description=description)
         if not progress_console.is_terminal and progress.round % max(1, self._rounds // 10) == 0:
             progress_console.print(

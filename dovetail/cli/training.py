@@ -120,7 +120,9 @@ def run(
     if as_json:
         print_json(result.to_json())
         return
-    out_console.print(f"test {headline(result.metrics, result.baseline)} after {_rounds(result)}", highlight=False)
+    out_console.print(
+        f"test {headline(result.metrics, result.baseline, result.evaluation)} after {_rounds(result)}", highlight=False
+    )
     if result.beats_baseline is False:
         verdict = _RANKS_ONLY if tells_apart(result.metrics) else _NOT_LEARNED
         out_console.print(verdict, markup=False, highlight=False)

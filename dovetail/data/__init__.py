@@ -6,13 +6,25 @@ from typing import TypeGuard
 
 from dovetail import _imports, _validate
 from dovetail.data import adult, cifar10, digits, mnist, toxicity
-from dovetail.data._base import Clients, Dataset, HostLearner, LoadData, Loss, Metric, Model, Target, Task
+from dovetail.data._base import (
+    Clients,
+    Dataset,
+    HeldOutPeople,
+    HostLearner,
+    LoadData,
+    Loss,
+    Metric,
+    Model,
+    Target,
+    Task,
+)
 from dovetail.data.own_code import RecordSpec
 
 __all__ = [
     "TASKS",
     "Clients",
     "Dataset",
+    "HeldOutPeople",
     "HostLearner",
     "LoadData",
     "Loss",

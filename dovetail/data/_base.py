@@ -27,6 +27,7 @@ __all__ = [
     "Clients",
     "Dataset",
     "HeldOut",
+    "HeldOutPeople",
     "HostLearner",
     "LoadData",
     "Loss",
@@ -51,6 +52,30 @@ class HeldOut(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class HeldOutPeople:
+    """Whose the test records are, and what decided that they are for testing: for scores that protect these people.
+
+    Arguments:
+        people: whose each test record is, int32 (test records,).
+        by: what decided: the id of a `user` or of a `subject` with a public seed, what a `row` holds with that seed, or
+            that the records come from a `table` of their own.
+        places: with a public list of users, how many of them are for testing, with records or without.
+        shared: how many people have records on both sides.
+        rows: of rows, which of all records are test records, in the order in which they came.
+        share: of rows, the share that is held out.
+        seed: of rows, the public seed.
+    """
+
+    people: np.ndarray
+    by: Literal["user", "subject", "row", "table"]
+    places: int | None = None
+    shared: int = 0
+    rows: np.ndarray | None = None
+    share: float | None = None
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset(Sources):
     """Labelled records for training and testing.
 
@@ -68,7 +93,8 @@ class Dataset(Sources):
     of code that made the inputs knows, which makes a statement one *as declared*; `recipe` says how rows of the table
     that they came from became inputs. `name` is what reports call the data, and `held_out` how test records were taken
     out of them, None where they came apart. `people` is a fingerprint of whose data they are, whatever of them is read
-    (`data.people`). `from_csv`, `from_pandas` and others make a dataset of what you have.
+    (`data.people`), and `held_out_people` says whose the test records are. `from_csv`, `from_pandas` and others make a
+    dataset of what you have.
     `repr` counts users and rows, and shows no record: it is for the owner of the data (docs/concepts/counts.md).
 
     Guarantees:
@@ -92,6 +118,7 @@ class Dataset(Sources):
     name: str | None = None
     held_out: HeldOut | None = None
     people: bytes | None = dataclasses.field(default=None, repr=False)
+    held_out_people: HeldOutPeople | None = None
 
     def __post_init__(self) -> None:
         _validate.integer(views=self.views)

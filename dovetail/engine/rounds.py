@@ -271,7 +271,11 @@ class Engine:
 
     def metrics(self, training: Training) -> dict[str, Any]:
         """All scores of the model to publish on the test records."""
-        return self._scores.compute(self._scores.outputs(self._params_to_publish(training)))
+        return self._scores.compute(self.test_outputs(training))
+
+    def test_outputs(self, training: Training) -> np.ndarray:
+        """The outputs (records, ...) of the model to publish for all test records: private if these are."""
+        return self._scores.outputs(self._params_to_publish(training))
 
     def model_arrays(self, training: Training) -> dict[str, np.ndarray]:
         """The parameters of the model to publish by name, for `model.npz`."""

@@ -19,7 +19,7 @@ from dovetail.data._base import Dataset, Loss, Metric, Model
 from dovetail.engine.chunks import as_float
 from dovetail.learners import losses
 
-__all__ = ["Scores", "auc", "baseline_scores", "score_names"]
+__all__ = ["Scores", "auc", "baseline_scores", "predict_classes", "ranking_score", "score_names"]
 
 _BUILT_IN = ("loss", "accuracy", "auc", "macro_f1", "recall", "r2", "rmse", "mae")
 
@@ -155,11 +155,11 @@ def _scores_of_labels(outputs: np.ndarray, labels: np.ndarray) -> dict[str, Any]
 
 def _scores_of_classes(outputs: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, Any]:
     """Scores of outputs (records, classes), or (records,) or (records, 1) for two classes, which also have an AUC."""
-    predicted = _predict(outputs)
+    predicted = predict_classes(outputs)
     right = [_count_of_class(predicted == i, labels == i) for i in range(num_classes)]
     scores: dict[str, Any] = {"accuracy": float(np.mean(predicted == labels)), **_recall_and_f1(right)}
     if num_classes == 2:
-        scores["auc"] = auc(_ranking_score(outputs), labels)
+        scores["auc"] = auc(ranking_score(outputs), labels)
     return scores
 
 
@@ -175,12 +175,12 @@ def _recall_and_f1(counts: list[tuple[int, int, int]]) -> dict[str, Any]:
     return {"macro_f1": float(np.mean(f1)) if f1 else None, "recall": recall}
 
 
-def _predict(outputs: np.ndarray) -> np.ndarray:
+def predict_classes(outputs: np.ndarray) -> np.ndarray:
     """The class of each record: the largest output; of one output, 1 where it is above 0."""
     return np.argmax(outputs, axis=1) if _has_class_outputs(outputs) else (outputs.ravel() > 0).astype(np.int32)
 
 
-def _ranking_score(outputs: np.ndarray) -> np.ndarray:
+def ranking_score(outputs: np.ndarray) -> np.ndarray:
     """A number for each record that is larger the more the model is for class 1, of two classes."""
     return outputs[:, 1] - outputs[:, 0] if _has_class_outputs(outputs) else outputs.ravel()
 

@@ -1,7 +1,7 @@
 """How to watch a training: an object that is called when it starts, after each round, and when it ends.
 
 A callback is told what the statement covers and nothing else: the config, scores of released models on the test
-records, which are held to be public, and what was spent. What raw updates were like it is told apart from that, by
+records where these are public, and what was spent. What raw updates were like it is told apart from that, by
 `on_diagnostics`, and only where the config asks for diagnostics.
 """
 
@@ -21,9 +21,19 @@ from dovetail.experiment.folder import BANNER
 from dovetail.experiment.preparation import Plan
 from dovetail.experiment.result import Progress, Result, describe_protocol
 
-__all__ = ["OVERHEARD", "STOPPED", "Callback", "Callbacks", "Diagnosis", "EarlyStopping", "RunStart"]
+__all__ = [
+    "OVERHEARD",
+    "STOPPED",
+    "STOPPED_BY_MODELS",
+    "Callback",
+    "Callbacks",
+    "Diagnosis",
+    "EarlyStopping",
+    "RunStart",
+]
 
 STOPPED = "the training was ended by looking at released models and at public test records alone"
+STOPPED_BY_MODELS = "the training was ended by looking at released models and at public numbers alone"
 OVERHEARD = "what ended the training did not go by the diagnostics of raw updates, which one of the callbacks is told"
 
 
@@ -127,7 +137,12 @@ class EarlyStopping(Callback):
         self._since = 0
 
     def on_start(self, start: RunStart) -> None:
-        """Forget what an earlier training scored."""
+        """Forget what an earlier training scored; refuses private test records, of which no scores are shown."""
+        if start.config.get("task", {}).get("evaluate") == "private":
+            raise ValueError(
+                "EarlyStopping goes by scores of every evaluation, and with evaluate='private' there are none before "
+                "the end: leave one of them out"
+            )
         self._best = float("-inf")
         self._since = 0
 

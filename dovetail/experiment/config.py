@@ -81,6 +81,9 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True):
     hold records of one subject."""
     concentration: float = 0.5
     """With `dirichlet`: the smaller, the more users differ."""
+    evaluate: Literal["public", "private"] = "public"
+    """`public`: the test records are public, and scores of every evaluation are exact. `private`: they are of people
+    who are protected like those who are trained on, and the last model's scores alone are released, with noise."""
     folder: str | None = None
     """Folder with the task's files, if they are not in the cache."""
 
@@ -244,6 +247,8 @@ def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) ->
         _validate.positive(eps=config.privacy.eps)
     elif config.privacy.stop == "delta":
         raise ValueError("privacy.stop = 'delta' needs privacy.eps, at which delta is stated")
+    if config.task.evaluate == "private" and config.privacy.stop == "delta":
+        raise ValueError("task.evaluate = 'private' is stated at a delta, and privacy.stop = 'delta' at an eps")
     return config
 
 

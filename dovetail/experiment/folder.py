@@ -35,7 +35,7 @@ from dovetail.guarantee.record import Record
 
 __all__ = ["BANNER", "SETTINGS", "TIMING_BANNER", "Checkpoint", "RunFolder"]
 
-SETTINGS = ("noise", "protocol", "uploads", "tuning")  # keys of privacy.json that ledger.json repeats
+SETTINGS = ("noise", "protocol", "uploads", "tuning", "evaluation")  # keys of privacy.json that ledger.json repeats
 BANNER = "diagnostics of raw updates: not covered by the statement, not for release"
 
 TIMING_BANNER = "how long rounds took may depend on the data: not covered by the statement, not for release"

@@ -16,7 +16,7 @@ import numpy as np
 from dovetail import _validate, features, protocols
 from dovetail.data import Clients, Dataset, Model, RecordSpec, Task, partition, resolve, subjects, views
 from dovetail.data.people import with_people
-from dovetail.data.readers.assembly import TESTED_NOTE
+from dovetail.data.readers.assembly import TESTED_NOTE, hold_out_by_number
 from dovetail.data.readers.recipes import with_recipe
 from dovetail.experiment.config import CohortConfig, Config, TaskConfig
 from dovetail.guarantee import units
@@ -61,6 +61,11 @@ def load_data_for_parties(config: Config, *, task: Task | None = None) -> tuple[
     Guarantees:
         Refuses what only a simulation can train: other targets than classes, a loss of its own, a model outside JAX.
     """
+    if config.task.evaluate != "public":
+        raise ValueError(
+            "task.evaluate = 'private' is for simulated runs: deployed users who are held out report "
+            "measures of their own (--measure evaluation), in the same noisy sum"
+        )
     dataset, clients, model = load_data(config, task or resolve(config.task.name))
     if dataset.target != "classes" or model.loss not in (None, "cross_entropy") or model.learner is not None:
         raise ValueError(
@@ -75,7 +80,7 @@ def load_data(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
 
     Returns: the data as the model reads them, who holds which of them, and the model.
     """
-    dataset = with_recipe(task.load(folder=None if config.task.folder is None else Path(config.task.folder)))
+    dataset = _load(config, task)
     if not task.published:
         dataset = with_people(dataset)  # before views and features change the records
     clients = assign_records(with_partition(config, dataset).task, dataset, seed=config.seed)
@@ -91,9 +96,24 @@ def load_data(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
 
 def load_inputs(config: Config, task: Task) -> Dataset:
     """The data of a config as `load_data` returns them, without giving them to anybody or making a model."""
-    folder = None if config.task.folder is None else Path(config.task.folder)
-    dataset = views.add_views(with_recipe(task.load(folder=folder)), config.client.views)
+    dataset = views.add_views(_load(config, task), config.client.views)
     return features.apply(dataset, config.task.all_features)
+
+
+def _load(config: Config, task: Task) -> Dataset:
+    """The data of a config's task as they are loaded, held out as its scores need it."""
+    dataset = with_recipe(task.load(folder=None if config.task.folder is None else Path(config.task.folder)))
+    return _with_private_test(config, dataset) if config.task.evaluate == "private" else dataset
+
+
+def _with_private_test(config: Config, dataset: Dataset) -> Dataset:
+    """The data without the note that test records are public; rows that may be replaced are held out by their numbers.
+
+    Who is held out by what it holds could change sides where it is replaced by another.
+    """
+    dataset = dataclasses.replace(dataset, notes=tuple(note for note in dataset.notes if note != TESTED_NOTE))
+    by_content = dataset.held_out_people is not None and dataset.held_out_people.by == "row"
+    return hold_out_by_number(dataset) if by_content and config.privacy.neighbors == "replace-one" else dataset
 
 
 def with_partition(config: Config, dataset: Dataset) -> Config:
@@ -215,7 +235,7 @@ def data_assumptions(config: Config, dataset: Dataset, *, published: bool) -> tu
     if published:
         return dataset.notes
     task = config.task
-    notes = [*dataset.notes, TESTED_NOTE]
+    notes = [*dataset.notes, *([TESTED_NOTE] if task.evaluate == "public" else [])]
     if dataset.users is None and task.partition == "one-record":
         notes.append(ROWS_NOTE)
     if task.partition in DEALT_NOTES:

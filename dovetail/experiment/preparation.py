@@ -33,6 +33,7 @@ from dovetail.experiment.population import (
     spread_of,
     with_partition,
 )
+from dovetail.experiment.scores import PrivateScores, prepare_scores
 from dovetail.guarantee import Guarantee, Record, Spread
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.isolation import inspect_model
@@ -84,6 +85,7 @@ class Plan:
     task: Task
     model: Model
     dataset: Dataset
+    scores: PrivateScores | None = None  # of held-out people who are protected, too; None: test records are public
 
     @property
     def num_rounds(self) -> int:
@@ -271,6 +273,7 @@ def prepare(
         task=task,
         model=model,
         dataset=dataset,
+        scores=None if guests is not None else prepare_scores(config, task, dataset, guarantee),
     )
     plan.guarantee.check()
     return plan.with_randomness(randomness) if seeded else plan

@@ -36,6 +36,8 @@ __all__ = [
     "facts_of",
     "headline",
     "html_table",
+    "spell_interval",
+    "spell_score",
     "tells_apart",
 ]
 
@@ -64,7 +66,8 @@ class Result:
     """What a run ended with, the trained model among it: `predict`, `predict_proba`, `save`.
 
     `metrics` are all scores on the test records, `baseline` those of the best constant guess and, as "rule", what it
-    is. Both look at the test records alone, which are held to be public (see `engine.scoring`).
+    is. Both look at the test records alone, which are held to be public (see `engine.scoring`); with
+    `evaluate="private"` they are noisy, and `intervals` says how far off they may be.
     """
 
     accuracy: float | None  # None where labels are numbers
@@ -81,6 +84,7 @@ class Result:
     parameters: Mapping[str, np.ndarray]
     noise: str
     out: Path | None
+    evaluation: Mapping[str, Any] | None = None  # how private scores were made; None: test records are public
     predictor: Predictor | None = dataclasses.field(default=None, compare=False)
     provenance: Provenance | None = dataclasses.field(default=None, compare=False)
     across_runs: Together | None = dataclasses.field(default=None, compare=False)  # what runs on these people spent
@@ -164,7 +168,15 @@ class Result:
     @property
     def beats_baseline(self) -> bool | None:
         """Whether the model beats the best constant guess on the test records; None where there is none."""
-        return beats_baseline(self.metrics, self.baseline)
+        return beats_baseline(self.metrics, self.baseline, self.intervals)
+
+    @property
+    def intervals(self) -> Mapping[str, Any]:
+        """Of private scores, by name: (low, high), which cover the score of new people with 95 %.
+
+        An end is None where nothing is known. Public test records give none.
+        """
+        return {} if self.evaluation is None else self.evaluation["intervals"]
 
     def state_dict(self) -> Any:
         """The trained parameters in the form that the model's own library loads.
@@ -186,6 +198,7 @@ class Result:
             "baseline": dict(self.baseline),
             "rounds": self.rounds,
             "planned_rounds": self.planned_rounds,
+            **({} if self.evaluation is None else {"evaluation": dict(self.evaluation)}),
             **({"charged_rounds": self.charged_rounds} if self.charged_rounds != self.rounds else {}),
             "seconds_per_round": self.seconds_per_round,
             "uploads": self.uploads,
@@ -232,15 +245,22 @@ def _null_if_not_finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def beats_baseline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool | None:
+def beats_baseline(
+    metrics: Mapping[str, Any], baseline: Mapping[str, Any], intervals: Mapping[str, Any] | None = None
+) -> bool | None:
     """Whether the scores beat those of the best constant guess, by accuracy or R2; None where it has neither.
+
+    None, too, where the interval of a private score does not say.
 
     Arguments:
         metrics: the model's scores by name.
         baseline: the guess's scores by name (see `engine.scoring.baseline`).
+        intervals: of private scores, (low, high) by name.
     """
     name = next((name for name in ("accuracy", "r2") if name in baseline), None)
     if name is None:
+        return None
+    if intervals and name in intervals and metrics[name] <= baseline[name] < intervals[name][1]:
         return None
     return metrics.get(name) is not None and metrics[name] > baseline[name]
 
@@ -254,8 +274,47 @@ def tells_apart(metrics: Mapping[str, Any]) -> bool:
     return auc is not None and auc > _TELLING_AUC
 
 
-def headline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
-    """The scores that a report begins with, each with that of the best constant guess beside it."""
+_TITLES = {"accuracy": "accuracy", "auc": "AUC", "r2": "R2", "rmse": "RMSE"}
+
+
+def spell_interval(name: str, evaluation: Mapping[str, Any]) -> str:
+    """The interval of a private score in words: "95% interval 81.0% to 87.0%, with noise, on 2,507 held-out people".
+
+    Arguments:
+        name: of the score.
+        evaluation: what `privacy.json` has under this name.
+    """
+    low, high = (spell_score(name, end) for end in evaluation["intervals"][name])
+    return (
+        f"{evaluation['level']:.0%} interval {low} to {high}, with noise, on {evaluation['people']:,} held-out people"
+    )
+
+
+def spell_score(name: str, value: float | None) -> str:
+    """A private score as text, with as many digits as mean something."""
+    return "unknown" if value is None else f"{value:.1%}" if name == "accuracy" else f"{value:.3f}"
+
+
+def _private_headline(metrics: Mapping[str, Any], baseline: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
+    """All private scores with their intervals, and beside the first that of the best constant guess."""
+    parts: list[str] = []
+    for name, title in _TITLES.items():
+        if metrics.get(name) is None:
+            continue
+        low, high = (spell_score(name, end) for end in evaluation["intervals"][name])
+        beside = f"{low} to {high}"
+        if not parts:
+            beside = f"{spell_interval(name, evaluation)}; {baseline['rule']}: {spell_score(name, baseline[name])}"
+        parts.append(f"{title} {spell_score(name, metrics[name])} ({beside})")
+    return ", ".join(parts)
+
+
+def headline(
+    metrics: Mapping[str, Any], baseline: Mapping[str, Any], evaluation: Mapping[str, Any] | None = None
+) -> str:
+    """The scores that a report begins with, each with that of the best constant guess, or its interval, beside it."""
+    if evaluation is not None:
+        return _private_headline(metrics, baseline, evaluation)
     shown = {"accuracy": "accuracy", "r2": "R2", "rmse": "RMSE"} if baseline else {}
     parts = []
     for name, title in shown.items():
@@ -280,9 +339,19 @@ def facts_of(summary: Mapping[str, Any], statement: Statement, *, out: Path | No
     scores = summary.get("metrics") or {"accuracy": summary["accuracy"]}
     best = next((name for name in ("accuracy", "r2", "loss") if scores.get(name) is not None), None)
     facts = {} if best is None else {best: f"{scores[best]:.2%}" if best == "accuracy" else f"{scores[best]:.4g}"}
-    if best is not None and beats_baseline(scores, summary.get("baseline") or {}) is False:
+    evaluation = summary.get("evaluation")
+    if best is not None and evaluation is not None:
+        facts = {
+            name: f"{spell_score(name, scores[name])} ({spell_interval(name, evaluation)})"
+            for name in _TITLES
+            if scores.get(name) is not None
+        }
+    if (
+        best is not None
+        and beats_baseline(scores, summary.get("baseline") or {}, (evaluation or {}).get("intervals")) is False
+    ):
         if tells_apart(scores):
-            facts["auc"] = f"{scores['auc']:.4g} (the accuracy, cut at one half, is that of a constant guess)"
+            facts.setdefault("auc", f"{scores['auc']:.4g} (the accuracy, cut at one half, is that of a constant guess)")
         else:
             facts[best] += f", no better than a constant guess ({summary['baseline']['rule']})"
     facts |= {"privacy": _statement_in_short(statement), "rounds": f"{summary['rounds']}{planned}"}

@@ -19,7 +19,7 @@ import functools
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import msgspec
@@ -31,7 +31,15 @@ from dovetail.engine import Diagnostics, Training, devices
 from dovetail.engine.devices import to_host
 from dovetail.engine.scoring import baseline_scores
 from dovetail.experiment import defaults
-from dovetail.experiment.callbacks import OVERHEARD, STOPPED, Callback, Callbacks, Diagnosis, RunStart
+from dovetail.experiment.callbacks import (
+    OVERHEARD,
+    STOPPED,
+    STOPPED_BY_MODELS,
+    Callback,
+    Callbacks,
+    Diagnosis,
+    RunStart,
+)
 from dovetail.experiment.config import Config, parse, presets, read, to_toml
 from dovetail.experiment.declared import UNNAMED
 from dovetail.experiment.fingerprint import check_key, difference, fingerprint, origin_of
@@ -39,6 +47,7 @@ from dovetail.experiment.folder import Checkpoint, RunFolder
 from dovetail.experiment.outlook import Outlook
 from dovetail.experiment.preparation import Plan, prepare, rounds_due
 from dovetail.experiment.result import Progress, Provenance, Result, describe_protocol
+from dovetail.experiment.scores import describe
 from dovetail.experiment.spending import Account, conclude, open_account
 from dovetail.guarantee import Guarantee, Quote, Record
 
@@ -64,6 +73,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     ledger: str | Path | bool | None = None,
     ceiling: float | tuple[float, float] | None = None,
+    evaluate: Literal["public", "private"] | None = None,
     force: bool = False,
 ) -> Result:
     """Train a model with differential privacy: the simplest entry point.
@@ -84,6 +94,9 @@ def train(
         ledger: the ledger of what all runs on the same people have spent (docs/concepts/across-runs.md): a file, or
             False for none; by default, of data that are not published, that of these people in the user's folder.
         ceiling: eps, or (eps, delta), that all runs in the ledger may spend together; a run beyond it is refused.
+        evaluate: "public" scores on test records that are public, without noise. "private" protects those who are
+            held out, too: only the last model's scores are released, with noise in the same (eps, delta) and with
+            intervals.
         force: train even where noise will drown the updates, which is refused otherwise.
 
     Before the first round it says how long the noise is beside the updates, and what to expect: as a warning where much
@@ -144,6 +157,7 @@ def start_of(
             data["protocol"] = {"name": protocol}
             data["privacy"]["neighbors"] = protocols.find(protocol).relation.value
     arguments = {"task.model": model if is_named else None, "privacy.eps": eps, "privacy.delta": delta}
+    arguments["task.evaluate"] = evaluate
     overrides = [*_validate.not_none(**arguments).items(), *(settings or {}).items()]
     open_keys = defaults.open_keys(settings or {}, protocol=protocol) if isinstance(task, Dataset) else frozenset()
     return Start(config=parse(data, overrides), task=own_task, open_keys=open_keys)
@@ -291,9 +305,8 @@ def _record_to_charge(plan: Plan, released: Sequence[int] = (), *, start: int = 
             if len(users) >= plan.sampler.schedule.min_size:
                 charged.append(index)
     record = plan.record(charged)
-    scores = getattr(plan, "scores", None)
-    more: dict[str, Any] = {} if scores is None else {"evaluation": scores.record}
-    return dataclasses.replace(record, **more)
+    scores = plan.scores
+    return record if scores is None else dataclasses.replace(record, evaluation=scores.record)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -344,11 +357,14 @@ class _Run:
         return all(line.get("round") != self.progress.round for line in self.folder.read_metrics())
 
     def score(self) -> None:
-        """Score the model on the test records and log the scores; call it after `save`, so the model is durable."""
-        scores = self.plan.engine.metrics(self.training)
+        """Score the model on the test records and log the scores; call it after `save`, so the model is durable.
+
+        Where test records are private, what was spent is logged alone.
+        """
+        scores = self.plan.engine.metrics(self.training) if self.plan.scores is None else None
         self.progress = dataclasses.replace(
             self.progress,
-            accuracy=scores.get("accuracy"),
+            accuracy=None if scores is None else scores.get("accuracy"),
             metrics=scores,
             spent=self.plan.bound(self.released),
             fresh=True,
@@ -435,12 +451,15 @@ class _Run:
         cohorts = plan.cohorts(charged)
         record = planned if guarantee is plan.guarantee else guarantee.record(cohorts)
         predictor = plan.predictor(self.training)
-        scores = plan.engine.metrics(self.training)
+        scores, guess, evaluation = self._final_scores()
+        if plan.scores is not None:
+            record = dataclasses.replace(record, evaluation=plan.scores.record)
         return Result(
             accuracy=scores.get("accuracy"),
             auc=scores.get("auc"),
             metrics=scores,
-            baseline=baseline_scores(plan.dataset),
+            baseline=guess,
+            evaluation=evaluation,
             rounds=len(released),
             planned_rounds=plan.num_rounds,
             charged_rounds=len(charged),
@@ -462,13 +481,25 @@ class _Run:
             ),
         )
 
+    def _final_scores(self) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any] | None]:
+        """The last model's scores, those of a constant guess, and how they were made where they are private.
+
+        Private ones are drawn here, once: nothing of them leaves the process before the statement does, which ends the
+        run, so a run that is killed before has shown none.
+        """
+        plan = self.plan
+        if plan.scores is None:
+            return plan.engine.metrics(self.training), baseline_scores(plan.dataset), None
+        drawn = plan.scores.draw(plan.engine.test_outputs(self.training), plan.sampler.schedule.randomness)
+        return drawn.metrics, drawn.baseline, describe(drawn, plan.scores)
+
     def _guarantee_of_result(self) -> Guarantee:
         """The plan's guarantee, with the further assumptions of a run that was resumed or that a callback ended."""
         guarantee = self.plan.guarantee
         if self.resumed:
             guarantee = guarantee.with_assumption(_resumed_note(self.resumed))
         if self.charged_not_run:
-            guarantee = guarantee.with_assumption(STOPPED)
+            guarantee = guarantee.with_assumption(STOPPED if self.plan.scores is None else STOPPED_BY_MODELS)
             if self.overheard:
                 guarantee = guarantee.with_declaration(OVERHEARD)
         return guarantee

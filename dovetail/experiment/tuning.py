@@ -525,6 +525,11 @@ def _check_arguments(config: Config, *, eps: float, public_test: bool, by: str) 
             "trials are scored on the test records, which must be declared public: pass public_test=True "
             "(--public-test) if they are. Scores have no noise, so that a choice by private records gets no statement"
         )
+    if config.task.evaluate != "public":
+        raise ValueError(
+            "tuning scores every trial on public test records, got task.evaluate = 'private': leave that out, and "
+            "train with the chosen settings on other people"
+        )
     if config.noise != "os":
         raise ValueError(f"tuning needs noise = 'os', got {config.noise!r}: trials of one seed would share their noise")
     if config.privacy.stop != "eps":

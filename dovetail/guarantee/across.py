@@ -85,7 +85,7 @@ class RunSpending:
         record = self.record
         if record is None or record.unit is not record.own.scope.unit:
             return None
-        scores = getattr(record, "evaluation", None)
+        scores = record.evaluation
         if scores is None:
             return record.own.rounds
         sides = (record.own.rounds, scores.own.rounds)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,9 +22,20 @@ from dovetail.accounting.releases import release_of
 from dovetail.events import DataIndependent, NonPrivate, Round, from_plain, to_plain
 from dovetail.guarantee import units
 from dovetail.guarantee.units import ScopedRounds, Spread
-from dovetail.statements import NotApplicable, Scope, Statement, Trust, Unit, Verdict, check_guarantee, no_guarantee
+from dovetail.statements import (
+    NotApplicable,
+    Proof,
+    Scope,
+    Statement,
+    Theorem,
+    Trust,
+    Unit,
+    Verdict,
+    check_guarantee,
+    no_guarantee,
+)
 
-__all__ = ["Quote", "Record"]
+__all__ = ["PARALLEL", "Quote", "Record", "in_parallel"]
 
 _FORMAT = 1
 _COUNTS = ("users", "items", "subjects", "users_per_item", "users_per_subject", "items_per_subject", "items_per_user")
@@ -50,6 +62,7 @@ class Record:
     eps: float | None = None  # where delta is sought at an eps
     verdict: Verdict = Verdict.CERTIFIED
     declared: tuple[str, ...] = ()  # what every statement assumes of code from outside the package
+    evaluation: Record | None = None  # of scores on held-out people, who are in none of these rounds
 
     def followed_by(self, more: Record) -> Record:
         """The record of these rounds and then those of another one, which has all else in common."""
@@ -68,15 +81,34 @@ class Record:
         """The statement about the unit that is asked about, at the record's delta (or eps)."""
         if self.unit is not self.own.scope.unit:
             return self.statements_by_unit()[self.unit]
-        return self._certify(self.own.rounds, self.own.scope, eps=self.eps).with_verdict(self.verdict)
+        training = self._certify(self.own.rounds, self.own.scope, eps=self.eps).with_verdict(self.verdict)
+        if self.evaluation is None:
+            return training
+        return in_parallel(training, self.evaluation.statements_by_unit()[self.unit])
 
     def statements_by_unit(self) -> Mapping[Unit, Statement]:
         """A statement for every unit (item, user, subject), at the record's delta."""
         statements = units.table(self.own, self.replaced, self.spread, delta=self.delta)
-        return {unit: statement.with_verdict(self.verdict) for unit, statement in statements.items()}
+        training = {unit: statement.with_verdict(self.verdict) for unit, statement in statements.items()}
+        if self.evaluation is None:
+            return training
+        scores = self.evaluation.statements_by_unit()
+        return {unit: self._beside_scores(unit, training[unit], scores[unit]) for unit in training}
+
+    def _beside_scores(self, unit: Unit, training: Statement, scores: Statement) -> Statement:
+        """The statement about a unit whose data are in the training or among held-out people, where that is so."""
+        if unit is Unit.SUBJECT and self.unit is not unit and self.spread.known and not self.spread.alone:
+            reason = "the scores are protected per user, and a subject may have records on both sides"
+            return dataclasses.replace(training, eps=math.inf, lower=None, proof=Proof(missing=reason), premises=())
+        return in_parallel(training, scores)
 
     def local_statement(self) -> Statement:
         """The statement that holds if all who receive anything collude: what a client's own noise promises."""
+        training = self._local_of_training()
+        return training if self.evaluation is None else in_parallel(training, self.evaluation.local_statement())
+
+    def _local_of_training(self) -> Statement:
+        """The local statement about the training alone."""
         scope = self.own.scope
         if scope.trust is not Trust.LOCAL:
             who = _RECEIVERS.get(scope.trust, "curator")
@@ -116,7 +148,7 @@ class Record:
         scope = dataclasses.replace(
             self.own.scope, adversary="shuffler", assumptions=(_SEALED, _HONEST, *self.declared)
         )
-        seen = release_of(self.slots)
+        seen = release_of(self.slots)  # an evaluation by shufflers fills the same slots for everybody, too
         if seen.refusal is not None:
             return no_guarantee(scope, reason=seen.refusal).with_verdict(self.verdict)
         return scope.state(seen.local(delta=0.0), Verdict.CERTIFIED).with_verdict(self.verdict)
@@ -160,7 +192,8 @@ class Record:
         events = [
             {"mechanism": to_plain(item.mechanism), "participation": to_plain(item.participation)} for item in numbers
         ]
-        return {**body, "rounds": events}
+        scores = {} if self.evaluation is None else {"held_out": self.evaluation.to_json()}
+        return {**body, "rounds": events, **scores}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
@@ -184,6 +217,7 @@ class Record:
                 eps=data["eps"],
                 verdict=Verdict(data["verdict"]),
                 declared=tuple(data.get("declared", ())),
+                evaluation=None if data.get("held_out") is None else cls.from_json(data["held_out"]),
             )
             record._check()
         except (KeyError, TypeError, IndexError, AttributeError, msgspec.ValidationError) as error:
@@ -199,6 +233,48 @@ class Record:
             raise ValueError(
                 f"ledger.json is damaged: its views must be of the same rounds, and have {[len(item) for item in seen]}"
             )
+
+
+PARALLEL = Theorem(
+    key="parallel",
+    where="scores on people who are not trained on: whoever is on one side has that side's guarantee "
+    "(docs/proofs/private-evaluation.md)",
+)
+
+
+def in_parallel(training: Statement, scores: Statement) -> Statement:
+    """What holds for people each of whom is in the training, or is held out for the scores, but not both.
+
+    Guarantees:
+        Never below either of the two, in eps or in delta; nothing is promised where one of them promises nothing.
+        Refuses statements for different units; under different relations nothing is promised.
+    """
+    span = f"{training.span} and scores on held-out people" if training.span else "scores on held-out people"
+    known = None not in (training.population, scores.population)
+    whole = dataclasses.replace(
+        training,
+        assumptions=tuple(dict.fromkeys((*training.assumptions, *scores.assumptions))),
+        span=span,
+        population=(training.population or 0) + (scores.population or 0) if known else None,
+        lower=None,
+    )
+    for one in (training, scores):
+        if one.is_unbounded:
+            reason = one.proof if one is training else Proof(missing=f"of the scores: {one.proof}")
+            return dataclasses.replace(whole, eps=math.inf, delta=training.delta, proof=reason, premises=())
+    if training.unit is not scores.unit:
+        raise ValueError(f"expected statements about one unit, got {training.unit.value} and {scores.unit.value}")
+    if training.neighbors is not scores.neighbors:
+        reason = Proof(missing="training and scores are stated under different relations")
+        return dataclasses.replace(whole, eps=math.inf, proof=reason, premises=())
+    theorems = dict.fromkeys((PARALLEL, *training.proof.theorems, *scores.proof.theorems))
+    return dataclasses.replace(
+        whole,
+        eps=max(training.eps, scores.eps),
+        delta=max(training.delta, scores.delta),
+        proof=Proof(theorems=tuple(theorems)),
+        premises=(training, dataclasses.replace(scores, span=f"scores on held-out people in {scores.span}")),
+    )
 
 
 def _rounds_from_json(events: Sequence[Round], data: Mapping[str, Any]) -> ScopedRounds:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail import __version__, references
 from dovetail.experiment.folder import BANNER, RunFolder
+from dovetail.experiment.result import spell_interval, spell_score
 from dovetail.figures import Figure, Line
 from dovetail.pages import review, words
 from dovetail.pages.declarations import declarations, name_of
@@ -148,6 +149,8 @@ def _facts(statement: Statement, summary: dict[str, Any]) -> list[tuple[str, str
 
 def _score(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Boxes for the first score of accuracy, R2 and loss, and for that of the best constant guess if there is one."""
+    if (private := summary.get("evaluation")) is not None:
+        return _private_score(summary, private)
     if summary.get("accuracy") is not None:
         name = "accuracy"
         beside = summary.get("baseline", {})
@@ -159,6 +162,18 @@ def _score(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ours = "not a number" if score is None else number(score)
         guess = number(beside["r2"]) if beside else ""
     return [(f"test {name}", ours), *([(beside["rule"], guess)] if guess else [])]
+
+
+def _private_score(summary: dict[str, Any], private: dict[str, Any]) -> list[tuple[str, str]]:
+    """Boxes for private scores with their intervals, and for the best constant guess."""
+    titles = {"accuracy": "accuracy", "auc": "AUC", "r2": "R2", "rmse": "RMSE"}
+    shown = [name for name in titles if summary["metrics"].get(name) is not None]
+    boxes = [
+        (titles[name], f"{spell_score(name, summary['metrics'][name])} ({spell_interval(name, private)})")
+        for name in shown
+    ]
+    guess = summary["baseline"]
+    return [*boxes, (guess["rule"], spell_score(shown[0], guess[shown[0]]))]
 
 
 def _scope(
@@ -175,7 +190,14 @@ def _scope(
     shuffler = others.get("shuffler")
     return {
         "promises": {name: view_of(promise) for name, promise in units.items()},
-        "not_covered": words.not_covered(statement, units, local=local, shuffler=shuffler, diagnostics=diagnostics),
+        "not_covered": words.not_covered(
+            statement,
+            units,
+            local=local,
+            shuffler=shuffler,
+            diagnostics=diagnostics,
+            private_test=summary.get("evaluation") is not None,
+        ),
         "others": [(_OTHERS[key], view_of(other)) for key, other in others.items()],
     }
 
@@ -207,7 +229,7 @@ def _quality_figures(rounds: list[int], metrics: list[dict[str, Any]]) -> list[F
     if all(line["accuracy"] is not None for line in metrics):
         accuracy = Line(name="", x=rounds, y=[line["accuracy"] for line in metrics])
         return [Figure(title="Accuracy", x_label="round", y_label="test accuracy", lines=[accuracy], percent_y=True)]
-    finite = [line for line in metrics if line["metrics"]["loss"] is not None]
+    finite = [line for line in metrics if (line["metrics"] or {}).get("loss") is not None]
     loss = Line(name="", x=[line["round"] for line in finite], y=[line["metrics"]["loss"] for line in finite])
     return [Figure(title="Loss", x_label="round", y_label="test loss", lines=[loss])] if len(finite) > 1 else []
 

@@ -174,6 +174,7 @@ def not_covered(
     local: Statement | None,
     shuffler: Statement | None,
     diagnostics: bool,
+    private_test: bool = False,
 ) -> list[str]:
     """What a reader might think the statement covers, although it does not.
 
@@ -182,6 +183,7 @@ def not_covered(
         local: what remains of the guarantee if nobody is trusted.
         shuffler: what the shuffler learns from the reports.
         diagnostics: whether figures of raw updates lie beside the report.
+        private_test: whether the statement covers the people whose records the scores are of.
     """
     limits = [f"Anybody who sees more than the {statement.adversary}."]
     if statement.verdict in (Verdict.REPRODUCIBLE, Verdict.DECLARED_REPRODUCIBLE):
@@ -213,7 +215,8 @@ def not_covered(
         limits.append("Choices made by looking at the private data, such as learning rate, model, or number of rounds.")
     limits.append("Other uses of the same data: their privacy costs add up.")
     limits.append("Side channels: timing, memory, network traffic, and anybody with access to the machine.")
-    limits.append("The test data, on which the accuracy was measured: it is assumed to be public.")
+    if not private_test:
+        limits.append("The test data, on which the accuracy was measured: it is assumed to be public.")
     if diagnostics:
         limits.append(
             "diagnostics.jsonl and diagnostics.html, which are computed from raw updates: do not release them."

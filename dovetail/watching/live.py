@@ -96,7 +96,7 @@ class LivePage(Callback):
         last = self._history[-1] if self._history else None
         tiles = [("round", f"{done} of {start.rounds}")]
         if last is not None:
-            tiles.append(_score_in_words(last))
+            tiles += [_score_in_words(last)] if last["metrics"] is not None else []  # private until the end
             spent = "no guarantee" if last["eps"] is None else f"({at_most(last['eps'])}, {at_most(last['delta'])})"
             tiles.append((f"(eps, delta) spent, {start.config['privacy']['neighbors']}", spent))
         if start.eps is not None:
@@ -122,6 +122,8 @@ class LivePage(Callback):
                 percent_y=percent,
             )
         ]  # fmt: skip
+        if self._history[-1]["metrics"] is None:
+            figures = []
         spent = [line["eps"] for line in self._history]
         if any(eps is not None for eps in spent):
             label = f"eps at delta {self._history[-1]['delta']}"

@@ -48,8 +48,8 @@ def test_the_opening_pictures_are_drawn_from_the_comparisons():
 def test_the_ten_lines_run(tmp_path, monkeypatch, capsys):
     pandas = pytest.importorskip("pandas")
     rng = np.random.default_rng(0)
-    patients = rng.geometric(0.25, 400)  # 1 to some 20 visits each
-    ids = np.repeat([f"P-{number:04x}" for number in rng.permutation(400)], patients)
+    patients = rng.geometric(0.25, 3000)  # 1 to some 20 visits each
+    ids = np.repeat([f"P-{number:04x}" for number in rng.permutation(3000)], patients)
     age, pressure = rng.uniform(18, 95, len(ids)), rng.normal(125, 15, len(ids))
     ill = np.where(age / 40 + pressure / 60 + rng.normal(0, 0.3, len(ids)) > 3.6, "yes", "no")
     frame = pandas.DataFrame({"patient": ids, "age": age, "pressure": pressure, "ill": ill})
@@ -60,5 +60,6 @@ def test_the_ten_lines_run(tmp_path, monkeypatch, capsys):
     exec(code, ran)
     said = capsys.readouterr().out
     assert said.startswith("AUC ")
-    assert "(2, 1e-05)-DP [curator; against the observer of every model; replace-one; one user, 100 rounds]" in said
-    assert ran["result"].auc > 0.75  # 0.5 is guessing
+    assert "(2, 1e-05)-DP [curator; against the observer of every model; replace-one; one user, 100 rounds" in said
+    low, high = ran["result"].intervals["auc"]
+    assert 0.5 < low < ran["result"].auc < high  # 0.5 is guessing

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -181,7 +182,7 @@ def test_early_stopping_waits_for_better_scores():
         )
 
     assert [bool(told(i, score)) for i, score in enumerate([0.1, 0.5, 0.4, 0.6, 0.6, 0.5])] == [False] * 5 + [True]
-    stop.on_start(None)
+    stop.on_start(SimpleNamespace(config={}))
     assert not any(told(i, 0.1, fresh=False) for i in range(5))
     lower = EarlyStopping("loss", public_test=True, patience=1)
     first = experiment.Progress(round=1, rounds=9, accuracy=None, spent=None, metrics={"loss": 1.0}, fresh=True)

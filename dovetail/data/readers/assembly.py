@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dovetail import _validate
-from dovetail.data._base import Dataset, HeldOut
+from dovetail.data._base import Dataset, HeldOut, HeldOutPeople
 from dovetail.data.people import fingerprint_ids, fingerprint_records
 from dovetail.data.readers.recipes import Answer, InputColumn, Recipe
 from dovetail.data.readers.tables import Table
 
-__all__ = ["CLASSES_NOTE", "TESTED_NOTE", "Rows", "assemble", "held_out_mask", "ids_of"]
+__all__ = ["CLASSES_NOTE", "TESTED_NOTE", "Rows", "assemble", "held_out_mask", "hold_out_by_number", "ids_of"]
 
 CLASSES_NOTE = "the list of classes is public (it was read off the data)"
 TESTED_NOTE = "the test records are public: what is measured on them has no noise"
@@ -127,6 +127,7 @@ def assemble(
     else:
         kept = ~held_out_mask(records.names_to_split(labels), share=float(test_share or 0), seed=test_seed)
         test_inputs, test_labels = records.inputs[~kept], labels[~kept]
+    held_out = _held_out(records, test, kept, share=test_share, seed=test_seed)
     recipe = Recipe(
         shape=records.inputs.shape[1:],
         dtype="uint8" if records.inputs.dtype == np.uint8 else "float32",
@@ -140,6 +141,11 @@ def assemble(
         if test_share is not None:
             tested = np.array([is_held_out(name, share=test_share, seed=test_seed) for name in listed])
         roster = listed[~tested].tolist()
+        if held_out is not None and records.users is not None and test is None:
+            on_list = listed[tested].tolist()
+            places = ids_of(records.users, ~kept, roster=on_list)
+            if places is not None:
+                held_out = dataclasses.replace(held_out, people=places, places=len(on_list))
     return Dataset(
         inputs=records.inputs[kept],
         labels=labels[kept],
@@ -155,6 +161,63 @@ def assemble(
         name=name,
         held_out=None if test_share is None else HeldOut(share=float(test_share), seed=test_seed),
         people=fingerprint,
+        held_out_people=held_out,
+    )
+
+
+def _held_out(
+    records: Rows, test: Rows | None, kept: np.ndarray, *, share: float | None, seed: int
+) -> HeldOutPeople | None:
+    """Whose the test records are; None where records have owners and those to test on do not say whose they are."""
+    owners = records.users or records.subjects
+    if test is not None:
+        theirs = test.users or test.subjects
+        if theirs is None and owners is not None:
+            return None
+        people = np.arange(len(test.inputs), dtype=np.int32) if theirs is None else _numbered(theirs)
+        return HeldOutPeople(people=people, by="table", shared=len(set(theirs or ()) & set(owners or ())))
+    if owners is None:
+        people = np.arange(np.count_nonzero(~kept), dtype=np.int32)
+        return HeldOutPeople(people=people, by="row", rows=~kept, share=share, seed=seed)
+    theirs = [name for name, keep in zip(owners, kept, strict=True) if not keep]
+    return HeldOutPeople(people=_numbered(theirs), by="subject" if records.users is None else "user")
+
+
+def _numbered(names: Sequence[str]) -> np.ndarray:
+    """The place of each name among the sorted different ones, int32."""
+    return np.unique(np.asarray(names), return_inverse=True)[1].astype(np.int32)
+
+
+def hold_out_by_number(dataset: Dataset) -> Dataset:
+    """The same records, of which those are held out whose numbers a hash of the public seed picks, whatever they hold.
+
+    Where rows are people and one may be replaced by another, one that goes by what it holds could change sides.
+
+    Arguments:
+        dataset: one whose rows are people, held out by what they hold.
+    """
+    held_out = dataset.held_out_people
+    if held_out is None or held_out.rows is None or held_out.share is None:
+        raise ValueError("expected a dataset whose rows are people, held out by test_share")
+    before = held_out.rows
+    numbers = [f"row {number}" for number in range(len(before))]
+    after = held_out_mask(numbers, share=held_out.share, seed=held_out.seed)
+
+    def sides(kept: np.ndarray, tested: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        whole = np.empty((len(before), *kept.shape[1:]), kept.dtype)
+        whole[~before], whole[before] = kept, tested
+        return whole[~after], whole[after]
+
+    inputs, test_inputs = sides(dataset.inputs, dataset.test_inputs)
+    labels, test_labels = sides(dataset.labels, dataset.test_labels)
+    people = np.arange(np.count_nonzero(after), dtype=np.int32)
+    return dataclasses.replace(
+        dataset,
+        inputs=inputs,
+        labels=labels,
+        test_inputs=test_inputs,
+        test_labels=test_labels,
+        held_out_people=dataclasses.replace(held_out, people=people, rows=after),
     )
 
 

@@ -104,7 +104,7 @@ def from_table(
     return assemble(
         records,
         answer,
-        test=None if other is None else Rows(inputs=matrix(other, columns), targets=other),
+        test=None if other is None else _rows_to_test(other, matrix(other, columns), owner, subject),
         test_share=test_share,
         test_seed=test_seed,
         declared=classes is not None,
@@ -312,6 +312,19 @@ def _read_images(files: Sequence[Path], size: tuple[int, int] | None, grey: bool
 def _ids_of_rows(table: Table, column: str | Sequence[Any] | None) -> list[str] | None:
     """The ids of the rows as text, from a column's name or from the ids themselves; None without any."""
     return table.names(column) if isinstance(column, str) else _as_text(column)
+
+
+def _rows_to_test(
+    table: Table, inputs: np.ndarray, owner: str | Sequence[Any] | None, subject: str | Sequence[Any] | None
+) -> Rows:
+    """The rows of a table to test on, with their users or subjects where it has these columns in full."""
+
+    def names(column: str | Sequence[Any] | None) -> list[str] | None:
+        with contextlib.suppress(ValueError):  # public records need not say whose they are
+            return table.names(column) if isinstance(column, str) and column in table.columns else None
+        return None
+
+    return Rows(inputs=inputs, targets=table, users=names(owner), subjects=names(subject))
 
 
 def _as_text(ids: Sequence[Any] | None) -> list[str] | None:
