@@ -109,7 +109,15 @@ def train(
     there is nothing to tune, and nothing of the data decides.
     """
     start = start_of(
-        task, model=model, loss=loss, metrics=metrics, protocol=protocol, eps=eps, delta=delta, settings=settings
+        task,
+        model=model,
+        loss=loss,
+        metrics=metrics,
+        protocol=protocol,
+        eps=eps,
+        delta=delta,
+        settings=settings,
+        evaluate=evaluate,
     )
     plan = prepare(start.config, task=start.task, open_keys=start.open_keys)
     outlook = Outlook.of(plan)
@@ -142,6 +150,7 @@ def start_of(
     eps: float | None = None,
     delta: float | None = None,
     settings: Mapping[str, Any] | None = None,
+    evaluate: Literal["public", "private"] | None = None,
 ) -> Start:
     """What `train` begins with, given these of its arguments."""
     is_named = isinstance(model, str)
