@@ -266,7 +266,7 @@ def run(
             plan = plan.with_randomness(devices.shared_randomness(plan.config.seed))
         account = _open_account(plan, out, ledger, ceiling)
         if not resume:
-            if out is not None:
+            if out is not None and jax.process_index() == 0:  # the others would refuse what the first one made
                 RunFolder.refuse_taken(out)
             account.reserve(_record_to_charge(plan))
         run: _Run | None = None
