@@ -13,7 +13,7 @@ import sys
 POSIX = ("fcntl", "grp", "pwd", "resource", "termios")
 EXTRA = ("httptools", "httpx", "nacl", "starlette", "uvicorn", "uvloop")
 _OF_OS = ("fork", "forkpty", "getpgid", "killpg", "memfd_create", "mkfifo", "sched_getaffinity", "setsid", "statvfs")
-_OF_SIGNAL = ("SIGALRM", "SIGHUP", "SIGKILL", "SIGUSR1", "pthread_sigmask", "setitimer")
+_OF_SIGNAL = ("SIGALRM", "SIGHUP", "SIGUSR1", "pthread_sigmask", "setitimer")
 
 
 class _Short:
