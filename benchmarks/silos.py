@@ -27,7 +27,7 @@ from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.task import TrainingTask, sign
-from dovetail.parties.common.wire import vector_from
+from dovetail.parties.common.wire import decode_vector
 from dovetail.parties.federation import Federation, federation
 from dovetail.parties.fleet import lenient_policy
 from dovetail.parties.user.client import Client
@@ -90,7 +90,7 @@ def run_deployed(folder: Path, learned: Federation, rounds: int) -> dict[str, An
     for round in range(1, rounds + 1):
         for party in parties:
             party.store.open_round(round, head=analyzer.status().head, closes=0.0)
-        model = vector_from(analyzer.model(round - 1), learned.dim)
+        model = decode_vector(analyzer.model(round - 1), learned.dim)
         for number, silo in enumerate(silos):
             envelope = silo.report(signed, round, trains[number](model))
             for party in parties[: 1 if number == round % SILOS else 2]:

@@ -35,7 +35,7 @@ class ServedFleet(Fleet):
         super().__init__(deployment)
         self._server = server
 
-    def _command(self) -> list[str]:
+    def _service_command(self) -> list[str]:
         return [sys.executable, str(Path(__file__).resolve()), "--serve", self._server]
 
 

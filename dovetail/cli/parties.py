@@ -260,7 +260,11 @@ def _watch_notices(path: Path | None, signer: str, recovery: str | None) -> Any:
 
     key = from_hex(signer)
     recovery_key = None if recovery is None else from_hex(recovery)
-    return None if path is None else WatchedFile(path, lambda file: read_notices(file, key, recovery=recovery_key)).now
+    return (
+        None
+        if path is None
+        else WatchedFile(path, lambda file: read_notices(file, key, recovery=recovery_key)).current_content
+    )
 
 
 def _prepare_process(name: str, json_logs: bool) -> Callable[[str], None]:

@@ -257,7 +257,7 @@ def task_announce(
     from dovetail.parties.common.keys import KeyRing
     from dovetail.parties.common.notices import Rotation, announce_rotation
 
-    own = {pair.public.key_id: pair for pair in KeyRing(signer, "sign").all()}
+    own = {pair.public.key_id: pair for pair in KeyRing(signer, "sign").all_pairs()}
     rotations = [read_json(path, Rotation, "a rotation") for path in rotation]
     for item in sorted(rotations, key=lambda item: item.old not in own):  # others are announced by the latest key
         effect = ""

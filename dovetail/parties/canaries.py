@@ -105,17 +105,17 @@ class CanaryRounds:
     def play(self, world: int) -> dict[str, float]:
         """One round with the victim's update of this world: what the adversary computes from what it sees."""
         self._round += 1
-        direction = self._direction()
+        direction = self._victim_update()
         for party in self.parties:
             party.store.open_round(self._round, head=self._analyzer.status().head, closes=0.0)
-        seen = self._report(direction if world == 0 else -direction)
-        self._close()
-        score = float(np.mean([self._estimate() for _ in range(_REPETITIONS)], axis=0) @ direction)
+        seen = self._report_as_all_users(direction if world == 0 else -direction)
+        self._close_round()
+        score = float(np.mean([self._estimate_mean() for _ in range(_REPETITIONS)], axis=0) @ direction)
         for index, party in enumerate(self.parties):
             party.forward(self._round, _DirectAnalyzer(self._analyzer, index))  # type: ignore[arg-type]
-        return {"the sum": score, "shares beside those of the round before": self._against_before(seen) @ direction}
+        return {"the sum": score, "shares beside those of the round before": self._change_of_shares(seen) @ direction}
 
-    def _against_before(self, seen: np.ndarray) -> np.ndarray:
+    def _change_of_shares(self, seen: np.ndarray) -> np.ndarray:
         """By how much the victim's shares at the colluding aggregators moved since the last round, with signs."""
         bits = self.task.contribution().bits
         moved = (seen - self._before) & np.uint32(2**bits - 1)
@@ -128,7 +128,7 @@ class CanaryRounds:
             party.shut()
         self._analyzer.shut()
 
-    def _direction(self) -> np.ndarray:
+    def _victim_update(self) -> np.ndarray:
         """The victim's update in the first world: as large as the clip norm allows, the same in all coordinates."""
         protocol = self.task.build()[0]
         clip = getattr(protocol, "clip_norm", None)
@@ -136,13 +136,13 @@ class CanaryRounds:
             return np.full(self.task.dim, clip / math.sqrt(self.task.dim))
         return np.full(self.task.dim, float(getattr(protocol, "clip_value", 1.0)))
 
-    def _report(self, update: np.ndarray) -> np.ndarray:
+    def _report_as_all_users(self, update: np.ndarray) -> np.ndarray:
         """Let all users report, the victim first; returns the sum of its shares at the colluding aggregators."""
         contribution = self.task.contribution()
         seen = np.zeros(contribution.length, np.uint32)
         while len(self._users) < self.present:
             number = len(self._users)
-            self._users.append(_user(self._folder / f"user-{number}", self._signed, number))
+            self._users.append(_make_client(self._folder / f"user-{number}", self._signed, number))
         for number, user in enumerate(self._users):
             mine = update if number == 0 else np.zeros(self.task.dim)
             envelope = user.report(self._signed, self._round, mine.astype(np.float32))
@@ -154,14 +154,14 @@ class CanaryRounds:
             user.forget_envelope(envelope)
         return seen
 
-    def _close(self) -> None:
+    def _close_round(self) -> None:
         rosters = [party.store.freeze(self._round) for party in self.parties]
         for index, party in enumerate(self.parties):
             others = [roster for i, roster in enumerate(rosters) if i != index]
             party.decide(self._round, others)
             party.close(self._round, others)
 
-    def _estimate(self) -> np.ndarray:
+    def _estimate_mean(self) -> np.ndarray:
         """The mean update, from the sums as aggregators send them now."""
         contribution = self.task.contribution()
         key = self._ring.find(self.task.analyzer.key_id).opening_key()
@@ -191,6 +191,6 @@ class _DirectAnalyzer:
         self._analyzer.note_closed(self._index, round, closed)
 
 
-def _user(folder: Path, signed: SignedTask, number: int) -> Client:
+def _make_client(folder: Path, signed: SignedTask, number: int) -> Client:
     policy = lenient_policy(signed)
     return Client(folder, policy=policy.with_number(number), key=KeyPair.generate("sign"), witness=False)

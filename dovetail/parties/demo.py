@@ -68,7 +68,7 @@ def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
         }
     ]
     accepted = [fleet.counts(name).get("accepted", 0) for name in fleet.deployment.services]
-    rows += _aggregators(task, accepted) if task.aggregators else _shufflers(task, accepted)
+    rows += _rows_of_aggregators(task, accepted) if task.aggregators else _rows_of_shufflers(task, accepted)
     if task.has_proofs:
         refused = fleet.refused_users()
         users = {row["user"] for row in refused}
@@ -102,7 +102,7 @@ def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
     return rows
 
 
-def _shufflers(task: TrainingTask, accepted: Sequence[int]) -> list[dict[str, str]]:
+def _rows_of_shufflers(task: TrainingTask, accepted: Sequence[int]) -> list[dict[str, str]]:
     messages = task.messages()
     return [
         {
@@ -115,7 +115,7 @@ def _shufflers(task: TrainingTask, accepted: Sequence[int]) -> list[dict[str, st
     ]
 
 
-def _aggregators(task: TrainingTask, accepted: Sequence[int]) -> list[dict[str, str]]:
+def _rows_of_aggregators(task: TrainingTask, accepted: Sequence[int]) -> list[dict[str, str]]:
     sharing = task.sharing()
     return [
         {

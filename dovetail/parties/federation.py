@@ -59,37 +59,37 @@ class Federation:
 
     def train(self, user: int) -> Train:
         """How one user trains: a function from a flat model to an update, on the user's own records."""
-        inputs, labels, count = self._records(user)
+        inputs, labels, count = self._records_of_user(user)
 
         def train(model: np.ndarray) -> np.ndarray:
             key = jax.random.key(secrets.randbits(31))
-            return np.asarray(self._step(jnp.asarray(model), inputs, labels, jnp.int32(count), key))
+            return np.asarray(self._compiled_training(jnp.asarray(model), inputs, labels, jnp.int32(count), key))
 
         return train
 
     def measure(self, user: int) -> Callable[[np.ndarray], dict[str, Any]]:
         """What one user measures: a function from a flat model to loss, accuracy, and how often each label occurs."""
-        inputs, labels, count = self._records(user)
+        inputs, labels, count = self._records_of_user(user)
         counts = np.bincount(np.asarray(labels[:count]), minlength=self.dataset.num_classes).astype(np.float64)
 
         def measure(model: np.ndarray) -> dict[str, Any]:
-            loss, accuracy = self._quality(jnp.asarray(model), inputs, labels, jnp.int32(count))
+            loss, accuracy = self._compiled_quality(jnp.asarray(model), inputs, labels, jnp.int32(count))
             return {"loss": float(loss), "accuracy": float(accuracy), "labels": counts}
 
         return measure
 
-    def _records(self, user: int) -> tuple[jax.Array, jax.Array, int]:
+    def _records_of_user(self, user: int) -> tuple[jax.Array, jax.Array, int]:
         """A user's inputs and labels, in a power of two of rows (few programs serve all), and how many are its own."""
         if not 0 <= user < self.clients.num_clients:
             raise ValueError(f"user {user} has no data: this config has users 0 to {self.clients.num_clients - 1}")
-        count = int(self._table.counts[user])
-        width = min(self._table.max_records, 1 << max(0, count - 1).bit_length())
-        rows = self._table.rows(np.array([user]), width=width)[0]
+        count = int(self._rows_by_client.counts[user])
+        width = min(self._rows_by_client.max_records, 1 << max(0, count - 1).bit_length())
+        rows = self._rows_by_client.rows(np.array([user]), width=width)[0]
         labels = jnp.asarray(self.dataset.labels[rows // self.dataset.views])
         return as_float(jnp.asarray(self.dataset.inputs[rows])), labels, count
 
     @functools.cached_property
-    def _quality(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    def _compiled_quality(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
         """Mean loss and accuracy on one user's records, compiled once for all users of this process."""
         _, unravel = first_parameters(self.model, self.config.seed)
 
@@ -105,12 +105,12 @@ class Federation:
         return quality
 
     @functools.cached_property
-    def _table(self) -> Clients:
+    def _rows_by_client(self) -> Clients:
         """The rows of inputs of every client."""
         return self.clients.with_views(self.dataset.views)
 
     @functools.cached_property
-    def _step(self) -> Callable[..., jax.Array]:
+    def _compiled_training(self) -> Callable[..., jax.Array]:
         """One user's training, compiled once for all users of this process."""
         _, unravel = first_parameters(self.model, self.config.seed)
         update = local_update(self.config.client, lambda params, batch: self.model.apply(unravel(params), batch))

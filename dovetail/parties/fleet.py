@@ -122,7 +122,7 @@ def set_up(
     trained = federation(config)
     beside = measures_by_name(measures, classes=trained.dataset.num_classes)
     dim = trained.dim + size_of_measures(beside)
-    between = _between(config, clients, dim, shufflers=shufflers, aggregators=aggregators)
+    between = _num_services(config, clients, dim, shufflers=shufflers, aggregators=aggregators)
     terms = {
         "protocol": config.protocol["name"],
         "dim": dim,
@@ -162,7 +162,7 @@ def set_up(
     return deployment
 
 
-def _between(
+def _num_services(
     config: Config, clients: int, dim: int, *, shufflers: int | None, aggregators: int | None
 ) -> dict[str, int]:
     """How many shufflers or aggregators there are, by kind."""
@@ -308,7 +308,11 @@ class Fleet:
         learning = ["--config", config] if config.exists() else ["--model", model, "--learning-rate", 1]
         options = ["--keys", deployment.folder / "analyzer" / "keys", *learning, "--workers", self._workers]
         self._start(
-            "analyzer", "analyzer", deployment.folder / "analyzer", *options, *self._service(deployment.analyzer_port)
+            "analyzer",
+            "analyzer",
+            deployment.folder / "analyzer",
+            *options,
+            *self._service_arguments(deployment.analyzer_port),
         )
 
     def start_service(self, index: int) -> None:
@@ -324,7 +328,7 @@ class Fleet:
             *("--doors", self._http_workers),
             *(("--workers", self._workers) if deployment.kind == "shuffler" else ()),
         ]
-        self._start(name, deployment.kind, home, *options, *self._service(deployment.service_ports[index]))
+        self._start(name, deployment.kind, home, *options, *self._service_arguments(deployment.service_ports[index]))
 
     def start_clients(self, processes: int) -> None:
         """Start the users, spread over so many processes."""
@@ -364,7 +368,7 @@ class Fleet:
         done = 0
         took: list[float] = []
         while time.monotonic() < end:
-            self._check()
+            self._check_processes()
             try:
                 status = client.status()
                 done = status.round if status.over else status.round - 1
@@ -399,7 +403,7 @@ class Fleet:
         with contextlib.closing(client):
             return client.counts()
 
-    def _service(self, port: int) -> list[object]:
+    def _service_arguments(self, port: int) -> list[object]:
         folder = self.deployment.folder
         host = self.deployment.host
         return [
@@ -411,16 +415,16 @@ class Fleet:
     def _start(self, name: str, *words: object) -> None:
         with (self.deployment.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [*self._command(), *map(str, words)],
+                [*self._service_command(), *map(str, words)],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
             )
 
-    def _command(self) -> list[str]:
+    def _service_command(self) -> list[str]:
         return [sys.executable, "-m", "dovetail.cli"]
 
-    def _check(self) -> None:
+    def _check_processes(self) -> None:
         for name, process in self.processes.items():
             if process.poll() not in (None, 0):
                 log = (self.deployment.folder / f"{name}.log").read_text(encoding="utf-8").strip().splitlines()

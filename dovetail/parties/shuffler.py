@@ -173,7 +173,7 @@ class Shuffler(Intermediary[ShuffleStore]):
         return task.shufflers
 
     def _open_store(self, where: Path | str, owner: bytes) -> ShuffleStore:
-        self.shape = _shape(self.task, self.index)
+        self.shape = _upload_shape(self.task, self.index)
         return ShuffleStore(where, self.shape, owner=owner)
 
     @property
@@ -181,7 +181,7 @@ class Shuffler(Intermediary[ShuffleStore]):
         """Bytes of a message in every slot, or of as many as a client sends."""
         return Packed.size(self.shape.reports or self.shape.slots, length=self.shape.length)
 
-    def _content(self, opened: bytes, purpose: Purpose) -> Any:
+    def _content_of_upload(self, opened: bytes, purpose: Purpose) -> Any:
         packed = Packed.decode(opened, length=self.shape.length)
         return list(zip(packed.slots.tolist(), packed.ciphertexts(), strict=True))
 
@@ -200,7 +200,7 @@ class Shuffler(Intermediary[ShuffleStore]):
         self._workers.shut()
 
 
-def _shape(task: TrainingTask, index: int) -> Shape:
+def _upload_shape(task: TrainingTask, index: int) -> Shape:
     messages = task.messages()
     protocol, _ = task.build()
     padding = protocol.layout(task.dim).padding

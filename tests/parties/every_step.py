@@ -26,7 +26,7 @@ from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.http_clients import Gone, Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
-from dovetail.parties.common.wire import Closed, RoundStatus, TooEarly, TooLate, Verifiers, vector_from
+from dovetail.parties.common.wire import Closed, RoundStatus, TooEarly, TooLate, Verifiers, decode_vector
 from dovetail.parties.fleet import Deployment, lenient_policy
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.intermediary.store import UploadRefused
@@ -131,7 +131,7 @@ class World:
         for _ in range(20 * rounds):
             self._revive()
             self.let_services(lambda service: service._close_rounds())  # whoever comes back finds that time went on
-            self.let_services(lambda service: service._follow())
+            self.let_services(lambda service: service._follow_analyzer())
             self._revive()
             status = self._parties["analyzer"].status()
             if status.over:
@@ -173,7 +173,7 @@ class World:
             self._auditor.see(number, self._model(number))
 
     def _model(self, number: int) -> np.ndarray:
-        return vector_from(self._parties["analyzer"].model(number), self._ground.task.dim)
+        return decode_vector(self._parties["analyzer"].model(number), self._ground.task.dim)
 
     def _moment(self, party: str, statement: str) -> bool:
         self.moments.append((party, statement))

@@ -21,7 +21,7 @@ from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryCli
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.sealing import open_sealed, seal
 from dovetail.parties.common.task import TrainingTask, sign
-from dovetail.parties.common.wire import REPORT_ID, Upload, signature_of, upload_path, vector_from
+from dovetail.parties.common.wire import REPORT_ID, Upload, decode_vector, signature_of, upload_path
 from dovetail.parties.fleet import Fleet, free_ports
 from dovetail.parties.http import server as door_module
 from dovetail.parties.http.analyzer import AnalyzerService
@@ -146,7 +146,7 @@ class Direct:
         return self._analyzer.status()
 
     def model(self, round, *, dim=None):
-        return vector_from(self._analyzer.model(round), self._analyzer.task.dim)
+        return decode_vector(self._analyzer.model(round), self._analyzer.task.dim)
 
     def signed_model(self, round, *, dim=None):
         model = self._analyzer.model(round)
@@ -273,8 +273,8 @@ class Confined(Fleet):
         super().__init__(types.SimpleNamespace(folder=folder))
         self._within = within
 
-    def _command(self):
-        return [*self._within, *super()._command()]
+    def _service_command(self):
+        return [*self._within, *super()._service_command()]
 
 
 @contextlib.contextmanager
@@ -314,7 +314,7 @@ def in_processes(household, *within):
 def _await_answer(fleet, url, authority):
     link, end = IntermediaryClient(url, ca=authority), time.monotonic() + 300
     while True:
-        fleet._check()
+        fleet._check_processes()
         try:
             link.status()
             break

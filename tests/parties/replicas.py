@@ -106,9 +106,9 @@ class ReplicatedFleet(Fleet):
         else:
             self.start_service(self.deployment.services.index(self.names[name]))
 
-    def _service(self, port: int) -> list[object]:
+    def _service_arguments(self, port: int) -> list[object]:
         host, own = self.addresses[self._replica]
-        words = super()._service(own)
+        words = super()._service_arguments(own)
         words[words.index("--host") + 1] = host
         return [*words, "--store", self._urls[self.names[self._replica]]]
 
@@ -116,8 +116,8 @@ class ReplicatedFleet(Fleet):
         home = Path(str(folder)).parent / f"home-{self._replica}"
         super()._start(self._replica, kind, home, *words)
 
-    def _command(self) -> list[str]:
-        return [*self.within.get(self._replica, []), *super()._command()]
+    def _service_command(self) -> list[str]:
+        return [*self.within.get(self._replica, []), *super()._service_command()]
 
 
 class _DatabaseAuditor(Auditor):

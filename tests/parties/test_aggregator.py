@@ -13,7 +13,7 @@ from dovetail.parties.common.keys import ServicePairs
 from dovetail.parties.common.sealing import open_sealed, seal
 from dovetail.parties.common.sharing import decode_sum
 from dovetail.parties.common.task import sign
-from dovetail.parties.common.wire import Closed, Malformed, TooLate, Upload, vector_from
+from dovetail.parties.common.wire import Closed, Malformed, TooLate, Upload, decode_vector
 from dovetail.parties.intermediary.store import UploadRefused
 from dovetail.parties.user.policy import Policy, Refused
 
@@ -38,7 +38,7 @@ def test_a_round_gives_the_mean_with_its_noise(tmp_path, aggregators, noise):
     settings = {"noise": noise, "aggregators": aggregators, "clip_norm": 6.0, "noise_multiplier": 0.2}
     sharing = Sharing(tmp_path, dim=400, clients=8, aggregators=aggregators, settings=settings)
     analyzer, _, _ = whole_round(sharing, [np.full(400, 0.3, np.float32)] * 8)
-    model, std = vector_from(analyzer.model(1), 400), sharing.task.build()[0].noise_std(8, 400)
+    model, std = decode_vector(analyzer.model(1), 400), sharing.task.build()[0].noise_std(8, 400)
     assert abs(model.mean() - 0.3) < 6 * std / 20
     assert 0.8 < model.std() / std < 1.2
     assert analyzer.privacy()["history"] == [{"round": 1, "outcome": "released", "uploads": 8, "accuracy": None}]
@@ -49,7 +49,7 @@ def test_counts_travel_as_shares_too(tmp_path, protocol):
     sharing = Sharing(tmp_path, protocol, dim=6, clients=40)
     update = np.array([1, 1, 0, 0, 0, 0], np.float32)
     analyzer, _, _ = whole_round(sharing, [update] * 40)
-    model = vector_from(analyzer.model(1), 6)
+    model = decode_vector(analyzer.model(1), 6)
     assert np.all(np.abs(model - update) < 0.6)
 
 
@@ -166,7 +166,7 @@ def test_sums_over_different_users_spoil_the_round(tmp_path):
     for index, party in enumerate(parties):
         party.forward(1, Straight(analyzer, index))
     assert analyzer.privacy()["history"][0]["outcome"] == "spoiled"
-    assert np.array_equal(vector_from(analyzer.model(1), 6), np.zeros(6))
+    assert np.array_equal(decode_vector(analyzer.model(1), 6), np.zeros(6))
 
 
 def test_a_second_sum_of_one_aggregator_is_no_sum(tmp_path):
@@ -267,4 +267,4 @@ def test_a_mean_is_over_those_who_counted_and_not_over_as_many_as_might_have_com
     settings = {"clip_norm": 6.0, "noise_multiplier": 0.02}
     sharing = Sharing(tmp_path, dim=400, clients=8, settings=settings, min_clients=8, max_clients=80)
     analyzer, _, _ = whole_round(sharing, [np.full(400, 0.3, np.float32)] * 8)
-    assert abs(vector_from(analyzer.model(1), 400).mean() - 0.3) < 0.05
+    assert abs(decode_vector(analyzer.model(1), 400).mean() - 0.3) < 0.05

@@ -19,7 +19,7 @@ from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.http_clients import Gone, Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
-from dovetail.parties.common.wire import PART, Closed, Malformed, Packed, TooEarly, TooLate, vector_from
+from dovetail.parties.common.wire import PART, Closed, Malformed, Packed, TooEarly, TooLate, decode_vector
 from dovetail.parties.fleet import lay_out, lenient_policy
 from dovetail.parties.intermediary import party
 from dovetail.parties.shuffler import Shuffler
@@ -129,7 +129,7 @@ def test_a_round_is_the_sum_of_its_reports(tmp_path, protocol, settings, shuffle
     assert analyzer.status().round == 1
     play(small, analyzer, helpers)
     assert analyzer.status().round == 2
-    model = vector_from(analyzer.model(1), DIM)
+    model = decode_vector(analyzer.model(1), DIM)
     assert np.allclose(model, updates().mean(axis=0), atol=2e-2 if protocol == "split_and_mix" else 1e-6)
     assert [entry.kind for entry in analyzer.ledger.entries] == ["open", "reserve", "release", "reserve"]
     history = analyzer.privacy()["history"]
@@ -139,7 +139,7 @@ def test_a_round_is_the_sum_of_its_reports(tmp_path, protocol, settings, shuffle
 def test_a_round_is_reserved_before_it_is_open_and_a_model_is_released_before_it_is_given(tmp_path):
     analyzer = Small(tmp_path / "fleet").analyzer()
     assert [entry.kind for entry in analyzer.ledger.entries] == ["open", "reserve"]
-    assert np.array_equal(vector_from(analyzer.model(0), DIM), np.zeros(DIM))
+    assert np.array_equal(decode_vector(analyzer.model(0), DIM), np.zeros(DIM))
     with pytest.raises(TooLate, match="the model after round 1 is not released"):
         analyzer.model(1)
 
@@ -172,7 +172,7 @@ def test_a_void_round_moves_nothing_and_stays_spent(tmp_path):
     play(small, analyzer, helpers, users=range(USERS - 1))
     assert analyzer.status().round == 2
     assert analyzer.ledger.total[0] > spent > 0
-    assert np.array_equal(vector_from(analyzer.model(1), DIM), np.zeros(DIM))
+    assert np.array_equal(decode_vector(analyzer.model(1), DIM), np.zeros(DIM))
     play(small, analyzer, helpers)
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["void", "released"]
     analyzer.give_up(3)
@@ -236,7 +236,7 @@ def test_a_share_that_does_not_open_spoils_the_round(tmp_path):
             analyzer.take(index, 1, BATCH, user, packed[:-1] + bytes([last]))
         analyzer.note_closed(index, 1, Closed(state="sent", parts=USERS, uploads=USERS, batch=BATCH))
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
-    assert np.array_equal(vector_from(analyzer.model(1), DIM), np.zeros(DIM))
+    assert np.array_equal(decode_vector(analyzer.model(1), DIM), np.zeros(DIM))
 
 
 def test_the_training_ends_when_the_budget_does(tmp_path):
@@ -376,17 +376,17 @@ def test_a_shuffler_whose_store_was_restored_while_it_forwarded_spoils_the_round
     small, analyzer, shuffler = restored_while_forwarding(tmp_path, monkeypatch, closed=False)
     history = analyzer.privacy()["history"]
     assert [(one["outcome"], one["uploads"]) for one in history] == [("spoiled", 0)]
-    assert np.array_equal(vector_from(analyzer.model(1), DIM), np.zeros(DIM))
+    assert np.array_equal(decode_vector(analyzer.model(1), DIM), np.zeros(DIM))
     assert [entry.kind for entry in analyzer.ledger.entries] == ["open", "reserve", "reserve"]  # it stays spent
     play(small, analyzer, [shuffler], round=2)
-    assert np.allclose(vector_from(analyzer.model(2), DIM), updates().mean(axis=0), atol=1e-6)
+    assert np.allclose(decode_vector(analyzer.model(2), DIM), updates().mean(axis=0), atol=1e-6)
 
 
 def test_a_store_that_was_copied_after_closing_goes_on_with_its_batch(tmp_path, monkeypatch):
     _, analyzer, _ = restored_while_forwarding(tmp_path, monkeypatch, closed=True)
     history = analyzer.privacy()["history"]
     assert [(one["outcome"], one["uploads"]) for one in history] == [("released", USERS)]
-    assert np.allclose(vector_from(analyzer.model(1), DIM), updates().mean(axis=0), atol=1e-6)
+    assert np.allclose(decode_vector(analyzer.model(1), DIM), updates().mean(axis=0), atol=1e-6)
 
 
 @pytest.mark.parametrize("how", ["a part", "another part", "closed"])
@@ -439,7 +439,7 @@ def test_a_message_that_is_sent_again_counts_once(tmp_path, together):
         assert analyzer.take(0, 1, BATCH, number, part) == "accepted"
     assert analyzer.privacy()["refused_messages"] == {"unsealable": 0, "out_of_range": 0, "repeated": DIM}
     analyzer.note_closed(0, 1, Closed(state="sent", parts=len(sent), uploads=USERS, batch=BATCH))
-    model = vector_from(analyzer.model(1), DIM)
+    model = decode_vector(analyzer.model(1), DIM)
     assert np.allclose(model, updates()[1:].sum(axis=0) / USERS, atol=1e-6)
     assert analyzer.take(0, 2, bytes(16), 0, small.content(1, round=2)) == "accepted"
     assert analyzer.privacy()["refused_messages"]["repeated"] == 0  # what was seen in a round is forgotten with it
@@ -516,15 +516,15 @@ def test_the_mean_of_the_last_models_is_published_when_training_is_over(tmp_path
     for round in range(1, 5):
         play(small, analyzer, helpers, round=round)
         if round == 3:
-            third = vector_from(analyzer.model(3), DIM)
+            third = decode_vector(analyzer.model(3), DIM)
             analyzer.shut()
             analyzer = small.analyzer(mean)
-            np.testing.assert_array_equal(vector_from(analyzer.model(3), DIM), third)
+            np.testing.assert_array_equal(decode_vector(analyzer.model(3), DIM), third)
     assert analyzer.status().over
-    steps = np.diff([vector_from(analyzer.model(round), DIM) for round in range(4)], axis=0)
+    steps = np.diff([decode_vector(analyzer.model(round), DIM) for round in range(4)], axis=0)
     np.testing.assert_allclose(steps, np.broadcast_to(steps[0], steps.shape), atol=1e-6)  # almost no noise
     assert np.abs(steps[0]).max() > 0.4
-    np.testing.assert_allclose(vector_from(analyzer.model(4), DIM), third + steps[0] * (3 - count) / 2, atol=1e-6)
+    np.testing.assert_allclose(decode_vector(analyzer.model(4), DIM), third + steps[0] * (3 - count) / 2, atol=1e-6)
     said = analyzer.privacy()["statement"]["assumptions"]
     assert any(f"mean of the models after the last {count} of 4 rounds" in line for line in said)
     analyzer.shut()

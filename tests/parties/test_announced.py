@@ -129,7 +129,7 @@ class World:
 
     def follow(self):
         """The shuffler hears what the analyzer says."""
-        asyncio.run(self.service._follow())
+        asyncio.run(self.service._follow_analyzer())
 
     def next_round(self):
         self.analyzer.give_up(self.analyzer.status().round)
@@ -379,7 +379,7 @@ def test_another_tasks_status_and_models_are_refused(tmp_path, same_keys):
     """Also if the same analyzer, with the same keys, runs both."""
     ours, theirs = World(tmp_path / "ours"), World(tmp_path / "theirs")
     if same_keys:
-        for pair in KeyRing(theirs.household.ring.folder, "sign").all():
+        for pair in KeyRing(theirs.household.ring.folder, "sign").all_pairs():
             (ours.household.ring.folder / f"sign-{pair.public.key_id.hex()}.json").unlink(missing_ok=True)
             pair.save(ours.household.ring.folder / f"sign-{pair.public.key_id.hex()}.json")
         task = msgspec.structs.replace(ours.household.task, analyzer_sign=theirs.household.task.analyzer_sign)

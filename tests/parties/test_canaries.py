@@ -76,7 +76,7 @@ def test_noise_that_is_drawn_anew_on_resending_is_caught(monkeypatch):
                 return finish(round, total)
 
             def again(round, *, size, party=party, totals=totals):
-                return [(0, Aggregator._finish(party, round, totals[round]))]
+                return [(0, Aggregator._seal_noisy_sum(party, round, totals[round]))]
 
             party.store._finish, party.store.parts = leave, again
 

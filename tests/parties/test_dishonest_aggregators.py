@@ -18,7 +18,7 @@ from dovetail.parties.common.keys import KeyPair, ServicePairs
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.sharing import add_share, decode_sum
 from dovetail.parties.common.task import sign
-from dovetail.parties.common.wire import RoundStatus, TooLate, vector_from
+from dovetail.parties.common.wire import RoundStatus, TooLate, decode_vector
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import take_part
 from dovetail.parties.user.policy import Refused
@@ -199,7 +199,7 @@ def test_an_aggregator_whose_store_was_restored_before_closing_spoils_the_round(
     analyzer, (first, second) = restored_while_forwarding(sharing, after_closing=False)
     assert first != second
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
-    assert np.array_equal(vector_from(analyzer.model(1), 6), np.zeros(6))
+    assert np.array_equal(decode_vector(analyzer.model(1), 6), np.zeros(6))
     assert [entry.kind for entry in analyzer.ledger.entries] == ["open", "reserve", "reserve"]
     assert analyzer.status().round == 2
 

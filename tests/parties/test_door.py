@@ -236,9 +236,9 @@ def test_counts_of_a_crew_add_up_and_outlive_their_process():
     first["accepted"] += 2
     second["accepted"] += 3
     second.publish()
-    assert first.everywhere() == {"accepted": 5}
+    assert first.counts_of_all_processes() == {"accepted": 5}
     assert SharedCounts(pages, 1) == {"accepted": 3}  # another one in its place
-    assert Counts(accepted=1).everywhere() == {"accepted": 1}
+    assert Counts(accepted=1).counts_of_all_processes() == {"accepted": 1}
 
 
 CREW = r"""
@@ -312,18 +312,18 @@ def test_health_readiness_and_metrics_say_nothing_of_users(tmp_path):
 
     async def ask():
         before = await asked(service.app, "/healthz", "/readyz", "/metrics")
-        await service._follow()
+        await service._follow_analyzer()
         after = await asked(service.app, "/healthz", "/readyz")
         service._followed -= 20.0
         assert await asked(service.app, "/healthz", "/readyz") == [200, 503]  # the analyzer was heard too long ago
-        return before, after, await asked(at_analyzer.app, "/healthz", "/readyz"), await service._metrics()
+        return before, after, await asked(at_analyzer.app, "/healthz", "/readyz"), await service._metrics_text()
 
     before, after, analyzers, metrics = asyncio.run(ask())
     assert (before, after, analyzers) == ([200, 503, 404], [200, 200], [200, 200])
     assert 'dovetail_requests_total{outcome="refused 404"} 1' in metrics
     assert "dovetail_round 1" in metrics and "dovetail_round_uploads 0" in metrics
     assert not any(key.public.key_id.hex() in metrics for key in household.users)
-    told = asyncio.run(at_analyzer._metrics())
+    told = asyncio.run(at_analyzer._metrics_text())
     assert "dovetail_rounds_released 0" in told and "dovetail_rounds_reserved 1" in told
     for party in parties:
         party.shut()

@@ -53,10 +53,10 @@ from dovetail.parties.common.wire import (
     RoundStatus,
     TooLate,
     Upload,
+    decode_vector,
     sign_status,
     signature_of,
     upload_path,
-    vector_from,
 )
 from dovetail.parties.flower import DovetailStrategy, LocalShuffler, Relay, dovetail_mod, mod, strategy
 from dovetail.parties.flower.messages import envelope_of, flatten, instruction, unflatten
@@ -486,7 +486,7 @@ class Direct:
         return self.analyzer.privacy()
 
     def model(self, round: int, *, dim: int = 4) -> np.ndarray:
-        return vector_from(self.analyzer.model(round), dim)
+        return decode_vector(self.analyzer.model(round), dim)
 
     def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         with gone():

@@ -67,7 +67,7 @@ def test_health_goes_red_while_the_store_hangs(tmp_path, hurried, party):
 
     async def look():
         if party == "shuffler":
-            await service._follow()
+            await service._follow_analyzer()
         beating = asyncio.create_task(pulse.beat())
         began = await until([200, 200])
         threading.Thread(target=hold).start()
@@ -97,7 +97,7 @@ def test_a_database_that_is_away_is_no_reason_to_end(hurried):
         beating = asyncio.create_task(pulse.beat())
         await asyncio.sleep(0.6)
         beating.cancel()
-        return pulse.alive, pulse.ready
+        return pulse.is_alive, pulse.is_ready
 
     assert asyncio.run(look()) == (True, False)
 

@@ -303,7 +303,7 @@ def test_services_hand_out_notices_and_heed_them_without_a_restart(tmp_path, mon
     (tmp_path / "task.json").write_bytes(msgspec.json.encode(sharing.signed))
     (tmp_path / "owner").mkdir()
     sharing.signer.save(tmp_path / "owner" / f"sign-{sharing.signer.public.key_id.hex()}.json")
-    heard = WatchedFile(file, lambda path: read_notices(path, sharing.signer.public.key_id)).now
+    heard = WatchedFile(file, lambda path: read_notices(path, sharing.signer.public.key_id)).current_content
     analyzer, party = sharing.analyzer(), sharing.aggregator(0)
     watching = AnalyzerService(analyzer, notices=heard)
     service = IntermediaryService(party, enrolled=sharing.enrolled, analyzer=None, notices=heard)

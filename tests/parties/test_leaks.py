@@ -127,7 +127,7 @@ def test_no_file_of_a_party_holds_what_it_must_not_know(tmp_path):
         facts = analyzer.privacy()
         for link in (*users, analyzer):
             link.close()
-        private = [household.ring.all()[0].private, *(one.key.private for one in users)]
+        private = [household.ring.all_pairs()[0].private, *(one.key.private for one in users)]
         sealing = household.shuffler_keys[0].seal.private
     assert [(one["outcome"], one["uploads"]) for one in facts["history"]] == [("released", 6)] * 2
     assert facts["refused_messages"] == {"unsealable": 0, "out_of_range": 0, "repeated": 0}
@@ -167,7 +167,7 @@ class Listening:
 
 def opened(household, data, round):
     """(slot, plaintext) of a part, as the analyzer sees it."""
-    packed, key = Packed.decode(data, length=household.task.message_bytes), household.ring.all()[0].opening_key()
+    packed, key = Packed.decode(data, length=household.task.message_bytes), household.ring.all_pairs()[0].opening_key()
     bodies = [open_sealed(sealed, key, household.task.purpose(round)) for sealed in packed.ciphertexts()]
     return list(zip(packed.slots.tolist(), bodies, strict=True))
 
@@ -212,7 +212,7 @@ def test_a_batch_leaves_only_after_its_round_has_closed(tmp_path, monkeypatch, w
     household = Household(tmp_path, "privunit", clients=4, min_clients=2)
     analyzer, shuffler = household.analyzer(), household.shuffler()
     service = IntermediaryService(shuffler, enrolled=household.enrolled, analyzer=(link := Direct(analyzer)), peers=[])
-    asyncio.run(service._follow())
+    asyncio.run(service._follow_analyzer())
 
     def give(user):
         upload = household.envelope(user).uploads[0]

@@ -52,11 +52,13 @@ def test_what_a_user_reports_has_the_norm_that_is_accounted(held_out, facts):
 def test_every_measure_of_its_own_has_norm_one_at_most(facts, as_if, held_out, within):
     """Whatever a user measured; what is out of range counts as the nearest end, and no number at all as the worst."""
     for measure in ALL:
-        vector = measure.vector({**FACTS, **facts}, held_out=held_out, within=within)
+        vector = measure.vector_of_facts({**FACTS, **facts}, held_out=held_out, within=within)
         assert vector.shape == (measure.size,) and np.linalg.norm(vector) <= 1 + 1e-12
         if "labels" not in facts:
-            np.testing.assert_array_equal(vector, measure.vector({**FACTS, **as_if}, held_out=held_out, within=within))
-    labels = LABELS.vector({**FACTS, **facts}, held_out=held_out, within=within)
+            np.testing.assert_array_equal(
+                vector, measure.vector_of_facts({**FACTS, **as_if}, held_out=held_out, within=within)
+            )
+    labels = LABELS.vector_of_facts({**FACTS, **facts}, held_out=held_out, within=within)
     assert labels.sum() == pytest.approx(min(1.0, sum({**FACTS, **facts}["labels"])))
 
 

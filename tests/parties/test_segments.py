@@ -79,7 +79,7 @@ def test_an_upload_whose_transaction_fails_is_taken_when_it_comes_again(tmp_path
         with pytest.raises(ZeroDivisionError):
             store.accept_all(sent)
     assert store.accept_all(sent) == ["accepted"] * 2 and store.accept_all(sent) == ["known"] * 2
-    assert dict(store._contents(1, [one.report for one in sent])) == {one.report: one.content for one in sent}
+    assert dict(store._stored_contents(1, [one.report for one in sent])) == {one.report: one.content for one in sent}
 
 
 def test_segments_of_a_closed_round_are_swept_by_whoever_comes_next(tmp_path, monkeypatch):
@@ -92,14 +92,14 @@ def test_segments_of_a_closed_round_are_swept_by_whoever_comes_next(tmp_path, mo
         party.store.accept_all(uploads)
     roster = party.store.freeze(1)
     with monkeypatch.context() as killed:
-        killed.setattr(party.store, "_sweep", lambda: None)
+        killed.setattr(party.store, "_drop_closed_segments", lambda: None)
         assert party.store.close(1, roster=roster) == "sent"
     segments = tmp_path / "aggregator-1" / "segments"
     assert len(files(segments)) == 2
     party.shut()
     reborn = sharing.aggregator(1).store
     assert [path.parent.name for path in files(segments)] == ["2"]
-    assert len(dict(reborn._contents(2, [one.report for one in sent[2]]))) == 4
+    assert len(dict(reborn._stored_contents(2, [one.report for one in sent[2]]))) == 4
 
 
 def test_a_replica_without_the_folder_says_so(tmp_path):

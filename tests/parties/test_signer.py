@@ -505,7 +505,7 @@ class Aggregators:
                 for service in self.services:
                     await service._close_rounds()
                 for service in self.services:
-                    await service._follow()
+                    await service._follow_analyzer()
 
         asyncio.run(steps())
 
@@ -530,8 +530,8 @@ def full(tmp_path):
     sharing = Sharing(tmp_path, "ss_simple", rounds=3)
     analyzer, notices = sharing.analyzer(), Notices(sharing.signer.public.key_id)
     aggregators = Aggregators(sharing, analyzer, notices)
-    asyncio.run(aggregators.services[0]._follow())
-    asyncio.run(aggregators.services[1]._follow())
+    asyncio.run(aggregators.services[0]._follow_analyzer())
+    asyncio.run(aggregators.services[1]._follow_analyzer())
     for user in range(4):
         sharing.accept(aggregators.parties, user)
     assert all(party.store.uploads(1) == 4 and party.is_full(1) for party in aggregators.parties)

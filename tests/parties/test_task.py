@@ -165,7 +165,7 @@ def test_what_sampling_is_off_by_is_taken_from_delta_and_adds_up_over_users():
     """A millionth of delta is set aside for it: the rest is what is certified, and both together are what is stated."""
     task, part = task_of(**MIXED), 1e-6
     messages = task.messages()
-    off = guarantees._released_by_users(task)[1]
+    off = guarantees._user_output_and_distance(task)[1]
     assert off > 0 and off == pytest.approx(1000 * messages.distance, abs=0)
     protocol, cohort = task.build()
     terms = {"dim": 20, "relation": protocol.relation, "spread": Spread(users=1000)}
@@ -183,8 +183,10 @@ def test_sampling_that_is_too_coarse_for_its_part_of_delta_is_not_certified(monk
     eps = certify_task(task, rounds)[0].eps
     largest = 1e-6 * 1e-6 / (rounds * (1 + math.exp(eps)))
     for factor, holds in ((1 - 1e-9, True), (1 + 1e-9, False)):
-        monkeypatch.setattr(guarantees, "_released_by_users", lambda task, at=factor: (task.messages(), at * largest))
-        assert guarantees._certify.__wrapped__(task.body, rounds)[0].is_unbounded != holds
+        monkeypatch.setattr(
+            guarantees, "_user_output_and_distance", lambda task, at=factor: (task.messages(), at * largest)
+        )
+        assert guarantees._certify_task_body.__wrapped__(task.body, rounds)[0].is_unbounded != holds
 
 
 def test_a_task_names_a_protocol_that_is_installed_and_no_module():

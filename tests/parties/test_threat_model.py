@@ -23,7 +23,7 @@ from dovetail.mechanisms import seeds
 from dovetail.numbers import at_most
 from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.sealing import open_sealed, seal
-from dovetail.parties.common.wire import Closed, Packed, vector_from
+from dovetail.parties.common.wire import Closed, Packed, decode_vector
 from dovetail.protocols import Cohort
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +148,7 @@ def test_a_dishonest_shuffler_alone_learns_a_report_and_the_local_guarantee_is_w
     own = [(0, seal(one, task.analyzer.sealing_key(), task.purpose(1))) for one in known]
     analyzer.take(0, 1, bytes(16), 0, Packed.of([*own, (0, victim[4:])]).encode())
     analyzer.note_closed(0, 1, Closed(state="sent", parts=1, uploads=8, batch=bytes(16)))
-    moved = vector_from(analyzer.model(1), 20)  # the first model was zero
+    moved = decode_vector(analyzer.model(1), 20)  # the first model was zero
     promised, without_trust = (analyzer.privacy()[name] for name in ("statement", "without_trust"))
     analyzer.shut()
     law = task.build()[0].local(20)

@@ -16,10 +16,10 @@ from vdaf.pine_reports import hostile, two_squares
 from verified_rounds import Peer, closed, forwarded, give, hostile_contents, opened, verified_task
 
 from dovetail.parties.aggregator.store import REFUSED
-from dovetail.parties.common.guarantees import _released_by_users, certify_task
+from dovetail.parties.common.guarantees import _user_output_and_distance, certify_task
 from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient
 from dovetail.parties.common.task import TrainingTask
-from dovetail.parties.common.wire import Malformed, vector_from
+from dovetail.parties.common.wire import Malformed, decode_vector
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.intermediary.store import UploadRefused
 from dovetail.parties.user.client import Client
@@ -42,7 +42,7 @@ def test_honest_users_count(tmp_path, aggregators):
         sharing.accept(parties, user, update=UPDATE if user < 5 else 10 * UPDATE)  # which it clips
     assert closed(parties) == ["sent"] * aggregators
     assert forwarded(analyzer, parties)["outcome"] == "released"
-    assert np.allclose(vector_from(analyzer.model(1), 6), UPDATE, atol=0.01)
+    assert np.allclose(decode_vector(analyzer.model(1), 6), UPDATE, atol=0.01)
     assert names(tmp_path) == []
 
 
@@ -108,7 +108,7 @@ def test_a_hostile_user_does_not_count_and_costs_nothing(tmp_path, attack):
     assert closed(parties) == ["sent", "sent"]
     assert [party.store.uploads(1) for party in parties] == [3, 3]
     assert forwarded(analyzer, parties)["outcome"] == "released"
-    assert np.allclose(vector_from(analyzer.model(1), 6), UPDATE, atol=0.01)
+    assert np.allclose(decode_vector(analyzer.model(1), 6), UPDATE, atol=0.01)
     expected = [(1, sharing.users[3].public.key_id.hex())]
     assert names(tmp_path, 0) == names(tmp_path, 1) == expected
     assert sharing.users[3].public.key_id.hex() not in json.dumps(analyzer.privacy())
@@ -236,7 +236,7 @@ def test_an_announced_round_gets_nobody_a_second_answer(tmp_path):
 
     async def served():
         heard.set()
-        await service._follow()
+        await service._follow_analyzer()
         await service._close_rounds()
         first = honest.verifiers(1, 0)
         assert (honest.store.state(1), first.total) == ("frozen", 4)
@@ -244,7 +244,7 @@ def test_an_announced_round_gets_nobody_a_second_answer(tmp_path):
         closing = asyncio.create_task(service._close_rounds())
         await asyncio.to_thread(waiting.wait, 20)
         told_by.round = 2
-        await service._follow()
+        await service._follow_analyzer()
         assert honest.store.state(2) == "open"
         heard.set()
         await closing
@@ -262,7 +262,7 @@ def test_no_part_of_a_key_is_drawn_for_a_round_that_is_closed(tmp_path):
     parties[0].store.open_round(2, head=b"h", closes=0.0)
     assert parties[0].challenge(1) is None
     with pytest.raises(ValueError, match="round 1 is sent; proofs are tested while it is frozen"):
-        parties[0].store.answer(1, [], bytes(32))
+        parties[0].store.compute_verifiers(1, [], bytes(32))
 
 
 def test_long_answers_come_in_pages(tmp_path, monkeypatch):
@@ -362,7 +362,7 @@ def test_many_rounds_in_a_row(tmp_path):
             sharing.accept(parties, user, round=round, update=UPDATE)
         assert closed(parties, round) == ["sent", "sent"]
         assert forwarded(analyzer, parties, round)["outcome"] == "released"
-    assert np.allclose(vector_from(analyzer.model(2), 6), 2 * UPDATE, atol=0.02)
+    assert np.allclose(decode_vector(analyzer.model(2), 6), 2 * UPDATE, atol=0.02)
 
 
 @pytest.mark.parametrize("protocol", ["ss_simple", "ss_topk"])
@@ -380,7 +380,7 @@ def test_counts_are_verified_too(tmp_path, protocol):
     give(sharing, parties, 20, shares, report)
     assert closed(parties) == ["sent", "sent"]
     assert forwarded(analyzer, parties)["uploads"] == 20
-    assert np.all(np.abs(vector_from(analyzer.model(1), 6) - update)[:2] < 0.6)  # six lies of 20, of odds 1 : 55 each
+    assert np.all(np.abs(decode_vector(analyzer.model(1), 6) - update)[:2] < 0.6)  # six lies of 20, of odds 1 : 55 each
     assert names(tmp_path) == [(1, sharing.users[20].public.key_id.hex())]
 
 
@@ -416,7 +416,7 @@ def test_over_the_network(tmp_path, monkeypatch):
 @pytest.mark.parametrize("settings", [{}, {"verified": False}, {"verified": False, "noise": "users"}], ids=str)
 def test_what_every_user_and_every_aggregator_is_off_by_adds_up(tmp_path, settings):
     task = verified_task(tmp_path, aggregators=3, clients=7, settings=settings).task
-    shared, off = _released_by_users(task)
+    shared, off = _user_output_and_distance(task)
     by_users, by_aggregators = [shared.distance] * 7, [shared.noise_distance] * 3
     assert off == pytest.approx(math.fsum(by_users + by_aggregators), rel=1e-12, abs=0)
     assert (shared.distance > 0) == (settings.get("noise") == "users" or not settings)

@@ -75,7 +75,7 @@ def hostile_contents(
     nonce = proof_nonce(task_id or sharing.task.task_id, round, sharing.users[user].public.key_id, report)
     public, parts = pine_of(form.proof).shard(np.asarray(integers), nonce, secrets.token_bytes(form.proof.rand_size))
     public, parts = spoil(public, parts) or (public, parts)
-    return [form._head(index) + public + part for index, part in enumerate(parts)]
+    return [form._share_head(index) + public + part for index, part in enumerate(parts)]
 
 
 def give(sharing, parties, user, contents, report, *, round=1):

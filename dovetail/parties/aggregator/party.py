@@ -60,7 +60,7 @@ class Aggregator(Intermediary[SumStore]):
             where,
             sharing=self._sharing,
             index=self.index,
-            finish=self._finish,
+            finish=self._seal_noisy_sum,
             min_uploads=self.task.min_clients,
             max_uploads=self.task.max_clients,
             owner=owner,
@@ -89,7 +89,7 @@ class Aggregator(Intermediary[SumStore]):
             return "frozen"
         roster, digest = self.decide(round, rosters)
         counted = set() if roster is None else roster
-        self.store.answer(round, counted, round_key(self.task.task_id, round, [own, *parts]))
+        self.store.compute_verifiers(round, counted, round_key(self.task.task_id, round, [own, *parts]))
         agreed = all_answers([peer.agreed_digest(round) for peer in peers])
         if agreed is None or any(other != digest for other in agreed):
             return "frozen" if agreed is None else self.close(round, rosters, agreed=agreed)
@@ -108,7 +108,7 @@ class Aggregator(Intermediary[SumStore]):
         """Its verifiers of a round's reports, from the one with this number on."""
         return self.store.verifiers(round, first) if isinstance(self.store, VerifiedStore) else None
 
-    def _content(self, opened: bytes, purpose: Purpose) -> bytes:
+    def _content_of_upload(self, opened: bytes, purpose: Purpose) -> bytes:
         """The share; before it, where there is a proof, the nonce that binds it to user, round and report."""
         if not isinstance(self.store, VerifiedStore):
             return opened
@@ -119,11 +119,11 @@ class Aggregator(Intermediary[SumStore]):
         if roster is not None:
             self.store.add_up(round, roster)
 
-    def _batch(self, digest: bytes) -> bytes:
+    def _batch_id(self, digest: bytes) -> bytes:
         """The same at all aggregators that agree, so that the analyzer notices if they do not."""
         return digest[:BATCH_ID]
 
-    def _finish(self, round: int, total: np.ndarray) -> bytes:
+    def _seal_noisy_sum(self, round: int, total: np.ndarray) -> bytes:
         """The sum with this aggregator's noise, sealed to the analyzer."""
         noise = self._contribution.noise(sampler=self._sampler)
         purpose = self.task.sum_purpose(round, self.index, batch=self.store.batch(round))

@@ -51,14 +51,14 @@ class Segments:
     def append(self, round: int, contents: Sequence[bytes]) -> list[Place]:
         """Write contents to disk, and return where each of them is; for one thread at a time."""
         if self._file < 0 or self._round != round:
-            self._begin(round)
+            self._begin_segment(round)
         places = []
         at = self._end
         for content in contents:
             places.append(Place(self._name, at, len(content)))
             at += len(content)
         try:
-            _write(self._file, contents)
+            _write_contents(self._file, contents)
             os.fdatasync(self._file)
         except BaseException:
             self.shut()  # nobody knows where it ends
@@ -72,12 +72,12 @@ class Segments:
             files: dict[bytes, int] = {}
             for name, at, size in places:
                 if name not in files:
-                    folder = stack.enter_context(_open_folder(self._path(round)))
+                    folder = stack.enter_context(_open_folder(self._segment_path(round)))
                     files[name] = os.open(name.hex(), os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
                     stack.callback(os.close, files[name])
                 content = os.pread(files[name], size, at)
                 if len(content) != size:
-                    path = str(self._path(round) / name.hex())
+                    path = str(self._segment_path(round) / name.hex())
                     raise ValueError(
                         f"{path!r} ends after {len(content)} of the {size} bytes of an upload at {at}: "
                         "restore database and segments from one backup, or wait until the analyzer gives up the round"
@@ -95,18 +95,18 @@ class Segments:
         """Overwrite and delete the segments of a round; several processes may do so at once."""
         if self._round == round:
             self.shut()
-        if self._path(round).is_symlink():
+        if self._segment_path(round).is_symlink():
             _LOG.warning(
-                "%s is a symbolic link: it was removed, and what it points to was left alone", self._path(round)
+                "%s is a symbolic link: it was removed, and what it points to was left alone", self._segment_path(round)
             )
-            self._path(round).unlink(missing_ok=True)
+            self._segment_path(round).unlink(missing_ok=True)
             return
-        with contextlib.suppress(FileNotFoundError), _open_folder(self._path(round)) as folder:
+        with contextlib.suppress(FileNotFoundError), _open_folder(self._segment_path(round)) as folder:
             for name in os.listdir(folder):  # noqa: PTH208 - by its descriptor
                 with contextlib.suppress(FileNotFoundError):
                     _erase(name, folder)
         with contextlib.suppress(OSError):  # somebody was faster, or still has a file open on a network's volume
-            self._path(round).rmdir()
+            self._segment_path(round).rmdir()
 
     def shut(self) -> None:
         """Close the segment that is appended to."""
@@ -114,25 +114,25 @@ class Segments:
             os.close(self._file)
         self._file = -1
 
-    def _begin(self, round: int) -> None:
+    def _begin_segment(self, round: int) -> None:
         self.shut()
-        folder = self._path(round)
+        folder = self._segment_path(round)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = secrets.token_bytes(_NAME)
         with _open_folder(folder) as inside:
             file = os.open(name.hex(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600, dir_fd=inside)
         for changed in (folder, self._folder, self._folder.parent):
-            _sync(changed)
+            _sync_folder(changed)
         self._round = round
         self._name = name
         self._file = file
         self._end = 0
 
-    def _path(self, round: int) -> Path:
+    def _segment_path(self, round: int) -> Path:
         return self._folder / str(round)
 
 
-def _write(file: int, contents: Sequence[bytes]) -> None:
+def _write_contents(file: int, contents: Sequence[bytes]) -> None:
     """Many with one call: Python's lock is let go of and waited for at each."""
     left = [memoryview(content) for content in contents]
     while left:
@@ -159,13 +159,13 @@ def _open_folder(folder: Path) -> Iterator[int]:
 def _erase(name: str, folder: int) -> None:
     """Overwrite and delete a file; of anything else, such as a symbolic link, delete the name alone."""
     if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-        _overwrite(os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder))
+        _overwrite_file(os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder))
     else:
         _LOG.warning("%r among the segments is not a file: it was removed, and what it points to was left alone", name)
     os.unlink(name, dir_fd=folder)
 
 
-def _overwrite(descriptor: int) -> None:
+def _overwrite_file(descriptor: int) -> None:
     with open(descriptor, "r+b", buffering=0) as file:
         left = os.fstat(file.fileno()).st_size
         while left > 0:
@@ -173,7 +173,7 @@ def _overwrite(descriptor: int) -> None:
         os.fdatasync(file.fileno())
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

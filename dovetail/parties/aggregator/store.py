@@ -109,12 +109,12 @@ class SumStore(RoundStore):
         name = hashlib.sha256(owner).hexdigest()[:32]  # several parties may share the folder; each sweeps its own part
         self._segments = None if segments is None else Segments(segments / name)
         super().__init__(where, self.migrations, min_uploads=min_uploads, max_uploads=max_uploads, owner=owner)
-        self._sweep()
+        self._drop_closed_segments()
 
     def check(self, arrival: Arrival) -> None:
         """Refuse a share of another form."""
         try:
-            self._sharing.check(self._share(arrival.content), self._index)
+            self._sharing.check(self._share_of_content(arrival.content), self._index)
         except Malformed as error:
             raise UploadRefused(str(error)) from error
 
@@ -124,31 +124,31 @@ class SumStore(RoundStore):
         if row is not None:
             yield 0, row[0]
 
-    def _share(self, content: bytes) -> bytes:
+    def _share_of_content(self, content: bytes) -> bytes:
         """The share in the stored content of an upload."""
         return content
 
     def add_up(self, round: int, roster: Collection[bytes]) -> None:
         """Make the missing partial sums of the reports on a frozen round's roster."""
-        for names in self._chunks(roster):
+        for names in self._chunk_reports(roster):
             if self._partial_sum(round, names) is None:
                 partial = self._sum_shares(round, names).tobytes()
                 with self._transaction():
                     if self.state(round) != "frozen":
                         return
                     query = "INSERT INTO partials VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-                    self._do(query, round, _digest(names), partial)
+                    self._do(query, round, _digest_of_names(names), partial)
 
     def close(self, round: int, *, roster: Collection[bytes] | None = None, batch: bytes | None = None) -> State:
         """Close a frozen round; its shares are gone for good when this ends."""
         state = super().close(round, roster=roster, batch=batch)
-        self._sweep()
+        self._drop_closed_segments()
         return state
 
     def end_task(self, reason: str) -> None:
         """Forget what the rounds hold, shares in segments included, and open none again."""
         super().end_task(reason)
-        self._sweep()
+        self._drop_closed_segments()
 
     def shut(self) -> None:
         """Close the database and the segments."""
@@ -156,7 +156,7 @@ class SumStore(RoundStore):
         if self._segments is not None:
             self._segments.shut()
 
-    def _sweep(self) -> None:
+    def _drop_closed_segments(self) -> None:
         """Drop the segments of closed rounds, also of those whose process died before it could."""
         if self._segments is not None:
             for round in self._segments.rounds():
@@ -174,7 +174,7 @@ class SumStore(RoundStore):
             placed = [(round, arrival.report, *place) for arrival, place in zip(group, places, strict=True)]
             self._database.insert("places", placed)
 
-    def _contents(self, round: int, names: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    def _stored_contents(self, round: int, names: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """The named reports with their stored contents, in any order."""
         for low in range(0, len(names), _AT_A_TIME):
             group = names[low : low + _AT_A_TIME]
@@ -193,12 +193,14 @@ class SumStore(RoundStore):
 
     def _make_output(self, round: int) -> None:
         total = self._sharing.empty_sum()
-        for names in self._chunks(name for (name,) in self._rows("SELECT report FROM uploads WHERE round = ?", round)):
+        for names in self._chunk_reports(
+            name for (name,) in self._rows("SELECT report FROM uploads WHERE round = ?", round)
+        ):
             partial = self._partial_sum(round, names)
             self._sharing.merge(total, self._sum_shares(round, names) if partial is None else partial)
         self._do("INSERT INTO sums VALUES (?, ?)", round, self._finish(round, total))
 
-    def _chunks(self, reports: Iterable[bytes]) -> list[list[bytes]]:
+    def _chunk_reports(self, reports: Iterable[bytes]) -> list[list[bytes]]:
         """Reports in order, some at a time: always the same for the same reports."""
         names = sorted(reports)
         step = max(1, min(_AT_A_TIME, _MOST_BYTES // self._sharing.size(self._index)))
@@ -207,8 +209,8 @@ class SumStore(RoundStore):
     def _sum_shares(self, round: int, names: Sequence[bytes]) -> np.ndarray:
         total = self._sharing.empty_sum()
         count = 0
-        for _, content in self._contents(round, names):
-            self._sharing.add(total, self._share(content), self._index)
+        for _, content in self._stored_contents(round, names):
+            self._sharing.add(total, self._share_of_content(content), self._index)
             count += 1
         if count != len(names):
             raise ValueError(
@@ -218,7 +220,7 @@ class SumStore(RoundStore):
         return total
 
     def _partial_sum(self, round: int, names: Sequence[bytes]) -> np.ndarray | None:
-        row = self._one("SELECT total FROM partials WHERE round = ? AND reports = ?", round, _digest(names))
+        row = self._one("SELECT total FROM partials WHERE round = ? AND reports = ?", round, _digest_of_names(names))
         return None if row is None else np.frombuffer(row[0], self._sharing.empty_sum().dtype)
 
 
@@ -258,7 +260,7 @@ class VerifiedStore(SumStore):
         row = self._one("SELECT part FROM challenges WHERE round = ?", round)
         return None if row is None else row[0]
 
-    def answer(self, round: int, roster: Collection[bytes], key: bytes) -> None:
+    def compute_verifiers(self, round: int, roster: Collection[bytes], key: bytes) -> None:
         """Compute the verifier of every report on the roster, with the round's key; those computed before stay."""
         with self._transaction():
             if (state := self.state(round)) != "frozen":
@@ -275,7 +277,7 @@ class VerifiedStore(SumStore):
         step = max(1, _AT_ONCE // proof.elements)
         for low in range(0, len(missing), step):
             names = missing[low : low + step]
-            reports = self._reports(round, names)
+            reports = self._shared_reports(round, names)
             answers = proof.query(key, self._index, reports)
             rows = [
                 (round, name, answer.verifier + hashlib.sha256(report.public).digest())
@@ -339,15 +341,15 @@ class VerifiedStore(SumStore):
         """Write `refused_users` to a file, for whoever enrols users."""
         write_atomically(path, msgspec.json.format(msgspec.json.encode(self.refused_users())) + b"\n")
 
-    def _share(self, content: bytes) -> bytes:
+    def _share_of_content(self, content: bytes) -> bytes:
         if len(content) < KEPT_NONCE:
             raise Malformed(
                 f"a share has a nonce of {KEPT_NONCE} bytes before it; this content has {len(content)} bytes in all"
             )
         return content[KEPT_NONCE:]
 
-    def _reports(self, round: int, names: Sequence[bytes]) -> list[SharedReport]:
-        contents = dict(self._contents(round, names))
+    def _shared_reports(self, round: int, names: Sequence[bytes]) -> list[SharedReport]:
+        contents = dict(self._stored_contents(round, names))
         if len(contents) != len(names):
             raise ValueError(
                 f"{len(names) - len(contents)} of {len(names)} shares of round {round} are missing: restore database "
@@ -374,5 +376,5 @@ def _has_one_public_share(proof: ProofSystem, row: Sequence[bytes]) -> bool:
     return {verifier[-_DIGEST:] for verifier in row} == {hashlib.sha256(public).digest()}
 
 
-def _digest(names: Sequence[bytes]) -> bytes:
+def _digest_of_names(names: Sequence[bytes]) -> bytes:
     return hashlib.sha256(b"".join(names)).digest()

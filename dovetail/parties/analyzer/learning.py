@@ -67,13 +67,13 @@ class Learner:
 
     def initial_leaves(self) -> list[np.ndarray]:
         """The leaves that training begins with: the first model, and the first states of server and protocol."""
-        return [self._learning.initial.astype(np.float32), *_arrays(self._first_states())]
+        return [self._learning.initial.astype(np.float32), *_leaves_as_arrays(self._first_states())]
 
     def zero_sums(self) -> list[np.ndarray]:
         """The sums of no messages or contributions at all."""
         if self._sharing is not None:
             return self._sharing.read_sum(self._sharing.encode_sum(self._sharing.empty_sum(), None))
-        return _arrays(self._empty_tally())
+        return _leaves_as_arrays(self._empty_tally())
 
     def tally(self, slot: np.ndarray, body: np.ndarray) -> tuple[list[np.ndarray], int]:
         """Add up messages, a few at a time if they are long.
@@ -88,7 +88,7 @@ class Learner:
         total = self.zero_sums()
         refused = 0
         for low in range(0, len(slot), at_a_time):
-            shuffled, out_of_range = self._read(slot[low : low + at_a_time], body[low : low + at_a_time])
+            shuffled, out_of_range = self._read_messages(slot[low : low + at_a_time], body[low : low + at_a_time])
             leaves = jax.tree.leaves(self._protocol.tally(shuffled, self._dim))
             total = [a + np.asarray(b) for a, b in zip(total, leaves, strict=True)]
             refused += out_of_range
@@ -112,13 +112,13 @@ class Learner:
             tally = self._contribution.tally(self._sharing.unshard(sums), users)
         else:
             tally = jax.tree.unflatten(jax.tree.structure(self._empty_tally()), [jnp.asarray(leaf) for leaf in sums])
-        size = self._divisor(users)
+        size = self._divisor_of_sums(users)
         estimate, protocol_state = self._protocol.estimate(tally, size, protocol_state, key=jax.random.key(0))
         measures = self._measures_of(np.asarray(estimate), size)
         params, server_state = self._server.step(params, server_state, estimate[: self._task.model_dim])
-        return _arrays((params, server_state, protocol_state)), measures
+        return _leaves_as_arrays((params, server_state, protocol_state)), measures
 
-    def _divisor(self, users: int) -> int:
+    def _divisor_of_sums(self, users: int) -> int:
         """What sums are divided by: the number of users who counted, where neighbouring data has the same number.
 
         That number is released with every round. Where neighbours differ by one user it depends on their data, and the
@@ -156,14 +156,14 @@ class Learner:
 
     def _empty_tally(self) -> Any:
         size = 0 if self._messages is None else self._messages.size
-        shuffled, _ = self._read(np.zeros(0, np.int64), np.zeros((0, size), np.uint8))
+        shuffled, _ = self._read_messages(np.zeros(0, np.int64), np.zeros((0, size), np.uint8))
         return self._protocol.tally(shuffled, self._dim)
 
-    def _read(self, slot: np.ndarray, body: np.ndarray) -> tuple[ShuffledReports, int]:
+    def _read_messages(self, slot: np.ndarray, body: np.ndarray) -> tuple[ShuffledReports, int]:
         if self._messages is None:
             raise ValueError("this task has aggregators, which send sums; only shufflers send messages to tally")
         return self._messages.read(slot, body)
 
 
-def _arrays(tree: Any) -> list[np.ndarray]:
+def _leaves_as_arrays(tree: Any) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]

@@ -43,9 +43,9 @@ from dovetail.parties.common.wire import (
     RoundStatus,
     TooEarly,
     TooLate,
+    encode_vector,
     sign_model,
     sign_status,
-    vector_to,
 )
 from dovetail.statements import Statement
 
@@ -100,7 +100,7 @@ class Analyzer:
         retry_until_available(self._resume)
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _take_turn(self) -> Iterator[None]:
         """One thread of one replica at a time, after it has seen what the others did."""
         with self._lock:
             if self._is_inside:
@@ -118,12 +118,12 @@ class Analyzer:
         """See what other replicas reserved and ended; open the next round if the one that should have died."""
         self.ledger.refresh()
         if (ended := self._store.last_ended()) >= self._round + self._over:
-            self._open(ended + 1)
+            self._open_round(ended + 1)
 
     def _refresh(self) -> None:
         """Catch up with other replicas if they have ended a round."""
         if self._store.last_ended() >= self._round + self._over:
-            with self._turn():
+            with self._take_turn():
                 pass
 
     def status(self) -> RoundStatus:
@@ -146,7 +146,7 @@ class Analyzer:
                 raise TooLate(f"the model after round {round} is not released")
             leaves = self._store.released_model(round).leaves
             last = self._over and round == self._round
-            return vector_to(self._learner.model_to_publish(leaves) if last else leaves[0])
+            return encode_vector(self._learner.model_to_publish(leaves) if last else leaves[0])
 
     def model_signature(self, round: int, data: bytes) -> bytes:
         """The signature of the model after a round; empty if the task names no key for it."""
@@ -166,33 +166,33 @@ class Analyzer:
         """
         with self._lock:
             self._refresh()
-            self._refuse_other(round)
-        self._refuse_second(sender, round, batch)
+            self._refuse_other_round(round)
+        self._refuse_second_batch(sender, round, batch)
         marks = self.incoming.marks(sender, data)
         if self._store.has_part(round, sender, number):
-            self._refuse_redrawn(sender, round, marks)
+            self._refuse_redrawn_part(sender, round, marks)
             return "known"
         while True:
             repeated = self._store.repeated_marks(round, marks)
             part = self.incoming.read_part(sender, round, batch, data, repeated=repeated)
-            with self._turn():
-                self._refuse_other(round)
-                self._refuse_second(sender, round, batch)
+            with self._take_turn():
+                self._refuse_other_round(round)
+                self._refuse_second_batch(sender, round, batch)
                 if sender in self._store.closures(round):
                     raise Malformed(f"sender {sender} has closed round {round}, and cannot add part {number}")
                 with contextlib.suppress(Stale):
                     if self._store.count(round, sender, batch, number, marks=marks, **part._asdict()):
                         return "accepted"
-                    self._refuse_redrawn(sender, round, marks)
+                    self._refuse_redrawn_part(sender, round, marks)
                     return "known"
 
     def note_closed(self, sender: int, round: int, closed: Closed) -> None:
         """Note that a shuffler or aggregator has closed a round, and how; after the last one the round ends."""
-        with self._turn():
+        with self._take_turn():
             if round < self._round:
                 return  # the answer to the first time was lost
-            self._refuse_other(round)
-            self._refuse_second(sender, round, closed.batch)
+            self._refuse_other_round(round)
+            self._refuse_second_batch(sender, round, closed.batch)
             counted = self._store.parts(round, sender)
             if closed.state == "sent" and counted != closed.parts:
                 raise Malformed(
@@ -201,46 +201,46 @@ class Analyzer:
             self._store.note_closed(round, sender, closed)
             self._end_if_complete()
 
-    def _refuse_second(self, sender: int, round: int, batch: bytes) -> None:
+    def _refuse_second_batch(self, sender: int, round: int, batch: bytes) -> None:
         """End a round in which a sender begins another batch: its store was restored, or it is not honest."""
-        with self._turn():
+        with self._take_turn():
             if self._store.batch(round, sender) in (None, batch):
                 return
-            self._spoil(round, _why_restored(self.task, sender, "began a second batch"))
+            self._end_spoiled_round(round, _why_restored(self.task, sender, "began a second batch"))
         raise TooLate(f"sender {sender} began another batch in round {round}, which is spoiled")
 
-    def _refuse_redrawn(self, sender: int, round: int, marks: list[bytes]) -> None:
+    def _refuse_redrawn_part(self, sender: int, round: int, marks: list[bytes]) -> None:
         """End a round in which a part that was counted comes again with other messages: it was drawn twice.
 
         Aggregators call a batch by its users, so that one whose store was set back comes with the same batch again.
         """
-        with self._turn():
+        with self._take_turn():
             if len(self._store.repeated_marks(round, marks)) == len(marks):
                 return
-            self._spoil(round, _why_restored(self.task, sender, "drew a part anew"))
+            self._end_spoiled_round(round, _why_restored(self.task, sender, "drew a part anew"))
         raise TooLate(
             f"sender {sender} sent a part of round {round} with other messages than before; the round is spoiled"
         )
 
-    def _spoil(self, round: int, reason: str) -> None:
-        self._refuse_other(round)
+    def _end_spoiled_round(self, round: int, reason: str) -> None:
+        self._refuse_other_round(round)
         self._store.end_round(round, "spoiled", uploads=0, accuracy=None, reason=reason)
-        self._open(round + 1)
+        self._open_round(round + 1)
 
     def give_up(self, round: int, reason: str | None = None) -> None:
         """End a round that some shuffler or aggregator never closed: nothing of it is used."""
-        with self._turn():
+        with self._take_turn():
             if round == self._round and not self._over:
                 why = reason or _why_silent(self.task, self._store.closures(round))
                 self._store.end_round(round, "void", uploads=0, accuracy=None, reason=why)
-                self._open(round + 1)
+                self._open_round(round + 1)
 
     def end_task(self, reason: str) -> None:
         """End the training before its time, for good: the open round is void, and none follows."""
-        with self._turn():
+        with self._take_turn():
             if not self._over:
                 self._store.end_task(reason)
-                self._open(self._store.last_ended() + 1)
+                self._open_round(self._store.last_ended() + 1)
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -277,14 +277,14 @@ class Analyzer:
                 raise ValueError(
                     f"book.db is empty but ledger.db has {len(self.ledger.entries)} entries: {_ONE_BACKUP}"
                 )
-            self._propose(0, self._learner.initial_leaves())
+            self._propose_model(0, self._learner.initial_leaves())
             self._store.confirm(0, self.ledger.head)
         _check_same_backup(self.ledger, self._store)
-        self._open(self._store.last_ended() + 1)
+        self._open_round(self._store.last_ended() + 1)
         if not self._over:
             self._end_if_complete()
 
-    def _open(self, round: int) -> None:
+    def _open_round(self, round: int) -> None:
         """Reserve a round, then let it take reports; training is over if none is left or the budget is spent."""
         ended = self._store.why_ended()
         if ended is not None and round in self.ledger.reserved_rounds:
@@ -307,7 +307,7 @@ class Analyzer:
             self._round = round
             self._closes = self._store.open_round(round, now=time.time(), seconds=self.task.round_seconds)
 
-    def _refuse_other(self, round: int) -> None:
+    def _refuse_other_round(self, round: int) -> None:
         if round > self._round:
             raise TooEarly(f"round {round} is not open yet: round {self._round} is")
         if round < self._round or self._over:
@@ -328,18 +328,18 @@ class Analyzer:
             why = _why_spoiled(self.task, closures, self._store.refusals(round))
             self._store.end_round(round, "spoiled", uploads=uploads, accuracy=None, reason=why)
         else:
-            self._release(round, uploads)
-        self._open(round + 1)
+            self._release_model(round, uploads)
+        self._open_round(round + 1)
 
-    def _release(self, round: int, uploads: int) -> None:
+    def _release_model(self, round: int, uploads: int) -> None:
         sums = self._store.tally(round) or self._learner.zero_sums()
         leaves, measures = self._learner.step(self._store.released_model(round - 1).leaves, sums, users=uploads)
-        proposed = self._propose(round, leaves)
+        proposed = self._propose_model(round, leaves)
         self._store.confirm(round, self.ledger.release(round, model=proposed.digest))
         accuracy = self._learner.score(proposed.leaves)
         self._store.end_round(round, "released", uploads=uploads, accuracy=accuracy, measured=measures)
 
-    def _propose(self, round: int, leaves: list[np.ndarray]) -> StoredModel:
+    def _propose_model(self, round: int, leaves: list[np.ndarray]) -> StoredModel:
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).digest()
         self._store.propose(StoredModel(round, leaves, digest, None))
         return self._store.model(round) or StoredModel(round, leaves, digest, None)
@@ -380,24 +380,24 @@ def _check_same_backup(ledger: Ledger, store: AnalyzerStore) -> None:
         )
 
 
-def _name(task: TrainingTask, sender: int) -> str:
+def _name_of_sender(task: TrainingTask, sender: int) -> str:
     return f"{'aggregator' if task.aggregators else 'shuffler'} {sender}"
 
 
 def _why_silent(task: TrainingTask, closures: Collection[int]) -> str:
     """Why a round was given up: some shufflers or aggregators did not close it."""
-    missing = [_name(task, sender) for sender in range(len(task.intermediaries)) if sender not in closures]
+    missing = [_name_of_sender(task, sender) for sender in range(len(task.intermediaries)) if sender not in closures]
     return f"nothing was heard in time from {', '.join(missing)}"
 
 
 def _why_restored(task: TrainingTask, sender: int, deed: str) -> str:
     """Why a round is spoiled in which a sender contradicts what it sent before."""
-    return f"{_name(task, sender)} {deed}: its store was set back, or it is not honest"
+    return f"{_name_of_sender(task, sender)} {deed}: its store was set back, or it is not honest"
 
 
 def _why_void(task: TrainingTask, closures: Mapping[int, Closed]) -> str | None:
     """Why a round is void that somebody closed as void; None if nobody did."""
-    names = [_name(task, sender) for sender, closed in sorted(closures.items()) if closed.state == "void"]
+    names = [_name_of_sender(task, sender) for sender, closed in sorted(closures.items()) if closed.state == "void"]
     uploads = min(closed.uploads for closed in closures.values())
     if names and uploads < task.min_clients:
         where = "" if len(task.intermediaries) == 1 else f" to all {'aggregators' if task.aggregators else 'shufflers'}"

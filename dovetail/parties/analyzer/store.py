@@ -157,20 +157,20 @@ class AnalyzerStore(Database):
                 raise Stale(
                     f"part {number} of sender {sender} was read before another part with its messages was counted"
                 )
-            self._pin(round, sender, batch)
+            self._pin_batch(round, sender, batch)
             self._do("INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?, ?)", round, sender, number, messages, *refused)
             query = "INSERT INTO marks VALUES (?, ?) ON CONFLICT DO NOTHING"
             self._database.many(query, [(round, mark) for mark in marks])
             so_far = self.tally(round)
             total = list(tally) if so_far is None else [a + b for a, b in zip(so_far, tally, strict=True)]
             query = "INSERT INTO tallies VALUES (?, ?) ON CONFLICT (round) DO UPDATE SET leaves = excluded.leaves"
-            self._do(query, round, _pack(total))
+            self._do(query, round, _pack_leaves(total))
             return True
 
     def tally(self, round: int) -> list[np.ndarray] | None:
         """The sums of a round so far; None before anything was counted."""
         row = self._one("SELECT leaves FROM tallies WHERE round = ?", round)
-        return None if row is None else _unpack(row[0])
+        return None if row is None else _unpack_leaves(row[0])
 
     def refusals(self, round: int) -> Refusals:
         """How many messages of a round were not counted, by reason."""
@@ -193,7 +193,7 @@ class AnalyzerStore(Database):
             body = msgspec.json.encode(closed)
             if row is not None and row[0] != body:
                 raise Malformed(f"sender {sender} has closed round {round} with other numbers before")
-            self._pin(round, sender, closed.batch)
+            self._pin_batch(round, sender, closed.batch)
             self._do("INSERT INTO closed VALUES (?, ?, ?) ON CONFLICT DO NOTHING", round, sender, body)
 
     def closures(self, round: int) -> dict[int, Closed]:
@@ -208,7 +208,7 @@ class AnalyzerStore(Database):
 
     def propose(self, stored: StoredModel) -> None:
         """Keep a model that the ledger has not released yet; the first one of a round stays."""
-        values = (stored.round, _pack(stored.leaves), stored.digest)
+        values = (stored.round, _pack_leaves(stored.leaves), stored.digest)
         with self._transaction():
             self._do("INSERT INTO models VALUES (?, ?, ?, NULL) ON CONFLICT DO NOTHING", *values)
 
@@ -222,7 +222,7 @@ class AnalyzerStore(Database):
         where = "ORDER BY round DESC LIMIT 1" if round is None else "WHERE round = ?"
         query = f"SELECT round, leaves, digest, head FROM models {where}"
         row = self._one(query, *([] if round is None else [round]))
-        return None if row is None else StoredModel(row[0], _unpack(row[1]), row[2], row[3])
+        return None if row is None else StoredModel(row[0], _unpack_leaves(row[1]), row[2], row[3])
 
     def released_model(self, round: int) -> StoredModel:
         """The last model that was released up to a round."""
@@ -263,7 +263,7 @@ class AnalyzerStore(Database):
             for table in ("tallies", "marks"):
                 self._database.clear(table, round)
 
-    def _pin(self, round: int, sender: int, batch: bytes) -> None:
+    def _pin_batch(self, round: int, sender: int, batch: bytes) -> None:
         self._do("INSERT INTO batches VALUES (?, ?, ?) ON CONFLICT DO NOTHING", round, sender, batch)
 
     def end_task(self, reason: str) -> None:
@@ -291,12 +291,12 @@ class AnalyzerStore(Database):
         return [(*row[:-1], msgspec.json.decode(row[-1])) for row in rows]
 
 
-def _pack(leaves: Sequence[np.ndarray]) -> bytes:
+def _pack_leaves(leaves: Sequence[np.ndarray]) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, *leaves)
     return buffer.getvalue()
 
 
-def _unpack(data: bytes) -> list[np.ndarray]:
+def _unpack_leaves(data: bytes) -> list[np.ndarray]:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         return [arrays[f"arr_{i}"] for i in range(len(arrays.files))]

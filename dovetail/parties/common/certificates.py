@@ -36,11 +36,11 @@ def make_authority(folder: Path) -> Certificate:
         folder: where `authority.crt` and `authority.key` are written.
     """
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name("Dovetail authority")
-    builder = _builder(name, name, key).add_extension(x509.BasicConstraints(True, 0), critical=True)
+    name = _common_name("Dovetail authority")
+    builder = _certificate_builder(name, name, key).add_extension(x509.BasicConstraints(True, 0), critical=True)
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     builder = builder.add_extension(usage, critical=True)
-    return _save(folder / "authority", builder.sign(key, hashes.SHA256()), key)
+    return _save_certificate(folder / "authority", builder.sign(key, hashes.SHA256()), key)
 
 
 def make_certificate(folder: Path, authority: Certificate, *, host: str) -> Certificate:
@@ -62,20 +62,22 @@ def make_certificate(folder: Path, authority: Certificate, *, host: str) -> Cert
         subject: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         subject = x509.DNSName(host)
-    builder = _builder(_name(host), issuer.subject, key)
+    builder = _certificate_builder(_common_name(host), issuer.subject, key)
     builder = builder.add_extension(x509.SubjectAlternativeName([subject]), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
     builder = builder.add_extension(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False
     )
-    return _save(folder / f"tls-{host}", builder.sign(signing, hashes.SHA256()), key)
+    return _save_certificate(folder / f"tls-{host}", builder.sign(signing, hashes.SHA256()), key)
 
 
-def _name(text: str) -> x509.Name:
+def _common_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _certificate_builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     public = key.public_key()
     return (
@@ -90,7 +92,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivate
     )
 
 
-def _save(stem: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Certificate:
+def _save_certificate(stem: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Certificate:
     stem.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     files = Certificate(stem.with_name(f"{stem.name}.crt"), stem.with_name(f"{stem.name}.key"))
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

@@ -196,7 +196,7 @@ class _Sqlite:
     def leads(self) -> bool:
         with self._lock:
             try:
-                fcntl.flock(self._file("leader"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._lock_file("leader"), fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
             return True
@@ -214,21 +214,21 @@ class _Sqlite:
 
     @contextlib.contextmanager
     def _file_lock(self, name: str) -> Iterator[None]:
-        file = self._file(name)
+        file = self._lock_file(name)
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
 
-    def _file(self, name: str) -> IO[bytes]:
+    def _lock_file(self, name: str) -> IO[bytes]:
         if name not in self._files:
             descriptor = os.open(self._path.with_name(f"{self._path.name}-{name}"), os.O_WRONLY | os.O_CREAT, 0o600)
             self._files[name] = os.fdopen(descriptor, "wb")
         return self._files[name]
 
 
-def _backend(where: Path | str) -> Backend:
+def _open_backend(where: Path | str) -> Backend:
     if isinstance(where, Path):
         return _Sqlite(where)
     try:
@@ -248,7 +248,7 @@ class Database:
     """
 
     def __init__(self, where: Path | str, migrations: Mapping[str, Sequence[str]]) -> None:
-        self._database = retry_until_available(functools.partial(_backend, where))
+        self._database = retry_until_available(functools.partial(_open_backend, where))
         retry_until_available(functools.partial(self._migrate_all, migrations))
 
     def _migrate_all(self, migrations: Mapping[str, Sequence[str]]) -> None:

@@ -65,15 +65,15 @@ class WatchedFile(Generic[_Content]):
     def __init__(self, path: Path, read: Callable[[Path], _Content]) -> None:
         self._path = path
         self._read = read
-        self._version = self._stamp()
+        self._version = self._file_stamp()
         self._looked = time.monotonic()
         self._content = read(path)
 
-    def now(self) -> _Content:
+    def current_content(self) -> _Content:
         """What the file says, as of a second ago at most."""
         if time.monotonic() >= self._looked + _LOOK:
             self._looked = time.monotonic()
-            version = self._stamp()
+            version = self._file_stamp()
             if version != self._version:
                 self._version = version
                 try:
@@ -82,7 +82,7 @@ class WatchedFile(Generic[_Content]):
                     _LOG.warning("%s; what it said before still holds", error)
         return self._content
 
-    def _stamp(self) -> tuple[int, ...] | None:
+    def _file_stamp(self) -> tuple[int, ...] | None:
         try:
             status = self._path.stat()
         except OSError:

@@ -91,7 +91,7 @@ def _guarantee(
     )
 
 
-def _released_by_users(task: TrainingTask) -> tuple[protocols.Messages | protocols.Contribution, float]:
+def _user_output_and_distance(task: TrainingTask) -> tuple[protocols.Messages | protocols.Contribution, float]:
     """What leaves users, and how far at most the law of a round is from the one that is accounted."""
     if not task.aggregators:
         messages = task.messages()
@@ -101,10 +101,10 @@ def _released_by_users(task: TrainingTask) -> tuple[protocols.Messages | protoco
 
 
 @functools.lru_cache(maxsize=256)
-def _certify(body: bytes, rounds: int) -> tuple[Statement, Statement]:
+def _certify_task_body(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     task = msgspec.json.decode(body, type=ready(TrainingTask))
     protocol, cohort = task.build()
-    sent, distance = _released_by_users(task)
+    sent, distance = _user_output_and_distance(task)
     delta = task.delta * (1 - _SAMPLING_SHARE) if distance else task.delta
     assumptions = (*sent.assumptions, *(() if protocol.budgets is None else (_OWN_PLACES,)))
     training = _guarantee(protocol, cohort, rounds, dim=task.dim, delta=delta, assumptions=assumptions)
@@ -137,4 +137,4 @@ def certify_task(task: TrainingTask, rounds: int) -> tuple[Statement, Statement]
     _validate.integer(rounds=rounds)
     _validate.in_interval(1, task.rounds, rounds=rounds)
     with _LOCK:  # users that share a process would all compute the same
-        return _certify(task.body, rounds)
+        return _certify_task_body(task.body, rounds)

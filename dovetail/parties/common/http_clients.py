@@ -34,10 +34,10 @@ from dovetail.parties.common.wire import (
     Verifiers,
     check_model,
     check_status,
+    decode_vector,
     request_headers,
     sign_request,
     upload_path,
-    vector_from,
 )
 
 __all__ = ["AnalyzerClient", "Conflict", "Gone", "IntermediaryClient", "Rejected", "Unreachable", "tls_context"]
@@ -96,7 +96,7 @@ class _ServiceClient:
         key: KeyPair | None = None,
         timeout: float = 30.0,
     ) -> None:
-        _refuse_plain(url)
+        _refuse_plain_http(url)
         verify = ca if isinstance(ca, ssl.SSLContext) else tls_context(ca)
         limits = httpx.Limits(keepalive_expiry=_IDLE)
         self.url = url.rstrip("/")
@@ -148,13 +148,13 @@ class _ServiceClient:
             round: the round.
             dim: length that the model must have; None: any.
         """
-        return vector_from(self.signed_model(round, dim=dim)[0], dim)
+        return decode_vector(self.signed_model(round, dim=dim)[0], dim)
 
     def signed_model(self, round: int, *, dim: int | None = None) -> tuple[bytes, bytes]:
         """The model after a round as bytes, and the analyzer's signature of it (empty if it signs nothing)."""
         most = _LARGEST if dim is None else 4 * dim
-        data, headers = self._answer("GET", f"{self._prefix}/models/{round}", most=most)
-        vector_from(data, dim)
+        data, headers = self._answer("GET", f"{self._path_prefix}/models/{round}", most=most)
+        decode_vector(data, dim)
         if (key := self._status_key()) is None:
             return data, b""
         try:
@@ -182,7 +182,7 @@ class _ServiceClient:
         return json.loads(self._ask("GET", "/v1/counts"))
 
     @property
-    def _prefix(self) -> str:
+    def _path_prefix(self) -> str:
         return f"/v1/tasks/{task_id_of(self.task().body).hex()}"
 
     def _ask(self, method: str, path: str, body: bytes = b"", **options: Any) -> bytes:
@@ -213,7 +213,7 @@ class _ServiceClient:
                         raise Unreachable(f"{self.url} sent only part of its answer in time")
         except httpx.HTTPError as error:
             raise Unreachable(f"{self.url} does not answer ({type(error).__name__})") from error
-        self.retry_after = _seconds(answer.headers.get(RETRY_AFTER))
+        self.retry_after = _parse_retry_seconds(answer.headers.get(RETRY_AFTER))
         status = answer.status_code
         sentence = content[:_LARGEST_SENTENCE].decode(errors="replace")
         if status >= 500 or status in (425, 429):
@@ -246,21 +246,25 @@ class IntermediaryClient(_ServiceClient):
 
     def roster(self, round: int) -> set[bytes] | None:
         """The report ids of a round that is closed; None as long as it is not."""
-        return msgspec.msgpack.decode(self._ask("GET", f"{self._prefix}/rounds/{round}/roster"), type=set[bytes] | None)
+        return msgspec.msgpack.decode(
+            self._ask("GET", f"{self._path_prefix}/rounds/{round}/roster"), type=set[bytes] | None
+        )
 
     def agreed_digest(self, round: int) -> bytes | None:
         """The digest of the users whom it is going to count in a round; None as long as it has not decided."""
-        return msgspec.msgpack.decode(self._ask("GET", f"{self._prefix}/rounds/{round}/agreed"), type=bytes | None)
+        return msgspec.msgpack.decode(self._ask("GET", f"{self._path_prefix}/rounds/{round}/agreed"), type=bytes | None)
 
     def challenge(self, round: int) -> bytes | None:
         """An aggregator's part of the key that a round's proofs are tested with; None before the round is frozen."""
-        return msgspec.msgpack.decode(self._ask("GET", f"{self._prefix}/rounds/{round}/challenge"), type=bytes | None)
+        return msgspec.msgpack.decode(
+            self._ask("GET", f"{self._path_prefix}/rounds/{round}/challenge"), type=bytes | None
+        )
 
     def verifiers(self, round: int, *, reports: int) -> Verifiers | None:
         """The results of an aggregator on so many reports; None as long as it has not looked at all of them."""
         results: list[bytes] = []
         while True:
-            path = f"{self._prefix}/rounds/{round}/verifiers/{len(results)}"
+            path = f"{self._path_prefix}/rounds/{round}/verifiers/{len(results)}"
             page = msgspec.msgpack.decode(self._ask("GET", path), type=ready(Verifiers) | None)
             if page is None or page.total != reports or not (page.results or len(results) == reports):
                 return None
@@ -278,14 +282,14 @@ class AnalyzerClient(_ServiceClient):
 
     def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         """Send a numbered part of a batch; the analyzer has stored it when this returns."""
-        self._ask("POST", f"{self._prefix}/rounds/{round}/batches/{batch.hex()}/parts/{number}", part)
+        self._ask("POST", f"{self._path_prefix}/rounds/{round}/batches/{batch.hex()}/parts/{number}", part)
 
     def report_closed(self, round: int, closed: Closed) -> None:
         """Say that a round of this service is closed, and nothing more will come."""
-        self._ask("POST", f"{self._prefix}/rounds/{round}/closed", msgspec.json.encode(closed))
+        self._ask("POST", f"{self._path_prefix}/rounds/{round}/closed", msgspec.json.encode(closed))
 
 
-def _seconds(text: str | None) -> float | None:
+def _parse_retry_seconds(text: str | None) -> float | None:
     """The number in a header that says when to come back, if it makes sense."""
     try:
         seconds = float(text or "nan")
@@ -294,7 +298,7 @@ def _seconds(text: str | None) -> float | None:
     return seconds if 0 <= seconds <= _LATEST else None
 
 
-def _refuse_plain(url: str) -> None:
+def _refuse_plain_http(url: str) -> None:
     """Refuse to talk without TLS to another machine."""
     parsed = httpx.URL(url)
     if parsed.scheme == "https":

@@ -180,20 +180,20 @@ class KeyRing:
         """Make a key pair that becomes the current one, and save it in the folder."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         pair = KeyPair.generate(self.use, days=days)
-        latest = max((old.public.expires for old in self.all()), default=0)
+        latest = max((old.public.expires for old in self.all_pairs()), default=0)
         if pair.public.expires <= latest < pair.public.expires + _DAY:  # else it would not be the current one
             pair = dataclasses.replace(pair, public=msgspec.structs.replace(pair.public, expires=latest + 1))
         pair.save(self.folder / f"{self.use}-{pair.public.key_id.hex()}.json")
         return pair
 
-    def all(self) -> list[KeyPair]:
+    def all_pairs(self) -> list[KeyPair]:
         """Every key pair of this use, the one that expires last first."""
         pairs = [KeyPair.load(path) for path in sorted(self.folder.glob(f"{self.use}-*.json"))]
         return sorted(pairs, key=lambda pair: pair.public.expires, reverse=True)
 
     def current(self) -> KeyPair:
         """The key pair for new tasks: the one that expires last, if it has not expired."""
-        for pair in self.all():
+        for pair in self.all_pairs():
             if not pair.public.is_expired():
                 return pair
         raise ValueError(
@@ -202,7 +202,7 @@ class KeyRing:
 
     def find(self, key_id: bytes) -> KeyPair:
         """The key pair with this id, expired or not."""
-        for pair in self.all():
+        for pair in self.all_pairs():
             if pair.public.key_id == key_id:
                 return pair
         raise ValueError(f"{str(self.folder)!r} holds no key to {self.use} with whose id is {key_id.hex()}")

@@ -86,12 +86,12 @@ class Ledger(Database):
         _validate.in_open_interval(0, 1, delta=delta)
         self._where = repr(str(where)) if isinstance(where, Path) else "the database"
         super().__init__(where, {"ledger": _MIGRATIONS})
-        opening = LedgerEntry(kind="open", task_id=task_id, round=0, eps=_finite(eps), delta=delta)
-        self._entries, self._hashes = self._read()
+        opening = LedgerEntry(kind="open", task_id=task_id, round=0, eps=_none_if_infinite(eps), delta=delta)
+        self._entries, self._hashes = self._read_entries()
         if not self._entries:
             with self._only_writer():
                 if not self._entries:
-                    self._append(opening)
+                    self._append_entry(opening)
         if self._entries[0] != opening:
             first = self._entries[0]
             raise ValueError(
@@ -154,9 +154,9 @@ class Ledger(Database):
         if not eps >= 0:
             raise ValueError(f"expected eps >= 0, got eps={eps!r}")
         _validate.non_negative(delta=delta)
-        entry = LedgerEntry(kind="reserve", task_id=self._task_id, round=round, eps=_finite(eps), delta=delta)
+        entry = LedgerEntry(kind="reserve", task_id=self._task_id, round=round, eps=_none_if_infinite(eps), delta=delta)
         with self._only_writer():
-            earlier = self._find("reserve", round)
+            earlier = self._find_entry("reserve", round)
             if earlier is not None:
                 if abs(eps - earlier.bound) > _SAME * earlier.bound or delta != earlier.delta:
                     raise ValueError(
@@ -176,7 +176,7 @@ class Ledger(Database):
                     f"round {round} would bring the task to ({eps}, {delta}), above its budget of "
                     f"({budget.bound}, {budget.delta})"
                 )
-            self._append(entry)
+            self._append_entry(entry)
             return self.head
 
     def release(self, round: int, *, model: bytes) -> bytes:
@@ -191,8 +191,8 @@ class Ledger(Database):
         if len(model) != 32:
             raise ValueError(f"expected a model's SHA-256 of 32 bytes, got {len(model)} bytes")
         with self._only_writer():
-            reservation = self._find("reserve", round)
-            earlier = self._find("release", round)
+            reservation = self._find_entry("reserve", round)
+            earlier = self._find_entry("release", round)
             if reservation is None:
                 raise ValueError(f"round {round} was not reserved, so that its model cannot be released")
             entry = msgspec.structs.replace(reservation, kind="release", model=model)
@@ -200,7 +200,7 @@ class Ledger(Database):
                 if earlier != entry:
                     raise ValueError(f"round {round} has released another model, {earlier.model.hex()}")
                 return self._hashes[self._entries.index(earlier)]
-            self._append(entry)
+            self._append_entry(entry)
             return self.head
 
     def check(self, *, model: bytes, head: bytes) -> None:
@@ -212,7 +212,7 @@ class Ledger(Database):
                 "two was restored from an older copy; restore both from one backup"
             )
 
-    def holds(self, length: int, head: bytes) -> bool:
+    def holds_entry(self, length: int, head: bytes) -> bool:
         """Whether its entry number `length` has this hash: whether nothing before it was taken away or changed."""
         return len(self._hashes) >= length and self._hashes[length - 1] == head
 
@@ -224,7 +224,7 @@ class Ledger(Database):
         (last,) = self._one("SELECT MAX(number) FROM entries") or (None,)
         if last is not None and last + 1 == len(self._entries):
             return False
-        self._entries, self._hashes = self._read()
+        self._entries, self._hashes = self._read_entries()
         return True
 
     def close(self) -> None:
@@ -235,24 +235,24 @@ class Ledger(Database):
     def _task_id(self) -> bytes:
         return self._entries[0].task_id
 
-    def _find(self, kind: str, round: int) -> LedgerEntry | None:
+    def _find_entry(self, kind: str, round: int) -> LedgerEntry | None:
         return next((entry for entry in self._entries if entry.kind == kind and entry.round == round), None)
 
     @contextlib.contextmanager
     def _only_writer(self) -> Iterator[None]:
         """One writer at a time, also among processes; what others wrote is read first."""
         with self._transaction():
-            self._entries, self._hashes = self._read()
+            self._entries, self._hashes = self._read_entries()
             yield
 
-    def _append(self, entry: LedgerEntry) -> None:
+    def _append_entry(self, entry: LedgerEntry) -> None:
         body = msgspec.json.encode(entry)
         digest = _hash_entry(self._hashes[-1] if self._hashes else _EMPTY, body)
         self._do("INSERT INTO entries VALUES (?, ?, ?)", len(self._entries), body, digest)
         self._entries.append(entry)
         self._hashes.append(digest)
 
-    def _read(self) -> tuple[list[LedgerEntry], list[bytes]]:
+    def _read_entries(self) -> tuple[list[LedgerEntry], list[bytes]]:
         entries: list[LedgerEntry] = []
         hashes: list[bytes] = []
         before = _EMPTY
@@ -283,7 +283,7 @@ def _first_body(path: Path) -> object:
     return body
 
 
-def _finite(eps: float) -> float | None:
+def _none_if_infinite(eps: float) -> float | None:
     return None if math.isinf(eps) else eps
 
 

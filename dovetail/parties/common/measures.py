@@ -71,7 +71,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Coordinates that it takes."""
         return {"evaluation": 3, "labels": self.classes, "histogram": len(self.edges) + 1, "within_clip": 2}[self.kind]
 
-    def vector(self, facts: Mapping[str, Any], *, held_out: bool, within: bool) -> np.ndarray:
+    def vector_of_facts(self, facts: Mapping[str, Any], *, held_out: bool, within: bool) -> np.ndarray:
         """What a user adds, of norm at most 1; zeros where it has nothing to say.
 
         Arguments:
@@ -84,18 +84,18 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.kind == "evaluation":
             if not held_out:
                 return np.zeros(3)
-            loss, accuracy = (float(_fact(facts, name)) for name in ("loss", "accuracy"))
+            loss, accuracy = (float(_require_fact(facts, name)) for name in ("loss", "accuracy"))
             loss = min(max(loss, 0.0), self.largest) / self.largest if math.isfinite(loss) else 1.0
             return np.array([1.0, min(max(accuracy, 0.0), 1.0), loss]) / math.sqrt(3)
         if self.kind == "labels":
-            counts = np.asarray(_fact(facts, "labels"), np.float64)
+            counts = np.asarray(_require_fact(facts, "labels"), np.float64)
             if counts.shape != (self.classes,) or not (np.isfinite(counts).all() and (counts >= 0).all()):
                 raise ValueError(f"expected how many records have each of {self.classes} labels, got {counts!r}")
             return counts / max(1.0, counts.sum())
-        place = np.searchsorted(self.edges, float(_fact(facts, self.fact)), side="right")
+        place = np.searchsorted(self.edges, float(_require_fact(facts, self.fact)), side="right")
         return np.eye(self.size)[place]
 
-    def read(self, sums: np.ndarray, std: float) -> dict[str, Any]:
+    def read_statistic(self, sums: np.ndarray, std: float) -> dict[str, Any]:
         """The statistic by name.
 
         Arguments:
@@ -195,7 +195,7 @@ def append_measures(
     within = float(np.linalg.norm(np.asarray(update, np.float64))) <= most
     kept = np.zeros(len(update)) if held_out else clip_l2(np.asarray(update, np.float64), most)
     blocks = [
-        clip_norm * measure.weight * clip_l2(measure.vector(facts, held_out=held_out, within=within), 1.0)
+        clip_norm * measure.weight * clip_l2(measure.vector_of_facts(facts, held_out=held_out, within=within), 1.0)
         for measure in measures
     ]
     return np.concatenate([kept, *blocks]).astype(np.float32)
@@ -217,11 +217,11 @@ def read_measures(
     for measure in measures:
         block, means = means[: measure.size].astype(np.float64), means[measure.size :]
         scale = size / (clip_norm * measure.weight)
-        statistics[measure.fact or measure.kind] = measure.read(block * scale, std * scale)
+        statistics[measure.fact or measure.kind] = measure.read_statistic(block * scale, std * scale)
     return statistics
 
 
-def _fact(facts: Mapping[str, Any], name: str) -> Any:
+def _require_fact(facts: Mapping[str, Any], name: str) -> Any:
     if name not in facts:
         raise ValueError(f"the task measures {name!r}, and this user's measure function gave only {sorted(facts)}")
     return facts[name]

@@ -59,12 +59,12 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def old(self) -> bytes:
         """The id of what is replaced."""
-        return _id_of(self.old_sign, self.old_seal)
+        return _id_of_halves(self.old_sign, self.old_seal)
 
     @property
     def new(self) -> bytes:
         """The id of the successor."""
-        return _id_of(self.new_sign, self.new_seal)
+        return _id_of_halves(self.new_sign, self.new_seal)
 
     def check(self) -> None:
         """Refuse a rotation of no key, a successor of another kind, or one that the old key has not endorsed."""
@@ -75,7 +75,9 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"the key {self.old.hex()} has a successor of another kind: a key to sign with is followed by a key to "
                 "sign with, both keys of a service by both"
             )
-        if self.old_sign is not None and not self.old_sign.has_signed(_endorsement(self.old, self.new), self.signature):
+        if self.old_sign is not None and not self.old_sign.has_signed(
+            _endorsement_message(self.old, self.new), self.signature
+        ):
             raise ValueError(f"the key {self.new.hex()} is not endorsed by the key {self.old.hex()} that it replaces")
 
 
@@ -87,14 +89,14 @@ def rotate_key(old: PublicKey | ServiceKeys, new: PublicKey | ServiceKeys, *, by
         new: the successor, of the same kind.
         by: the old key pair, which endorses the successor, if it is one to sign with.
     """
-    old_sign, old_seal = _halves(old)
-    new_sign, new_seal = _halves(new)
+    old_sign, old_seal = _key_halves(old)
+    new_sign, new_seal = _key_halves(new)
     rotation = Rotation(
         old_sign=old_sign,
         old_seal=old_seal,
         new_sign=new_sign,
         new_seal=new_seal,
-        signature=b"" if by is None else by.sign(_endorsement(old.key_id, new.key_id)),
+        signature=b"" if by is None else by.sign(_endorsement_message(old.key_id, new.key_id)),
     )
     rotation.check()
     return rotation
@@ -149,7 +151,7 @@ class SignedNotice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def withdraw_task(pair: KeyPair, task_id: bytes) -> SignedNotice:
     """Sign the notice that a task is withdrawn."""
-    return _sign(pair, Notice(kind="withdraw", at=int(time.time()), task_id=task_id))
+    return _sign_notice(pair, Notice(kind="withdraw", at=int(time.time()), task_id=task_id))
 
 
 def announce_rotation(pair: KeyPair, rotation: Rotation, *, standing: Iterable[bytes] = ()) -> SignedNotice:
@@ -161,7 +163,7 @@ def announce_rotation(pair: KeyPair, rotation: Rotation, *, standing: Iterable[b
         standing: for the rotation of the signer's own key, ids of its tasks that go on and digests of its notices that
             still count; everything else that the old key signed ends.
     """
-    return _sign(pair, Notice(kind="rotate", at=int(time.time()), rotation=rotation, standing=tuple(standing)))
+    return _sign_notice(pair, Notice(kind="rotate", at=int(time.time()), rotation=rotation, standing=tuple(standing)))
 
 
 def revoke_key(
@@ -183,17 +185,17 @@ def revoke_key(
     """
     notice = Notice(kind="revoke", at=int(time.time()), key=key, rotation=rotation, standing=tuple(standing))
     if rotation is None:
-        return _sign(recovery, notice)
+        return _sign_notice(recovery, notice)
     if stolen is None or stolen.public.key_id != rotation.old:
         raise ValueError(f"the successor of the stolen key {rotation.old.hex()} needs that key's signature, too")
-    signed = _sign(stolen, notice)
-    cosignature = recovery.sign(_announcement(signed.body))
+    signed = _sign_notice(stolen, notice)
+    cosignature = recovery.sign(_announcement_message(signed.body))
     return msgspec.structs.replace(signed, cosignature=cosignature, cosigner=recovery.public)
 
 
 def digest_of(signed: SignedNotice) -> bytes:
     """The digest by which a rotation names a notice that still counts after it."""
-    return hashlib.sha256(_announcement(signed.body)).digest()
+    return hashlib.sha256(_announcement_message(signed.body)).digest()
 
 
 class Notices:
@@ -239,14 +241,14 @@ class Notices:
         Returns: whether anything was new.
         """
         before = len(self.signed)
-        new = [(item, notice) for item in signed if (notice := _read(item)) is not None]
+        new = [(item, notice) for item in signed if (notice := _read_if_signed(item)) is not None]
         if not remembered:
-            new = [(item, notice) for item, notice in new if not _announcer(item, notice).is_expired()]
+            new = [(item, notice) for item, notice in new if not _announcing_key(item, notice).is_expired()]
         while self._revoke(new) or self._rotate_signer(new):
             pass
         for item, notice in new:
-            if self._counts(item):
-                self._keep(item, notice)
+            if self._is_in_force(item):
+                self._remember(item, notice)
         return len(self.signed) > before
 
     def why_ended(self, signed: SignedTask) -> str | None:
@@ -292,7 +294,7 @@ class Notices:
         for signed, notice in new:
             if notice.kind != "revoke" or notice.ended_key not in self._lineage or notice.ended_key in self._revoked:
                 continue
-            if _announcer(signed, notice).key_id != self._recovery:
+            if _announcing_key(signed, notice).key_id != self._recovery:
                 continue
             place = self._lineage.index(notice.ended_key)
             ended = self._lineage[place:]
@@ -305,13 +307,13 @@ class Notices:
             self._disputed.difference_update(ended)
             self._lineage[place + 1 :] = kept
             if notice.rotation is not None and notice.rotation.new not in self._lineage:
-                self._succeed(notice.rotation.new)
-            self._rotations = {names: item for names, item in self._rotations.items() if self._counts(item)}
+                self._set_current_key(notice.rotation.new)
+            self._rotations = {names: item for names, item in self._rotations.items() if self._is_in_force(item)}
             self.signed.append(signed)
             return True
         return False
 
-    def _succeed(self, new: bytes) -> None:
+    def _set_current_key(self, new: bytes) -> None:
         """Make this the signer's latest key, whatever somebody else's announcement of it came to."""
         self._standing.pop(new, None)
         self._revoked.discard(new)
@@ -336,18 +338,18 @@ class Notices:
             return False
         signed, notice, rotation = announced[0]
         self._standing[last] = frozenset(notice.standing)
-        self._succeed(rotation.new)
+        self._set_current_key(rotation.new)
         self.signed.append(signed)
         return True
 
-    def _counts(self, signed: SignedNotice) -> bool:
+    def _is_in_force(self, signed: SignedNotice) -> bool:
         """Whether a notice counts, given what is known of the key that signed it."""
         key = signed.signer.key_id
         if key in self._standing:
             return digest_of(signed) in self._standing[key]
         return key in self._lineage and key not in self._disputed
 
-    def _keep(self, signed: SignedNotice, notice: Notice) -> None:
+    def _remember(self, signed: SignedNotice, notice: Notice) -> None:
         if notice.kind == "withdraw" and notice.task_id not in self._withdrawn:
             self._withdrawn.add(notice.task_id)
             self.signed.append(signed)
@@ -372,14 +374,14 @@ def read_notices(path: Path, signer: bytes, *, recovery: bytes | None = None, in
     if not in_order:
         return Notices(signer, signed, recovery=recovery)
     notices = Notices(signer, recovery=recovery)
-    for _, group in itertools.groupby(signed, _dispute_of):
+    for _, group in itertools.groupby(signed, _dispute_id):
         notices.receive(group, remembered=True)
     return notices
 
 
-def _dispute_of(signed: SignedNotice) -> bytes:
+def _dispute_id(signed: SignedNotice) -> bytes:
     """What notices have in common that are remembered together: two successors of a signer's own key are a dispute."""
-    notice = _read(signed)
+    notice = _read_if_signed(signed)
     if notice is not None and notice.kind == "rotate" and notice.ended_key == signed.signer.key_id:
         return notice.ended_key
     return signed.body
@@ -388,8 +390,8 @@ def _dispute_of(signed: SignedNotice) -> bytes:
 def read_own_notices(path: Path, signer: bytes) -> Notices:
     """The notices in the signer's own file: whichever recovery key revoked something there is the signer's."""
     handed_out = read_notices(path, signer).handed_out
-    notices = [(item, notice) for item in handed_out if (notice := _read(item)) is not None]
-    recovery = next((_announcer(item, notice).key_id for item, notice in notices if notice.kind == "revoke"), None)
+    notices = [(item, notice) for item in handed_out if (notice := _read_if_signed(item)) is not None]
+    recovery = next((_announcing_key(item, notice).key_id for item, notice in notices if notice.kind == "revoke"), None)
     return Notices(signer, handed_out, recovery=recovery)
 
 
@@ -398,18 +400,18 @@ def write_notices(path: Path, signed: Sequence[SignedNotice]) -> None:
     write_atomically(path, msgspec.json.encode(list(signed)))
 
 
-def _sign(pair: KeyPair, notice: Notice) -> SignedNotice:
+def _sign_notice(pair: KeyPair, notice: Notice) -> SignedNotice:
     notice.check()
     body = msgspec.json.encode(notice)
-    return SignedNotice(body=body, signature=pair.sign(_announcement(body)), signer=pair.public)
+    return SignedNotice(body=body, signature=pair.sign(_announcement_message(body)), signer=pair.public)
 
 
-def _read(signed: SignedNotice) -> Notice | None:
+def _read_if_signed(signed: SignedNotice) -> Notice | None:
     """The notice, if everybody who must sign it has, and it announces something; else None."""
     try:
         notice = msgspec.json.decode(signed.body, type=ready(Notice))
         notice.check()
-        message = _announcement(signed.body)
+        message = _announcement_message(signed.body)
         has_successor = notice.kind == "revoke" and notice.rotation is not None
         if not has_successor and (signed.cosigner is not None or signed.cosignature):
             return None
@@ -424,28 +426,28 @@ def _read(signed: SignedNotice) -> Notice | None:
     return notice
 
 
-def _announcer(signed: SignedNotice, notice: Notice) -> PublicKey:
+def _announcing_key(signed: SignedNotice, notice: Notice) -> PublicKey:
     """The key on whose authority a notice counts: the cosigner's, where the stolen key signs its own revocation."""
     needs_cosigner = notice.kind == "revoke" and notice.rotation is not None
     return signed.cosigner if needs_cosigner and signed.cosigner is not None else signed.signer
 
 
-def _halves(keys: PublicKey | ServiceKeys) -> tuple[PublicKey | None, PublicKey | None]:
+def _key_halves(keys: PublicKey | ServiceKeys) -> tuple[PublicKey | None, PublicKey | None]:
     if isinstance(keys, ServiceKeys):
         return keys.sign, keys.seal
     return (keys, None) if keys.use == "sign" else (None, keys)
 
 
-def _id_of(sign: PublicKey | None, seal: PublicKey | None) -> bytes:
+def _id_of_halves(sign: PublicKey | None, seal: PublicKey | None) -> bytes:
     if sign is not None and seal is not None:
         return ServiceKeys(sign=sign, seal=seal).key_id
     single = sign or seal
     return b"" if single is None else single.key_id
 
 
-def _endorsement(old: bytes, new: bytes) -> bytes:
+def _endorsement_message(old: bytes, new: bytes) -> bytes:
     return b"dovetail rotation\0" + old + new
 
 
-def _announcement(body: bytes) -> bytes:
+def _announcement_message(body: bytes) -> bytes:
     return b"dovetail notice\0" + body

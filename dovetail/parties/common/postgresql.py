@@ -69,13 +69,13 @@ def _translate(query: str) -> str:
     return query.replace("?", "%s")
 
 
-def _key(name: str) -> str:
+def _lock_key_sql(name: str) -> str:
     """SQL for the number of the lock of this name, the same for all who have the same tables in view."""
     return f"hashtextextended(current_schema() || ' dovetail {name}', 0)"
 
 
-def _advisory(kind: str, name: str) -> str:
-    return f"SELECT {kind}({_key(name)})"
+def _advisory_lock_sql(kind: str, name: str) -> str:
+    return f"SELECT {kind}({_lock_key_sql(name)})"
 
 
 def _require_safe(url: str) -> dict[str, Any]:
@@ -144,12 +144,12 @@ class Postgres:
     def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         """Execute a statement; the rows that it returns, if any."""
         with self._lock, self._using_main():
-            cursor = self._connection().execute(_translate(query), values, binary=True)
+            cursor = self._main_connection().execute(_translate(query), values, binary=True)
             return cursor.fetchall() if cursor.description else []
 
     def many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
         """Execute a statement with the values of each of these rows, without waiting for each."""
-        with self._lock, self._using_main(), self._connection().cursor() as cursor:
+        with self._lock, self._using_main(), self._main_connection().cursor() as cursor:
             cursor.executemany(_translate(query), rows)
 
     def insert(self, table: str, rows: Sequence[Sequence[object]]) -> None:
@@ -161,7 +161,7 @@ class Postgres:
             )
             self._columns[table] = [kind for (kind,) in self.rows(query, (table,))]
         statement = f"COPY {table} FROM STDIN (FORMAT BINARY)"
-        with self._lock, self._using_main(), self._connection().cursor() as cursor, cursor.copy(statement) as copy:
+        with self._lock, self._using_main(), self._main_connection().cursor() as cursor, cursor.copy(statement) as copy:
             copy.set_types(self._columns[table])
             for row in rows:
                 copy.write_row(row)
@@ -198,7 +198,7 @@ class Postgres:
                 yield
                 self.rows("COMMIT")
             except BaseException:
-                self._undo()
+                self._roll_back()
                 raise
             finally:
                 self._busy = False
@@ -217,7 +217,7 @@ class Postgres:
                 self._pinned = False
                 with contextlib.suppress(Unavailable):
                     if not self._main.closed:
-                        self.rows(_advisory("pg_advisory_unlock", "exclusive"))
+                        self.rows(_advisory_lock_sql("pg_advisory_unlock", "exclusive"))
                         self.rows("SET idle_session_timeout = 0")
 
     def leads(self) -> bool:
@@ -231,7 +231,7 @@ class Postgres:
                 return False
             self._asked = time.monotonic()
             candidate = self._connect()
-            row = candidate.execute(_advisory("pg_try_advisory_lock", "leader")).fetchone()
+            row = candidate.execute(_advisory_lock_sql("pg_try_advisory_lock", "leader")).fetchone()
             if row is not None and row[0]:
                 candidate.execute(_LEADER)
                 self._leader = candidate
@@ -254,11 +254,11 @@ class Postgres:
     def _wait_for(self, kind: str, name: str) -> None:
         """Take a lock; if that takes too long, end the session of a holder that is stuck, and raise `Unavailable`."""
         try:
-            self.rows(_advisory(kind, name))
+            self.rows(_advisory_lock_sql(kind, name))
         except Unavailable as error:
             if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 with contextlib.suppress(psycopg.Error, Unavailable), self._connect() as other:
-                    other.execute(_END_STUCK.format(key=_key(name)))
+                    other.execute(_END_STUCK.format(key=_lock_key_sql(name)))
             raise
 
     def _send_signs_of_life(self) -> None:
@@ -286,14 +286,14 @@ class Postgres:
         if leader is not None:
             leader.close()
 
-    def _connection(self) -> psycopg.Connection[Any]:
+    def _main_connection(self) -> psycopg.Connection[Any]:
         if self._main.closed:
             if self._busy or self._pinned:
                 raise Unavailable("the connection to the database was lost within a transaction")
             self._main = self._connect()
         return self._main
 
-    def _undo(self) -> None:
+    def _roll_back(self) -> None:
         """Roll back; a connection that cannot is given up, and the server does it."""
         with contextlib.suppress(psycopg.Error):
             self._main.rollback()
@@ -305,7 +305,7 @@ class Postgres:
         try:
             connection = psycopg.connect(autocommit=True, **{**self._options, **_CLIENT})
             try:
-                self._check(connection)
+                self._check_server(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -314,7 +314,7 @@ class Postgres:
         return connection
 
     @staticmethod
-    def _check(connection: psycopg.Connection[Any]) -> None:
+    def _check_server(connection: psycopg.Connection[Any]) -> None:
         """Refuse a server that others can listen to, that is too old, or that forgets."""
         if not (_is_here(connection.info.hostaddr) or connection.pgconn.ssl_in_use):  # a localhost that is elsewhere
             raise ValueError(

@@ -140,18 +140,18 @@ class Workers:
 
     def open_all(self, ciphertexts: Sequence[bytes], key: X25519PrivateKey, purpose: Purpose) -> list[bytes | None]:
         """The plaintexts of these ciphertexts, in their order; None for one that does not open."""
-        return self._spread(_open_chunk, ciphertexts, key.private_bytes_raw(), purpose)
+        return self._spread_over_workers(_open_chunk, ciphertexts, key.private_bytes_raw(), purpose)
 
     def seal_all(self, plaintexts: Sequence[bytes], key: X25519PublicKey, purpose: Purpose) -> list[bytes]:
         """The ciphertexts of these plaintexts, in their order, each under an encapsulation of its own."""
-        return self._spread(_seal_chunk, plaintexts, key.public_bytes_raw(), purpose)
+        return self._spread_over_workers(_seal_chunk, plaintexts, key.public_bytes_raw(), purpose)
 
     def shut(self) -> None:
         """End the processes."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _spread(
+    def _spread_over_workers(
         self, work: Callable[..., list[Any]], items: Sequence[bytes], key: bytes, purpose: Purpose
     ) -> list[Any]:
         size = max(1, min(_CHUNK, -(-len(items) // self.workers)))

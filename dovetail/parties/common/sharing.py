@@ -133,7 +133,7 @@ class PlainSharing(Sharing):
 
     def size(self, index: int) -> int:
         """Bytes of a seed, or of packed integers for the last one."""
-        return share_size(self._length, self._bits, last=self._last(index))
+        return share_size(self._length, self._bits, last=self._is_last(index))
 
     @property
     def sum_size(self) -> int:
@@ -148,7 +148,7 @@ class PlainSharing(Sharing):
 
     def check(self, content: bytes, index: int) -> None:
         """Refuse a share of another form; there is nothing else to check."""
-        check_share(content, self._length, self._bits, last=self._last(index))
+        check_share(content, self._length, self._bits, last=self._is_last(index))
 
     def empty_sum(self) -> np.ndarray:
         """Zeros modulo 2^32."""
@@ -156,7 +156,7 @@ class PlainSharing(Sharing):
 
     def add(self, total: np.ndarray, content: bytes, index: int) -> None:
         """Add a share, modulo 2^32."""
-        add_share(total, content, self._bits, last=self._last(index))
+        add_share(total, content, self._bits, last=self._is_last(index))
 
     def merge(self, total: np.ndarray, other: np.ndarray) -> None:
         """Add a sum, modulo 2^32."""
@@ -174,7 +174,7 @@ class PlainSharing(Sharing):
         """The added residues, reduced modulo 2^bits."""
         return added[0] & np.uint32(2**self._bits - 1)
 
-    def _last(self, index: int) -> bool:
+    def _is_last(self, index: int) -> bool:
         return index == self._count - 1
 
 
@@ -211,11 +211,11 @@ class VerifiedSharing(Sharing):
                 public, parts = self.proof.shard(values, nonce, random_bytes(self.proof.rand_size))
             except Unlucky:
                 continue
-            return [self._head(index) + public + part for index, part in enumerate(parts)]
+            return [self._share_head(index) + public + part for index, part in enumerate(parts)]
 
     def check(self, content: bytes, index: int) -> None:
         """Refuse other lengths, and elements above the modulus; the proof is verified later."""
-        if content[:FIELD_HEAD] != self._head(index):
+        if content[:FIELD_HEAD] != self._share_head(index):
             raise Malformed(
                 f"this is not a share of {self._length} field elements with its proof: its first bytes differ"
             )
@@ -244,11 +244,11 @@ class VerifiedSharing(Sharing):
     def encode_sum(self, total: np.ndarray, noise: np.ndarray | None) -> bytes:
         """Head, and elements with the noise added in the field."""
         noisy = total if noise is None else FIELD64.add(total, FIELD64.elements(noise))
-        return self._head(0) + FIELD64.encode(noisy)
+        return self._share_head(0) + FIELD64.encode(noisy)
 
     def read_sum(self, data: bytes) -> list[np.ndarray]:
         """The lower and the upper halves of the elements."""
-        if len(data) != self.sum_size or data[:FIELD_HEAD] != self._head(0):
+        if len(data) != self.sum_size or data[:FIELD_HEAD] != self._share_head(0):
             raise Malformed(
                 f"expected a sum of {self._length} field elements in {self.sum_size} bytes, got {len(data)} bytes"
             )
@@ -263,7 +263,7 @@ class VerifiedSharing(Sharing):
         high = FIELD64.mul(added[1], FIELD64.scalar(2**32))
         return FIELD64.center(FIELD64.add(added[0], high))
 
-    def _head(self, index: int) -> bytes:
+    def _share_head(self, index: int) -> bytes:
         return field_head(self._length, packed=index == 0)
 
 
@@ -306,7 +306,7 @@ def shard_additively(
     for low in range(0, len(values), _BLOCK):
         left = values[low : low + _BLOCK].astype(np.uint32)
         for stream in streams:
-            left -= stream.integers(len(left), bits)
+            left -= stream.next_integers(len(left), bits)
         packed.append(pack(left, bits))
     seeded = _HEAD.pack(VERSION, _MODULO_POWER_OF_TWO, bits, _SEEDED, len(values))
     return [*(seeded + seed for seed in seeds), head + b"".join(packed)]
@@ -336,7 +336,7 @@ def add_share(total: np.ndarray, share: bytes, bits: int, *, last: bool) -> None
     for low in range(0, len(total), _BLOCK):
         part = total[low : low + _BLOCK]
         if stream is not None:
-            part += stream.integers(len(part), bits)
+            part += stream.next_integers(len(part), bits)
         else:
             part += unpack(body[low * bits // 8 :], len(part), bits)
 
@@ -365,7 +365,7 @@ def pack(values: np.ndarray, bits: int) -> bytes:
     padded.reshape(-1)[: len(values)] = values.astype(np.uint64) & np.uint64(2**bits - 1)
     out = np.zeros((groups, bits), np.uint8)
     for place in range(8):
-        for byte, shift in _bytes_of(place, bits):
+        for byte, shift in _bytes_of_place(place, bits):
             part = padded[:, place] << np.uint64(shift) if shift >= 0 else padded[:, place] >> np.uint64(-shift)
             out[:, byte] |= part.astype(np.uint8)
     return out.tobytes()[: _packed_size(len(values), bits)]
@@ -380,7 +380,7 @@ def unpack(data: bytes | memoryview, count: int, bits: int) -> np.ndarray:
     rows = raw.reshape(groups, bits)
     out = np.zeros((groups, 8), np.uint64)
     for place in range(8):
-        for byte, shift in _bytes_of(place, bits):
+        for byte, shift in _bytes_of_place(place, bits):
             part = rows[:, byte].astype(np.uint64)
             out[:, place] |= part >> np.uint64(shift) if shift >= 0 else part << np.uint64(-shift)
     return (out & np.uint64(2**bits - 1)).astype(np.uint32).reshape(-1)[:count]
@@ -392,12 +392,12 @@ class _Stream:
     def __init__(self, seed: bytes) -> None:
         self._cipher = Cipher(algorithms.AES128(seed[:16]), modes.CTR(seed[16:])).encryptor()
 
-    def integers(self, count: int, bits: int) -> np.ndarray:
+    def next_integers(self, count: int, bits: int) -> np.ndarray:
         """The next ones; a multiple of eight, but for the last time."""
         return unpack(self._cipher.update(bytes(_packed_size(count, bits))), count, bits)
 
 
-def _bytes_of(place: int, bits: int) -> Sequence[tuple[int, int]]:
+def _bytes_of_place(place: int, bits: int) -> Sequence[tuple[int, int]]:
     """The bytes of a group of eight that hold the integer at a place, and at which bit of each it begins."""
     first = place * bits // 8
     last = ((place + 1) * bits - 1) // 8

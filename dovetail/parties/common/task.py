@@ -149,7 +149,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def build(self) -> tuple[protocols.Protocol, protocols.Cohort]:
         """The protocol object that every party runs, and the cohort it is settled on."""
-        return _build(self.body)
+        return _build_from_body(self.body)
 
     @property
     def budget(self) -> float:
@@ -263,7 +263,7 @@ def sign(task: TrainingTask, pair: KeyPair) -> SignedTask:
         No key that is needed in a round expires before the last round's time is up, if the first one opens now.
     """
     if task.is_over():
-        raise ValueError(f"this task ran {_window(task)}; it is now {_moment(time.time())}")
+        raise ValueError(f"this task ran {_window_in_words(task)}; it is now {_moment_in_words(time.time())}")
     end = max(time.time(), task.begins or 0) + task.rounds * task.round_seconds
     end = end if task.ends is None else min(end, task.ends)
     if owner := _owner_of_expired_key(task, pair.public, now=end):
@@ -271,7 +271,7 @@ def sign(task: TrainingTask, pair: KeyPair) -> SignedTask:
             f"a key of {owner} expires before {task.rounds} rounds of {task.round_seconds:g} seconds are over: "
             "make a new one (dovetail keys), or fewer or shorter rounds"
         )
-    return SignedTask(body=task.body, signature=pair.sign(_message_of(task.body)), signer=pair.public)
+    return SignedTask(body=task.body, signature=pair.sign(_message_to_sign(task.body)), signer=pair.public)
 
 
 def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> TrainingTask:
@@ -291,7 +291,7 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
         raise ValueError(f"expected a task of at most {_LARGEST_TASK} bytes, got {len(signed.body)} bytes")
     if signed.signer.key_id != signer:
         raise ValueError(f"expected a task signed by {signer.hex()}, got one by {signed.signer.key_id.hex()}")
-    if not signed.signer.has_signed(_message_of(signed.body), signed.signature):
+    if not signed.signer.has_signed(_message_to_sign(signed.body), signed.signature):
         raise ValueError(f"the task does not bear the signature of {signer.hex()}: it was changed after it was signed")
     try:
         task = msgspec.json.decode(signed.body, type=ready(TrainingTask))
@@ -300,7 +300,7 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
     if task.body != signed.body:
         raise ValueError("the task is not in canonical JSON: hand it on as it was signed, byte for byte")
     if fresh and (task.is_over() or time.time() < (task.begins or 0)):
-        raise ValueError(f"this task runs {_window(task)}; it is now {_moment(time.time())}")
+        raise ValueError(f"this task runs {_window_in_words(task)}; it is now {_moment_in_words(time.time())}")
     if fresh and (owner := _owner_of_expired_key(task, signed.signer, now=time.time())):
         raise ValueError(f"a key of {owner} has expired: make a new one (dovetail keys) and a new task")
     return task
@@ -316,22 +316,22 @@ def _owner_of_expired_key(task: TrainingTask, signer: PublicKey, *, now: float) 
     return next((f"{kind} {index}" for index, keys in enumerate(task.intermediaries) if keys.is_expired(now)), None)
 
 
-def _window(task: TrainingTask) -> str:
+def _window_in_words(task: TrainingTask) -> str:
     """The time that a task runs, in words."""
     bounds = (("from", task.begins), ("until", task.ends))
-    return " ".join(f"{word} {_moment(second)}" for word, second in bounds if second is not None)
+    return " ".join(f"{word} {_moment_in_words(second)}" for word, second in bounds if second is not None)
 
 
-def _moment(second: float) -> str:
+def _moment_in_words(second: float) -> str:
     return datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat(" ", "seconds")
 
 
-def _message_of(body: bytes) -> bytes:
+def _message_to_sign(body: bytes) -> bytes:
     return b"dovetail task\0" + body
 
 
 @functools.lru_cache(maxsize=64)
-def _build(body: bytes) -> tuple[protocols.Protocol, protocols.Cohort]:
+def _build_from_body(body: bytes) -> tuple[protocols.Protocol, protocols.Cohort]:
     """Build by a task's JSON, which is read here without its checks: those need what is built."""
     task = msgspec.json.decode(body)
     cohort = cohort_of(

@@ -50,14 +50,14 @@ __all__ = [
     "check_head",
     "check_model",
     "check_status",
+    "decode_vector",
+    "encode_vector",
     "request_headers",
     "sign_model",
     "sign_request",
     "sign_status",
     "signature_of",
     "upload_path",
-    "vector_from",
-    "vector_to",
 ]
 
 PART = 4096  # messages that travel to the analyzer at a time
@@ -201,7 +201,7 @@ def request_headers(sender: bytes, signature: bytes, body: bytes) -> dict[str, s
 
 def signature_of(pair: KeyPair, method: str, path: str, body: bytes) -> bytes:
     """The signature of a request, for `request_headers`."""
-    return pair.sign(_request(method, path, len(body), hashlib.sha256(body).digest()))
+    return pair.sign(_request_bytes(method, path, len(body), hashlib.sha256(body).digest()))
 
 
 class RequestHead(NamedTuple):
@@ -233,7 +233,7 @@ def check_head(keys: Mapping[bytes, PublicKey], method: str, path: str, headers:
         signature = bytes.fromhex(headers.get(SIGNATURE, ""))
         digest = bytes.fromhex(headers.get(_DIGEST, ""))
         length = int(headers.get("content-length", "0"))
-        signed = _request(method, path, length, digest)
+        signed = _request_bytes(method, path, length, digest)
     except (ValueError, OverflowError) as error:
         raise Unknown(_STRANGER) from error
     key = keys.get(key_id)
@@ -260,16 +260,16 @@ def authenticate(
     return head.sender
 
 
-def _request(method: str, path: str, length: int, digest: bytes) -> bytes:
+def _request_bytes(method: str, path: str, length: int, digest: bytes) -> bytes:
     return b"dovetail request\0" + f"{method} {path}".encode() + b"\0" + length.to_bytes(8, "big") + digest
 
 
-def vector_to(vector: np.ndarray) -> bytes:
+def encode_vector(vector: np.ndarray) -> bytes:
     """A model or an update as bytes: float32, little endian."""
     return np.ascontiguousarray(vector, "<f4").tobytes()
 
 
-def vector_from(data: bytes, dim: int | None) -> np.ndarray:
+def decode_vector(data: bytes, dim: int | None) -> np.ndarray:
     """The vector in these bytes; refuses one of another length than `dim`, if that is given."""
     if len(data) != 4 * (len(data) // 4 if dim is None else dim):
         length = "whole numbers of 4 bytes" if dim is None else f"{dim} numbers of 4 bytes"

@@ -70,22 +70,22 @@ class AnalyzerService:
         pulse = Pulse(lambda: analyzer.progress, patience=_PATIENCE)
         routes = [
             *health_routes(lambda: not self._failing, pulse),
-            Route("/", self._page),
-            Route("/v1/privacy", self._privacy),
+            Route("/", self._get_page),
+            Route("/v1/privacy", self._get_privacy),
             Route("/v1/task", self._get_task),
             Route("/v1/notices", self._get_notices),
             Route("/v1/status", self._get_status),
             Route("/v1/counts", self._get_counts),
             Route(f"{prefix}/models/{{round}}", self._get_model),
-            Route(f"{prefix}/rounds/{{round}}/batches/{{batch}}/parts/{{number}}", self._part, methods=["POST"]),
+            Route(f"{prefix}/rounds/{{round}}/batches/{{batch}}/parts/{{number}}", self._take_part, methods=["POST"]),
             Route(f"{prefix}/rounds/{{round}}/closed", self._note_closed, methods=["POST"]),
         ]
-        self.app = ServiceApp(routes, self.counts, self._work, pulse=pulse)
+        self.app = ServiceApp(routes, self.counts, self._work_in_background, pulse=pulse)
 
-    async def _page(self, request: Request) -> Response:
+    async def _get_page(self, request: Request) -> Response:
         return HTMLResponse(status_page(await asyncio.to_thread(self._analyzer.privacy)))
 
-    async def _privacy(self, request: Request) -> Response:
+    async def _get_privacy(self, request: Request) -> Response:
         return JSONResponse(await asyncio.to_thread(self._analyzer.privacy))
 
     async def _get_task(self, request: Request) -> Response:
@@ -108,11 +108,11 @@ class AnalyzerService:
         model = await asyncio.to_thread(self._analyzer.model, round)
         return model_response(request, model, self._analyzer.model_signature(round, model))
 
-    async def _part(self, request: Request) -> Response:
+    async def _take_part(self, request: Request) -> Response:
         task = self._analyzer.task
         round = number_of(request.path_params, task.task_id)
         number = number_of(request.path_params, task.task_id, "number")
-        batch = _batch(request.path_params["batch"])
+        batch = _parse_batch(request.path_params["batch"])
         sender, body = await self._authenticate(request, most=self._analyzer.incoming.max_part_bytes)
         outcome = await asyncio.to_thread(self._analyzer.take, sender, round, batch, number, body)
         self.counts[outcome] += 1
@@ -136,17 +136,17 @@ class AnalyzerService:
         head.check(body)
         return self._senders[head.sender], body
 
-    async def _work(self) -> None:
-        duties = [repeat_forever(1.0, self._check_progress, self._complain)]
+    async def _work_in_background(self) -> None:
+        duties = [repeat_forever(1.0, self._check_progress, self._log_error)]
         if self._metrics_port is not None:
-            duties.append(serve_metrics(self._metrics_port, self._metrics))
+            duties.append(serve_metrics(self._metrics_port, self._metrics_text))
         await asyncio.gather(*duties)
 
-    def _complain(self, error: Exception) -> None:
+    def _log_error(self, error: Exception) -> None:
         self._failing = True
         _LOG.warning("%s: %s", type(error).__name__, error)
 
-    async def _metrics(self) -> str:
+    async def _metrics_text(self) -> str:
         facts = await asyncio.to_thread(self._analyzer.privacy)
         outcomes = collections.Counter(row["outcome"] for row in facts["history"])
         gauges = {f"rounds_{name}": float(outcomes[name]) for name in ("released", "void", "spoiled")}
@@ -159,7 +159,7 @@ class AnalyzerService:
         }
         if spent is not None and budget:  # a ratio: eps itself is in statements alone
             gauges["budget_spent"] = spent / budget
-        return metrics_of(self.counts.everywhere(), gauges)
+        return metrics_of(self.counts.counts_of_all_processes(), gauges)
 
     async def _check_progress(self) -> None:
         """End a training that was withdrawn, and give up a round that nobody closes."""
@@ -174,7 +174,7 @@ class AnalyzerService:
             await asyncio.to_thread(self._analyzer.give_up, progress[0])
 
 
-def _batch(text: str) -> bytes:
+def _parse_batch(text: str) -> bytes:
     try:
         batch = bytes.fromhex(text)
     except ValueError:

@@ -98,7 +98,7 @@ class IntermediaryService:
             counts=self.counts,
             current=lambda: None if self._status is None else self._status.round,
             headers=self._backoff.headers,
-            complain=self._complain,
+            complain=self._log_error,
         )
         self.pulse = Pulse(lambda: party.store.state(0))
         routes = [
@@ -114,7 +114,7 @@ class IntermediaryService:
             Route(f"{prefix}/rounds/{{round}}/challenge", self._get_challenge),
             Route(f"{prefix}/rounds/{{round}}/verifiers/{{first:int}}", self._get_verifiers),
         ]
-        self.app = ServiceApp(routes, self.counts, self._work, pulse=self.pulse)
+        self.app = ServiceApp(routes, self.counts, self._work_in_background, pulse=self.pulse)
 
     def _is_ready(self) -> bool:
         """Whether it can work: it follows the analyzer, its store writes, and its clock is right."""
@@ -139,7 +139,7 @@ class IntermediaryService:
         """For its owner alone: whoever watches the counts knows when uploads come."""
         own = self._party.key.public
         authenticate({own.key_id: own}, "GET", path_of(request), request.headers, b"")
-        return JSONResponse(self.counts.everywhere())
+        return JSONResponse(self.counts.counts_of_all_processes())
 
     async def _get_model(self, request: Request) -> Response:
         round = number_of(request.path_params, self._party.task.task_id)
@@ -173,38 +173,44 @@ class IntermediaryService:
         authenticate(self._others, "GET", path_of(request), request.headers, b"")
         return round
 
-    async def _work(self) -> None:
+    async def _work_in_background(self) -> None:
         look = _PAUSE if self._coordinates else _LOOK
-        duties = [self._uploads.write_groups(), repeat_forever(look, self._follow, self._complain), self._publish()]
+        duties = [
+            self._uploads.write_groups(),
+            repeat_forever(look, self._follow_analyzer, self._log_error),
+            self._publish_counts(),
+        ]
         if self._coordinates:
-            duties += [repeat_forever(_PAUSE, self._close_rounds, self._complain), self._serve_metrics()]
+            duties += [repeat_forever(_PAUSE, self._close_rounds, self._log_error), self._serve_metrics()]
         await asyncio.gather(*duties)
 
     async def run_rounds(self) -> None:
         """Run the rounds, while other processes answer requests."""
         await asyncio.gather(
-            *(repeat_forever(_PAUSE, step, self._complain) for step in (self._follow, self._close_rounds)),
+            *(repeat_forever(_PAUSE, step, self._log_error) for step in (self._follow_analyzer, self._close_rounds)),
             self.pulse.beat(),
-            self._publish(),
+            self._publish_counts(),
             self._serve_metrics(),
         )
 
     async def _serve_metrics(self) -> None:
         if self._metrics_port is not None:
-            await serve_metrics(self._metrics_port, self._metrics)
+            await serve_metrics(self._metrics_port, self._metrics_text)
 
-    async def _metrics(self) -> str:
+    async def _metrics_text(self) -> str:
         round = 0 if self._status is None else self._status.round
         uploads = await asyncio.to_thread(self._party.store.uploads, round)
         over = self._status is not None and self._status.over
-        return metrics_of(self.counts.everywhere(), {"round": round, "round_uploads": uploads, "over": over})
+        return metrics_of(
+            self.counts.counts_of_all_processes(), {"round": round, "round_uploads": uploads, "over": over}
+        )
 
-    async def _publish(self) -> None:
+    async def _publish_counts(self) -> None:
         while True:
             await asyncio.sleep(_PUBLISH)
             self.counts.publish()
 
-    async def _follow(self) -> None:
+    async def _follow_analyzer(self) -> None:
         """Ask the analyzer for the status and the model, and open a new round here."""
         status = await asyncio.to_thread(self._analyzer.status)
         task = self._party.task
@@ -219,7 +225,7 @@ class IntermediaryService:
             signed = await asyncio.to_thread(self._analyzer.signed_model, wanted, dim=dim)
             self._model = wanted, signed
         is_new = not status.over and self._opened != status.round
-        if is_new and not await self._has_ended() and await self._leads():
+        if is_new and not await self._has_ended() and await self._is_leader():
             closes = time.time() + task.round_seconds
             opening = functools.partial(store.open_round, status.round, head=status.head, closes=closes)
             await asyncio.to_thread(opening)
@@ -247,7 +253,7 @@ class IntermediaryService:
             self._clock_is_off = False
             return
         self._clock_is_off = True
-        self._complain(ValueError(f"this machine's clock is {words} the analyzer's: set both by NTP"))
+        self._log_error(ValueError(f"this machine's clock is {words} the analyzer's: set both by NTP"))
 
     async def _has_ended(self) -> bool:
         """Whether the task ended before its time; if so, the leading replica deletes what its rounds hold, for good."""
@@ -257,19 +263,19 @@ class IntermediaryService:
             return True
         if reason is None:
             return False
-        if await self._leads():
+        if await self._is_leader():
             _LOG.warning("%s: open rounds are deleted, and none opens again", reason)
             await asyncio.to_thread(store.end_task, reason)
         return True
 
-    async def _leads(self) -> bool:
+    async def _is_leader(self) -> bool:
         """Whether this replica opens, closes and forwards rounds: one replica at a time does."""
         return self._coordinates and await asyncio.to_thread(self._party.store.leads)
 
     async def _close_rounds(self) -> None:
         """Close rounds that are full or whose time is up, and forward those that are closed."""
         store = self._party.store
-        if not await self._leads() or await self._has_ended():
+        if not await self._is_leader() or await self._has_ended():
             return
         for round, state, closes in await asyncio.to_thread(store.pending_rounds):
             if state in ("open", "frozen") and self._status is not None and round < self._status.round:
@@ -283,7 +289,7 @@ class IntermediaryService:
             if state in ("void", "sent"):
                 await asyncio.to_thread(self._party.forward, round, self._analyzer)
 
-    def _complain(self, error: Exception) -> None:
+    def _log_error(self, error: Exception) -> None:
         """Log an error once: steps are tried again all the time, and other services may start later than this one."""
         if isinstance(error, Unreachable) and time.monotonic() - self._began < _PATIENCE:
             return

@@ -84,12 +84,12 @@ class Pulse:
         self._report_alive = report_alive
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the store answered lately, if only that the database is away."""
         return self._answered is None or time.monotonic() - self._answered < self._patience
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the store answered lately without an error."""
         return self._worked is None or time.monotonic() - self._worked < _SLOW
 
@@ -124,12 +124,12 @@ def health_routes(ready: Callable[[], bool], pulse: Pulse | None = None) -> list
     """Routes for `/healthz`, the process and its store answer, and `/readyz`, it can do its work."""
 
     async def healthz(request: Request) -> Response:
-        if pulse is not None and not pulse.alive:
+        if pulse is not None and not pulse.is_alive:
             return PlainTextResponse("the store does not answer", status_code=503)
         return PlainTextResponse("ok")
 
     async def readyz(request: Request) -> Response:
-        is_ready = ready() and (pulse is None or pulse.ready)
+        is_ready = ready() and (pulse is None or pulse.is_ready)
         return PlainTextResponse("ready" if is_ready else "not ready", status_code=200 if is_ready else 503)
 
     return [Route("/healthz", healthz), Route("/readyz", readyz)]
@@ -206,25 +206,25 @@ def status_page(facts: Mapping[str, Any]) -> str:
         task_id=facts["task_id"][:16],
         reserved=facts["rounds_reserved"],
         rounds=facts["rounds"],
-        spent=_number(spent),
+        spent=_eps_in_words(spent),
         delta=at_most(facts["budget"]["delta"]),
-        budget=None if budget is None else _number(budget),
+        budget=None if budget is None else _eps_in_words(budget),
         share=None if spent is None or budget is None else f"{min(100.0, 100 * spent / budget):.1f}",
         statement=str(Statement.from_json(facts["statement"])),
-        curve=_curve([(row["round"], row["accuracy"]) for row in history if row["accuracy"] is not None]),
-        history=[{"reason": None, **row, "accuracy": _percent(row["accuracy"])} for row in history],
+        curve=_accuracy_drawing([(row["round"], row["accuracy"]) for row in history if row["accuracy"] is not None]),
+        history=[{"reason": None, **row, "accuracy": _accuracy_in_words(row["accuracy"])} for row in history],
     )
 
 
-def _number(eps: float | None) -> str:
+def _eps_in_words(eps: float | None) -> str:
     return "no guarantee" if eps is None else f"eps {at_most(eps)}"
 
 
-def _percent(accuracy: float | None) -> str:
+def _accuracy_in_words(accuracy: float | None) -> str:
     return "" if accuracy is None else f"{accuracy:.1%}"
 
 
-def _curve(points: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
+def _accuracy_drawing(points: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
     """Accuracy by round, as the points of a line; None before the first model."""
     if not points:
         return None

@@ -51,7 +51,7 @@ __all__ = [
     "number_of",
     "path_of",
     "read_body",
-    "refusal",
+    "refusal_response",
     "repeat_forever",
 ]
 
@@ -83,7 +83,7 @@ SLOWEST_RATE = 16_384.0  # bytes per second that a large body may add to them
 class Counts(collections.Counter[str]):
     """How many requests were taken, and how many refused, by status."""
 
-    def everywhere(self) -> dict[str, int]:
+    def counts_of_all_processes(self) -> dict[str, int]:
         """The counts of all processes of the service."""
         return dict(self)
 
@@ -130,10 +130,10 @@ class ServiceApp(Starlette):
                 await task
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
-        return refusal(error, self.counts)
+        return refusal_response(error, self.counts)
 
 
-def refusal(error: Exception, counts: Counts) -> Response:
+def refusal_response(error: Exception, counts: Counts) -> Response:
     """Answer a request that was refused for this reason, in one sentence, and count it."""
     if isinstance(error, HTTPException):
         status = error.status_code

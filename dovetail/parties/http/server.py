@@ -130,7 +130,7 @@ class BoundedServer(uvicorn.Server):
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._in_handshake[accepted] = None
-            task = asyncio.get_running_loop().create_task(self._start(accepted))
+            task = asyncio.get_running_loop().create_task(self._start_connection(accepted))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -150,19 +150,19 @@ class BoundedServer(uvicorn.Server):
         self.dropped["silent"] += 1
         return True
 
-    async def _start(self, accepted: socket.socket) -> None:
+    async def _start_connection(self, accepted: socket.socket) -> None:
         options: dict[str, Any] = {}
         if self.config.ssl is not None:
             seconds = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS, "ssl_shutdown_timeout": CLOSE_SECONDS}
             options = {"ssl": self.config.ssl, **seconds}
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self._connection, accepted, **options)
+            await asyncio.get_running_loop().connect_accepted_socket(self._make_connection, accepted, **options)
         except (OSError, ssl.SSLError, ConnectionError, TimeoutError):
             accepted.close()  # it spoke no TLS, or not in time
         finally:
             self._in_handshake.pop(accepted, None)
 
-    def _connection(self) -> asyncio.Protocol:
+    def _make_connection(self) -> asyncio.Protocol:
         return self._kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
@@ -289,7 +289,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.client = None  # no part of the service is to know it
         transport.set_write_buffer_limits(high=_UNSENT)
-        self._await(_HEAD)
+        self._set_deadline(_HEAD)
         self.silent[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -301,7 +301,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of a request have come, and the next are due in time."""
         if self._waiting == _IDLE:  # the next request begins
-            self._await(_HEAD)
+            self._set_deadline(_HEAD)
         super().data_received(data)
         if self._waiting == _HEAD and not self.transport.is_closing():
             self._head += len(data)
@@ -315,7 +315,7 @@ class Connection(HttpToolsProtocol):
         self.silent.pop(self, None)
         self._head = 0
         stated = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
-        self._await(requests.SLOWEST + min(stated, 1 << 40) / requests.SLOWEST_RATE + _HEAD)
+        self._set_deadline(requests.SLOWEST + min(stated, 1 << 40) / requests.SLOWEST_RATE + _HEAD)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -349,10 +349,10 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def _await_request(self, seconds: float = _IDLE) -> None:
-        self._await(seconds)
+        self._set_deadline(seconds)
         self.silent[self] = None
 
-    def _await(self, seconds: float) -> None:
+    def _set_deadline(self, seconds: float) -> None:
         self._since = self.loop.time()
         self._waiting = seconds
 

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import Malformed, RequestHead, TooLate, Upload
-from dovetail.parties.http.requests import Counts, authenticate_head, number_of, read_body, refusal
+from dovetail.parties.http.requests import Counts, authenticate_head, number_of, read_body, refusal_response
 from dovetail.parties.intermediary.enrolment import user_of
 from dovetail.parties.intermediary.party import Intermediary
 from dovetail.parties.intermediary.store import Accepted, Arrival, RoundClosed, RoundNotOpen, UploadRefused
@@ -92,20 +92,22 @@ class Uploads:
             body = await read_body(receive, most=head.length)
             is_small = len(body) <= _SMALL
             arrival = (
-                self._open(round, head, body) if is_small else await asyncio.to_thread(self._open, round, head, body)
+                self._open_upload(round, head, body)
+                if is_small
+                else await asyncio.to_thread(self._open_upload, round, head, body)
             )
-            answer = self._answer(await self._write(arrival), round)
+            answer = self._response_to(await self._write_with_group(arrival), round)
         finally:
             self.in_progress.discard(head.sender)
         await answer(scope, receive, send)
 
-    def _open(self, round: int, head: RequestHead, body: bytes) -> Arrival:
+    def _open_upload(self, round: int, head: RequestHead, body: bytes) -> Arrival:
         """Open what is sealed in a body; refuses another body than the head stated."""
         head.check(body)
         client = user_of(self._enrolled, head.sender)
         return self._party.arrival(round, client=client, sender=head.sender, upload=Upload.decode(body))
 
-    async def _write(self, arrival: Arrival) -> _Outcome:
+    async def _write_with_group(self, arrival: Arrival) -> _Outcome:
         """Have it written with the next group, and wait for that."""
         future: asyncio.Future[_Outcome] = asyncio.get_running_loop().create_future()
         self._waiting.append((arrival, future))
@@ -136,7 +138,7 @@ class Uploads:
                 if not future.done():  # its sender may have left
                     future.set_result(outcome)
 
-    def _answer(self, outcome: _Outcome, round: int) -> Response:
+    def _response_to(self, outcome: _Outcome, round: int) -> Response:
         """Senders ahead of this party, or not written down, ask again (425, 503); those who are late do not (410)."""
         if not isinstance(outcome, UploadRefused):
             self._counts[outcome] += 1
@@ -144,7 +146,7 @@ class Uploads:
         if isinstance(outcome, _NotWritten):
             return PlainTextResponse(str(outcome), status_code=503)
         if not isinstance(outcome, RoundNotOpen | RoundClosed):
-            return refusal(outcome, self._counts)
+            return refusal_response(outcome, self._counts)
         current = self._current()
         is_ahead = isinstance(outcome, RoundNotOpen) and (current is None or round >= current)
         status = 425 if is_ahead else 410

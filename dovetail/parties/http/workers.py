@@ -50,7 +50,7 @@ class SharedCounts(Counts):
         super().__init__()
         self._pages = pages
         self._number = number
-        self.update(self._read(number))  # of the process whose place this one takes
+        self.update(self._read_counts(number))  # of the process whose place this one takes
 
     def publish(self) -> None:
         """Show the counts to the other processes."""
@@ -59,15 +59,15 @@ class SharedCounts(Counts):
             at = self._number * _PAGE
             self._pages[at : at + 4 + len(content)] = struct.pack("<I", len(content)) + content
 
-    def everywhere(self) -> dict[str, int]:
+    def counts_of_all_processes(self) -> dict[str, int]:
         """The counts of all processes."""
         total = Counts(self)
         for number in range(len(self._pages) // _PAGE):
             if number != self._number:
-                total.update(self._read(number))
+                total.update(self._read_counts(number))
         return dict(total)
 
-    def _read(self, number: int) -> dict[str, int]:
+    def _read_counts(self, number: int) -> dict[str, int]:
         at = number * _PAGE
         (length,) = struct.unpack("<I", self._pages[at : at + 4])
         with contextlib.suppress(ValueError):  # it was being written
@@ -92,12 +92,12 @@ class Supervisor:
     def start(self) -> int:
         """Start the other processes, and return in each of them, with its number; the first one stays here."""
         for number in range(self._size):
-            if self._fork(number):
+            if self._fork_process(number):
                 return number
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         while self._processes:
-            pid, status = self._next_end()
+            pid, status = self._wait_for_end()
             number, began = self._processes.pop(pid)
             if self._stopping:
                 continue
@@ -106,7 +106,7 @@ class Supervisor:
             _LOG.warning("process %d of the service ended (%s) and is replaced", number, _exit_reason(status))
             if time.monotonic() - began < _STARTED:
                 time.sleep(_STARTED)
-            if self._fork(number):
+            if self._fork_process(number):
                 return number
         raise SystemExit(0)
 
@@ -115,7 +115,7 @@ class Supervisor:
         if self.number is not None:
             self._beats[8 * self.number : 8 * self.number + 8] = struct.pack("<d", time.monotonic())
 
-    def _next_end(self) -> tuple[int, int]:
+    def _wait_for_end(self) -> tuple[int, int]:
         """Wait until a process ends, and return its id and status; looks often, for a signal may come between looks."""
         while not (ended := os.waitpid(-1, os.WNOHANG))[0]:
             self._end_silent(time.monotonic())
@@ -160,7 +160,7 @@ class Supervisor:
 
         asyncio.run(run_until_stopped())
 
-    def _fork(self, number: int) -> bool:
+    def _fork_process(self, number: int) -> bool:
         """Start a process; True in it. Signals wait until this one knows of the process, and would end it, too."""
         self._beats[8 * number : 8 * number + 8] = _NEVER
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

@@ -57,27 +57,27 @@ class Enrolled(Mapping[bytes, PublicKey]):
 
     def __init__(self, path: Path, *, most: int | None = None, services: int = 1) -> None:
         self._file = WatchedFile(path, functools.partial(_read_and_count, most=most, services=services))
-        if services > 1 and (problem := _too_many(self._file.now(), path, most, services)):
+        if services > 1 and (problem := _why_too_many(self._file.current_content(), path, most, services)):
             raise ValueError(problem)
 
     def __getitem__(self, key_id: bytes) -> PublicKey:
-        return self._file.now()[key_id]
+        return self._file.current_content()[key_id]
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._file.now())
+        return iter(self._file.current_content())
 
     def __len__(self) -> int:
-        return len(self._file.now())
+        return len(self._file.current_content())
 
 
 def _read_and_count(path: Path, *, most: int | None, services: int) -> dict[bytes, Enrolment]:
     enrolled = read_enrolled(path)
-    if problem := _too_many(enrolled, path, most, services):
+    if problem := _why_too_many(enrolled, path, most, services):
         _LOG.warning("%s", problem)
     return enrolled
 
 
-def _too_many(enrolled: Mapping[bytes, Enrolment], path: Path, most: int | None, services: int) -> str | None:
+def _why_too_many(enrolled: Mapping[bytes, Enrolment], path: Path, most: int | None, services: int) -> str | None:
     """What is wrong with a list that has more users than a round takes; None if it has not."""
     if most is None or len(enrolled) <= most:
         return None
@@ -108,7 +108,7 @@ def enrol(path: Path, files: Iterable[Path]) -> int:
     earlier = {key_id for entry in enrolled.values() for key_id in (entry.user, *entry.replaced)}
     id_by_bytes = {entry.public: entry.key_id for entry in enrolled.values()}
     for file in files:
-        enrolment = _successor(file, enrolled) or _enrolment(read_json(file, PublicKey, "a public key"))
+        enrolment = _take_successor(file, enrolled) or _make_enrolment(read_json(file, PublicKey, "a public key"))
         if enrolment.key_id in earlier:
             raise ValueError(
                 f"the key {enrolment.key_id.hex()} was replaced by a newer one of the same user, which is enrolled: "
@@ -121,7 +121,7 @@ def enrol(path: Path, files: Iterable[Path]) -> int:
             )
         earlier.update((enrolment.user, *enrolment.replaced))
         enrolled.setdefault(enrolment.key_id, enrolment)
-    _write(path, enrolled)
+    _write_enrolled(path, enrolled)
     return len(enrolled)
 
 
@@ -131,11 +131,11 @@ def revoke(path: Path, key_ids: Iterable[bytes]) -> int:
     for key_id in key_ids:
         if enrolled.pop(key_id, None) is None:
             raise ValueError(f"no user on {str(path)!r} has the key {key_id.hex()}; nobody was revoked")
-    _write(path, enrolled)
+    _write_enrolled(path, enrolled)
     return len(enrolled)
 
 
-def _successor(file: Path, enrolled: dict[bytes, Enrolment]) -> Enrolment | None:
+def _take_successor(file: Path, enrolled: dict[bytes, Enrolment]) -> Enrolment | None:
     """Take the old key of a rotation off the list and return its successor; None if the file is not a rotation."""
     try:
         rotation = msgspec.json.decode(file.read_bytes(), type=ready(Rotation))
@@ -149,10 +149,10 @@ def _successor(file: Path, enrolled: dict[bytes, Enrolment]) -> Enrolment | None
     old = enrolled.pop(rotation.old, None)
     if old is None:
         raise ValueError(f"{str(file)!r} rotates the key {rotation.old.hex()}, which no enrolled user has")
-    return _enrolment(rotation.new_sign, user=old.user or old.key_id, replaced=(*old.replaced, old.key_id))
+    return _make_enrolment(rotation.new_sign, user=old.user or old.key_id, replaced=(*old.replaced, old.key_id))
 
 
-def _enrolment(key: PublicKey, *, user: bytes = b"", replaced: tuple[bytes, ...] = ()) -> Enrolment:
+def _make_enrolment(key: PublicKey, *, user: bytes = b"", replaced: tuple[bytes, ...] = ()) -> Enrolment:
     if key.use != "sign":
         raise ValueError(
             f"the key {key.key_id.hex()} is for sealing; users are enrolled by the key that they sign with"
@@ -160,5 +160,5 @@ def _enrolment(key: PublicKey, *, user: bytes = b"", replaced: tuple[bytes, ...]
     return Enrolment(use=key.use, public=key.public, expires=key.expires, user=user, replaced=replaced)
 
 
-def _write(path: Path, enrolled: Mapping[bytes, Enrolment]) -> None:
+def _write_enrolled(path: Path, enrolled: Mapping[bytes, Enrolment]) -> None:
     write_atomically(path, msgspec.json.encode(list(enrolled.values())), mode=0o600)

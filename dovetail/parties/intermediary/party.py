@@ -38,7 +38,7 @@ def all_answers(answers: Sequence[_Answer | None]) -> list[_Answer] | None:
     return present if len(present) == len(answers) else None
 
 
-def _digest(reports: Collection[bytes]) -> bytes:
+def _digest_of_reports(reports: Collection[bytes]) -> bytes:
     return hashlib.sha256(b"".join(sorted(reports))).digest()
 
 
@@ -106,7 +106,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
         """Bytes of the content of an upload, at most."""
 
     @abc.abstractmethod
-    def _content(self, opened: bytes, purpose: Purpose) -> Any:
+    def _content_of_upload(self, opened: bytes, purpose: Purpose) -> Any:
         """The content that the store keeps of an opened upload; refuses one of another form."""
 
     def challenge(self, round: int) -> bytes | None:
@@ -148,7 +148,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
             raise Malformed(
                 f"this upload is not sealed to {self.kind} {self.index} for round {round} by the key that signed it"
             ) from error
-        return Arrival(round, client, upload.report, self._content(opened, purpose))
+        return Arrival(round, client, upload.report, self._content_of_upload(opened, purpose))
 
     def accept(self, round: int, *, client: bytes, upload: Upload, sender: bytes | None = None) -> Accepted:
         """Take the upload of a client, once."""
@@ -168,7 +168,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
         if len(rosters) != others:
             raise ValueError(f"{self.kind} {self.index} needs the rosters of {others} others, and has {len(rosters)}")
         roster = None if self.is_alone else set(mine).intersection(*rosters)
-        digest = _digest(mine if roster is None else roster)
+        digest = _digest_of_reports(mine if roster is None else roster)
         if self.store.agree(round, digest) != digest:
             raise ValueError(
                 f"the rosters of round {round} are not those of before: the store of another {self.kind} was restored "
@@ -209,13 +209,13 @@ class Intermediary(abc.ABC, Generic[_Store]):
             return self.store.close(round, roster=())
         if valid is not None and roster is not None:
             roster = roster & set(valid)
-            digest = _digest(roster)
+            digest = _digest_of_reports(roster)
         count = self.store.uploads(round) if roster is None else len(roster)
         if count >= self.task.min_clients:
             self._prepare_close(round, roster)
-        return self.store.close(round, roster=roster, batch=self._batch(digest))
+        return self.store.close(round, roster=roster, batch=self._batch_id(digest))
 
-    def _batch(self, digest: bytes) -> bytes | None:
+    def _batch_id(self, digest: bytes) -> bytes | None:
         """The id of the batch of these users; None: the store draws one."""
         return None
 
@@ -232,12 +232,12 @@ class Intermediary(abc.ABC, Generic[_Store]):
             return
         with contextlib.suppress(Gone):
             batch = self.store.batch(round)
-            parts = self._send(round, batch, analyzer) if state == "sent" else 0
+            parts = self._send_parts(round, batch, analyzer) if state == "sent" else 0
             uploads = self.store.uploads(round)
             analyzer.report_closed(round, Closed(state=state, parts=parts, uploads=uploads, batch=batch))
         self.store.acknowledge(round)
 
-    def _send(self, round: int, batch: bytes, analyzer: AnalyzerClient) -> int:
+    def _send_parts(self, round: int, batch: bytes, analyzer: AnalyzerClient) -> int:
         """Send every part, a few at a time, and return how many they are."""
         count = 0
         with concurrent.futures.ThreadPoolExecutor(_IN_FLIGHT) as threads:

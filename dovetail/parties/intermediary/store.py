@@ -157,7 +157,7 @@ class RoundStore(Database, abc.ABC):
                 if answers[place] is None:
                     if arrival.round not in intakes:
                         group = [other for other in arrivals if other.round == arrival.round]
-                        intakes[arrival.round] = self._intake(group)
+                        intakes[arrival.round] = self._read_intake(group)
                     answers[place] = intakes[arrival.round].take(arrival)
             taken = [arrival for arrival, answer in zip(arrivals, answers, strict=True) if answer == "accepted"]
             if taken:
@@ -267,7 +267,7 @@ class RoundStore(Database, abc.ABC):
             return reason
         return None
 
-    def _intake(self, arrivals: Sequence[Arrival]) -> _Intake:
+    def _read_intake(self, arrivals: Sequence[Arrival]) -> _Intake:
         """What a round holds that bears on these uploads to it."""
         round = arrivals[0].round
         reports = [arrival.report for arrival in arrivals]

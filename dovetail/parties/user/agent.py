@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from dovetail._structs import ready
 from dovetail.parties.common.http_clients import Rejected, Unreachable
-from dovetail.parties.common.wire import Malformed, vector_to
+from dovetail.parties.common.wire import Malformed, encode_vector
 from dovetail.parties.http.requests import Counts, ServiceApp, read_body
 from dovetail.parties.user.client import Client, Envelope, RoundCall
 
@@ -54,7 +54,7 @@ class Agent:
     def answer(self, call: RoundCall, update: np.ndarray, facts: Mapping[str, Any] | None = None) -> Envelope:
         """The envelope of the round that the call is for, if the node's policy admits it; else `Rejected`."""
         plain = {name: np.asarray(value, np.float64).tolist() for name, value in (facts or {}).items()}
-        request = msgspec.msgpack.encode(_ReportRequest(call=call, update=vector_to(update), facts=plain))
+        request = msgspec.msgpack.encode(_ReportRequest(call=call, update=encode_vector(update), facts=plain))
         try:
             answer = self._http.post("http://agent/v1/report", content=request)
         except httpx.HTTPError as error:

@@ -235,16 +235,16 @@ class Client:
         if update.shape != (task.model_dim,):
             raise ValueError(f"the task takes updates of shape ({task.model_dim},), got shape={update.shape}")
         if task.measures:
-            update = self._with_measures(task, finite_or_zero(update), facts)
+            update = self._append_measures(task, finite_or_zero(update), facts)
         Consent.read(self._folder).note(task, self._folder)
         self._spending.spend(task, round)
         randomize = self._randomize_to_shares if task.aggregators else self._randomize_to_messages
         report = secrets.token_bytes(REPORT_ID)
-        envelope = self._seal(task, round, report, randomize(task, round, report, finite_or_zero(update)))
+        envelope = self._seal_envelope(task, round, report, randomize(task, round, report, finite_or_zero(update)))
         write_atomically(path, envelope.encode())
         return envelope
 
-    def _with_measures(self, task: TrainingTask, update: np.ndarray, facts: Mapping[str, Any]) -> np.ndarray:
+    def _append_measures(self, task: TrainingTask, update: np.ndarray, facts: Mapping[str, Any]) -> np.ndarray:
         protocol, _ = task.build()
         held_out = is_held_out(task.task_id, self.key.public.key_id, task.held_out)
         return append_measures(
@@ -271,7 +271,7 @@ class Client:
         nonce = proof_nonce(task.task_id, round, self.key.public.key_id, report)
         return task.sharing().shard(integers, nonce=nonce)
 
-    def _seal(self, task: TrainingTask, round: int, report: bytes, contents: Sequence[bytes]) -> Envelope:
+    def _seal_envelope(self, task: TrainingTask, round: int, report: bytes, contents: Sequence[bytes]) -> Envelope:
         """Seal the contents to whom they are for, and sign them."""
         task_id = task.task_id
         sender = self.key.public.key_id

@@ -97,6 +97,10 @@ def spent_on(folder: Path, guard: RollbackGuard | None = None) -> list[dict[str,
     Arguments:
         folder: the user's folder.
         guard: its rollback guard, which remembers what a ledger that was set back has lost.
+
+    Returns: plain data, which commands print and give out as JSON, by task: `task` (id in hex), `name`, `protocol` and
+        `analyzer` (its id in hex; all three None where nothing was noted of the task), `rounds`, `eps` (None where it
+        is infinite), `delta`, `means` (a phrase for all rows), `left` and `set_back` (truth values).
     """
     consent = Consent.read(folder)
     spent = {}
@@ -114,7 +118,7 @@ def spent_on(folder: Path, guard: RollbackGuard | None = None) -> list[dict[str,
     return [
         {
             "task": task,
-            **_owner_of(consent.known.get(task)),
+            **_known_facts(consent.known.get(task)),
             "rounds": rounds,
             "eps": None if math.isinf(eps) else eps,
             "delta": delta,
@@ -126,7 +130,8 @@ def spent_on(folder: Path, guard: RollbackGuard | None = None) -> list[dict[str,
     ]
 
 
-def _owner_of(known: _KnownTask | None) -> dict[str, str | None]:
+def _known_facts(known: _KnownTask | None) -> dict[str, str | None]:
+    """What the user noted of a task, as fields of a row of `spent_on`; all None for a task that it noted nothing of."""
     if known is None:
         return dict.fromkeys(("name", "protocol", "analyzer"))
     return {"name": known.name, "protocol": known.protocol, "analyzer": known.analyzer.hex()}

@@ -86,9 +86,9 @@ class Participation:
             if self._envelope is None and self._poll():
                 return None
             if self._envelope is not None:
-                self._upload(self._envelope)
+                self._upload_envelope(self._envelope)
         except (Gone, Conflict):
-            self._close(self._envelope)  # the round went on meanwhile, or has something else from this user
+            self._close_envelope(self._envelope)  # the round went on meanwhile, or has something else from this user
         except Later:
             pass  # perhaps the round is still open then
         except Unreachable:
@@ -121,7 +121,7 @@ class Participation:
         self._answered = time.monotonic()
         if not status.over and status.round > self._last and self._is_open(status):
             try:
-                self._report(status.round)
+                self._report_to_round(status.round)
             except BudgetSpent:
                 self._last = status.round  # it was here before, and was interrupted
         if status.over:
@@ -167,7 +167,7 @@ class Participation:
             )
         return late <= CLOCK_SKEW
 
-    def _report(self, round: int) -> None:
+    def _report_to_round(self, round: int) -> None:
         signed = self._services[0].task()
         self._receive_notices()
         task = self._client.admit(signed)
@@ -187,21 +187,21 @@ class Participation:
         self._delivered = 0
         self._answered = time.monotonic()  # training may take longer than patience lasts
 
-    def _upload(self, envelope: Envelope) -> None:
+    def _upload_envelope(self, envelope: Envelope) -> None:
         """Send to each service that lacks it; nothing leaves once the user or the signer has ended the task."""
         while self._delivered < len(self._services):
             try:
                 self._client.refuse_ended(self._services[0].task())
             except Refused:
-                self._close(envelope)
+                self._close_envelope(envelope)
                 raise
             envelope.send_upload(self._delivered, self._services[self._delivered])
             self._answered = time.monotonic()
             self._delivered += 1
         self.reported += 1
-        self._close(envelope)
+        self._close_envelope(envelope)
 
-    def _close(self, envelope: Envelope | None) -> None:
+    def _close_envelope(self, envelope: Envelope | None) -> None:
         if envelope is not None:
             self._client.forget_envelope(envelope)
             self._last = envelope.round

@@ -101,13 +101,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"this user wants at least {self.min_clients} honest users in a round; the task guarantees {honest}"
             )
         single, _ = certify_task(task, 1)
-        if not single.eps <= _or_infinite(self.eps_round):
+        if not single.eps <= _infinite_if_none(self.eps_round):
             raise Refused(
                 f"a round costs eps {at_most(single.eps, 6)} at delta {at_most(single.delta)}, "
                 f"above the policy's eps_round={self.eps_round}"
             )
         whole, local = certify_task(task, task.rounds)
-        most = min(_or_infinite(self.eps_task), task.budget)
+        most = min(_infinite_if_none(self.eps_task), task.budget)
         if not whole.eps <= most:
             ceiling = "the policy's eps_task" if most == self.eps_task else "the task's own budget"
             raise Refused(
@@ -170,5 +170,5 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                     )
 
 
-def _or_infinite(eps: float | None) -> float:
+def _infinite_if_none(eps: float | None) -> float:
     return math.inf if eps is None else eps

@@ -60,7 +60,7 @@ class LedgerMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def bound(self) -> float:
         """The eps that was spent as a number, infinite where the file has null."""
-        return _or_infinite(self.eps)
+        return _infinite_if_none(self.eps)
 
 
 class RollbackGuard:
@@ -133,7 +133,7 @@ class Spending:
 
     def total(self) -> tuple[float, float]:
         """(eps, delta) of all tasks, added up; for a ledger that was set back, what the guard remembers."""
-        spent = {path.stem.partition("-")[2]: _total_of(path) for path in sorted(self._folder.glob("task-*.db"))}
+        spent = {path.stem.partition("-")[2]: _total_of_ledger(path) for path in sorted(self._folder.glob("task-*.db"))}
         for task, mark in ({} if self._guard is None else self._guard.read()).items():
             eps, delta = spent.get(task, (0.0, 0.0))
             spent[task] = max(eps, mark.bound), max(delta, mark.delta)
@@ -190,7 +190,7 @@ class Spending:
                 eps = certify_task(task, len(rounds) + 1)[0].eps
                 spent, spent_delta = ledger.total
                 eps = max(eps, spent)
-                if eps > _or_infinite(self._policy.eps_task):
+                if eps > _infinite_if_none(self._policy.eps_task):
                     raise Refused(
                         f"round {round} would bring this task to eps {at_most(eps, 6)} at delta {at_most(task.delta)}, "
                         f"above the policy's eps_task={self._policy.eps_task}"
@@ -198,7 +198,7 @@ class Spending:
                 others = before - spent if spent < math.inf else 0.0
                 eps_after = others + eps
                 delta_after = before_delta - spent_delta + task.delta
-                ceiling = _or_infinite(self._policy.eps_lifetime)
+                ceiling = _infinite_if_none(self._policy.eps_lifetime)
                 if eps_after > ceiling or delta_after > self._policy.delta_lifetime:
                     raise Refused(
                         f"round {round} would bring all tasks to ({at_most(eps_after, 6)}, {at_most(delta_after, 6)}), "
@@ -231,15 +231,15 @@ def _is_whole(folder: Path, task: str, mark: LedgerMark) -> bool:
     if not path.exists() or not Ledger.has_entries(path):
         return False
     with contextlib.closing(Ledger.reopen(path)) as ledger:
-        return ledger.holds(mark.length, mark.head)
+        return ledger.holds_entry(mark.length, mark.head)
 
 
-def _total_of(path: Path) -> tuple[float, float]:
+def _total_of_ledger(path: Path) -> tuple[float, float]:
     if not Ledger.has_entries(path):
         return 0.0, 0.0
     with contextlib.closing(Ledger.reopen(path)) as ledger:
         return ledger.total
 
 
-def _or_infinite(eps: float | None) -> float:
+def _infinite_if_none(eps: float | None) -> float:
     return math.inf if eps is None else eps
