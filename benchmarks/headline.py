@@ -30,7 +30,7 @@ def accuracies() -> dict[str, dict[str, str]]:
                 continue
             line = by_protocol.setdefault(row["protocol"], {"trust": row["trust"]})
             line[column] = f"{100 * row['mean']:.1f}"
-            line[f"sent {data['model']}"] = compare.in_bytes(row["bytes_per_client"])
+            line[f"sent {data['model']}"] = compare.bytes_in_words(row["bytes_per_client"])
     return by_protocol
 
 

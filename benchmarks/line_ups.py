@@ -78,7 +78,7 @@ def search(job: tuple[str, str, float, dict[str, Any] | None, list[float], list[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="logistic", choices=compare.models())
+    parser.add_argument("--model", default="logistic", choices=compare.models_with_line_up())
     parser.add_argument("--protocols", nargs="*", default=[])
     parser.add_argument("--eps", type=float, nargs="*", default=EPS)
     parser.add_argument("--sizes", type=int, nargs="*", default=[], help="also these sizes of disjoint batches")

@@ -91,7 +91,9 @@ def test_pages_are_whole_blocks_of_chacha20_and_large_draws_are_made_of_them():
         start = b"".join(part.to_bytes(4, "little") for part in (counter, number, 4, 0))
         cipher = Cipher(algorithms.ChaCha20(ROOT, start), mode=None)
         expected.append(np.frombuffer(cipher.encryptor().update(bytes(64)), "<u4"))
-    np.testing.assert_array_equal(chacha.page(key, np.uint32(number), blocks, rounds=20), np.ravel(expected, order="F"))
+    np.testing.assert_array_equal(
+        chacha.stream_page(key, np.uint32(number), blocks, rounds=20), np.ravel(expected, order="F")
+    )
     key, count = key_of(Randomness(0, ROOT)), _words.PAGE + 1000
     words = np.asarray(_words.random_words(key, count, stored=True))
     half = 16 * -(-count // 32)

@@ -20,7 +20,7 @@ UNPROVEN = Verdict.CLAIMED_UNPROVEN
 REFUTED = Verdict.CLAIMED_REFUTED
 
 
-def _check(verdict: Verdict, reason: str) -> None:
+def _check_reason(verdict: Verdict, reason: str) -> None:
     if verdict is Verdict.CERTIFIED:
         raise ValueError("expected a verdict on somebody's claim, got verdict=Verdict.CERTIFIED")
     if not reason.endswith(".") or reason != reason.strip():
@@ -44,11 +44,11 @@ class Claim:
 
     def __post_init__(self) -> None:
         check_guarantee(eps=self.eps, delta=self.delta)
-        _check(self.verdict, self.reason)
+        _check_reason(self.verdict, self.reason)
 
     def __str__(self) -> str:
         numbers = f"({at_most(self.eps)}, {at_most(self.delta)})"
-        return f"claimed by {self.theorem.where}: {numbers} - {_word(self.verdict)}: {self.reason}"
+        return f"claimed by {self.theorem.where}: {numbers} - {_verdict_in_words(self.verdict)}: {self.reason}"
 
     def statement(self, scope: Scope, *, span: str = "") -> Statement:
         """The claim as a statement within this scope, with its verdict and the reason for it.
@@ -57,7 +57,7 @@ class Claim:
             scope: whom the paper's promise is about.
             span: what it covers, in words.
         """
-        proof = self.theorem.proof.with_notes(f"{_word(self.verdict)}: {self.reason}")
+        proof = self.theorem.proof.with_notes(f"{_verdict_in_words(self.verdict)}: {self.reason}")
         bound = Bound(eps=self.eps, delta=self.delta, proof=proof)
         return scope.state(bound, self.verdict, span=span)
 
@@ -75,11 +75,12 @@ class PrintedNumber:
     def __post_init__(self) -> None:
         if math.isnan(self.value):
             raise ValueError(f"expected a number, got value={self.value!r}")
-        _check(self.verdict, self.reason)
+        _check_reason(self.verdict, self.reason)
 
     def __str__(self) -> str:
-        return f"{self.quantity} by {self.theorem.where}: {self.value:.4g} - {_word(self.verdict)}: {self.reason}"
+        word = _verdict_in_words(self.verdict)
+        return f"{self.quantity} by {self.theorem.where}: {self.value:.4g} - {word}: {self.reason}"
 
 
-def _word(verdict: Verdict) -> str:
+def _verdict_in_words(verdict: Verdict) -> str:
     return verdict.value.removeprefix("claimed, ")

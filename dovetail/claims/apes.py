@@ -48,7 +48,7 @@ _UNEQUAL = (
 )
 
 
-def _apes(key: str, where: str) -> Theorem:
+def _apes_theorem(key: str, where: str) -> Theorem:
     return Theorem(
         key=f"APES.{key}",
         where=f"APES (Liu, Zhao, Xiong, Liu, Chen, AAAI 2023), {where}",
@@ -58,7 +58,7 @@ def _apes(key: str, where: str) -> Theorem:
 
 def equation2(eps_locals: Sequence[float], *, delta: float) -> Claim:
     """The naive bound: Feldman, McMillan, Talwar 2022 in closed form, everybody at the largest budget."""
-    budgets = _budgets(eps_locals)
+    budgets = _budget_array(eps_locals)
     _validate.in_open_interval(0, 1, delta=delta)
     n = len(budgets)
     largest = float(budgets.max())
@@ -67,9 +67,9 @@ def equation2(eps_locals: Sequence[float], *, delta: float) -> Claim:
         raise NotApplicable(f"APES eq. 2 needs eps_local <= {limit:.3g} at n={n}, delta={delta}; got {largest}")
     equal = largest == float(budgets.min())
     return Claim(
-        eps=clone_form(largest, n * math.exp(-largest), delta),
+        eps=clone_closed_form(largest, n * math.exp(-largest), delta),
         delta=delta,
-        theorem=_apes("eq2", "eq. 2"),
+        theorem=_apes_theorem("eq2", "eq. 2"),
         verdict=HOLDS if equal else UNPROVEN,
         reason="With equal budgets it is the clone bound of Feldman, McMillan, Talwar 2022." if equal else _UNEQUAL,
     )
@@ -77,8 +77,8 @@ def equation2(eps_locals: Sequence[float], *, delta: float) -> Claim:
 
 def theorem4(eps_locals: Sequence[float], *, delta_shuffle: float = _DELTA_SHUFFLE) -> Claim:
     """The closed form of Echo of Neighbors for one coordinate; the victim has the largest budget."""
-    budgets = _budgets(eps_locals)
-    mean, _ = echoes(budgets)
+    budgets = _budget_array(eps_locals)
+    mean, _ = echo_moments(budgets)
     return _theorem4(float(budgets.max()), mean, delta_shuffle)
 
 
@@ -88,9 +88,9 @@ def _theorem4(largest: float, mean: float, delta_shuffle: float) -> Claim:
     if mean < 16 * math.log(4 / delta_shuffle):
         raise NotApplicable(f"APES Thm. 4 needs {16 * math.log(4 / delta_shuffle):.3g} echoes, got {mean:.3g}")
     return Claim(
-        eps=clone_form(largest, mean, delta_shuffle),
+        eps=clone_closed_form(largest, mean, delta_shuffle),
         delta=math.tanh(largest / 2) * delta_shuffle,
-        theorem=_apes("thm4", "Thm. 4"),
+        theorem=_apes_theorem("thm4", "Thm. 4"),
         verdict=REFUTED,
         reason="It averages the echo probabilities over all budgets as if the victim's own were secret: among 9,999 "
         "users with eps .05 one with eps 100 is claimed .312, and a count of reports shows .44.",
@@ -99,21 +99,21 @@ def _theorem4(largest: float, mean: float, delta_shuffle: float) -> Claim:
 
 def echo_numerical(eps_locals: Sequence[float], *, delta: float = _DELTA_SHUFFLE) -> Claim:
     """Table 3's eps_c of APES (0.057): the numerics behind Thm. 4."""
-    budgets = _budgets(eps_locals)
-    mean, spread = echoes(budgets)
+    budgets = _budget_array(eps_locals)
+    mean, spread = echo_moments(budgets)
     largest = float(budgets.max())
     largest_eps = _theorem4(largest, mean, delta).eps
 
     def mass(low: np.ndarray, high: np.ndarray) -> np.ndarray:
         return ndtr((high - (mean - 0.5)) / spread) - ndtr((low - (mean - 0.5)) / spread)
 
-    eps = by_blocks(largest, mean, len(budgets), mass, largest_eps, delta)
-    return Claim(eps=eps, delta=delta, theorem=_apes("numerical", "Table 3"), verdict=REFUTED, reason=_AVERAGED)
+    eps = eps_by_blocks(largest, mean, len(budgets), mass, largest_eps, delta)
+    return Claim(eps=eps, delta=delta, theorem=_apes_theorem("numerical", "Table 3"), verdict=REFUTED, reason=_AVERAGED)
 
 
 def unis_numerical(eps_locals: Sequence[float], *, delta: float = _DELTA_SHUFFLE) -> Claim:
     """Table 3's eps_c of UniS (0.069): clones 2022, everybody at the largest budget."""
-    budgets = _budgets(eps_locals)
+    budgets = _budget_array(eps_locals)
     naive = equation2(eps_locals, delta=delta)
     n = len(budgets)
     largest = float(budgets.max())
@@ -125,8 +125,8 @@ def unis_numerical(eps_locals: Sequence[float], *, delta: float = _DELTA_SHUFFLE
     # The published code of the clone bound starts its halvings from this variant of the closed form.
     width = math.expm1(naive.eps) / math.tanh(largest / 2)
     start = math.log1p(-math.expm1(-largest) / (1 + math.exp(-largest) / (1 + width)) * width)
-    eps = by_blocks(largest, (n - 1) * prob, n, mass, start, delta)
-    where = _apes("unis", "Table 3, UniS")
+    eps = eps_by_blocks(largest, (n - 1) * prob, n, mass, start, delta)
+    where = _apes_theorem("unis", "Table 3, UniS")
     return Claim(eps=eps, delta=delta, theorem=where, verdict=naive.verdict, reason=naive.reason)
 
 
@@ -137,7 +137,7 @@ def proposition1(*, eps_each: float, delta_each: float, kept: int, delta_slack: 
     return Claim(
         eps=total.eps,
         delta=total.delta,
-        theorem=_apes("prop1", "Prop. 1"),
+        theorem=_apes_theorem("prop1", "Prop. 1"),
         verdict=REFUTED,
         reason="All d coordinates are perturbed and shuffled, and keeping b of them is post-processing, so the "
         "composition is d-fold and not 2b-fold.",
@@ -168,13 +168,13 @@ def pldp(event: Personalized, *, delta: float = 0.0) -> Claim:
     _validate.in_interval(0, 1, delta=delta)
     eps = event.coordinates * max(event.eps_locals)
     reason = "It is basic composition of d Laplace reports at the largest budget."
-    return Claim(eps=eps, delta=0.0, theorem=_apes("pldp", "Table 3, PLDP"), verdict=HOLDS, reason=reason)
+    return Claim(eps=eps, delta=0.0, theorem=_apes_theorem("pldp", "Table 3, PLDP"), verdict=HOLDS, reason=reason)
 
 
 def ldp_min(event: Personalized, *, delta: float) -> Claim:
     """What the paper claims for LDP-Min, not shuffled: the smallest budget d-fold by advanced composition (40.1)."""
     smallest = min(event.eps_locals)
-    where = _apes("ldp-min", "Table 3, LDP-Min")
+    where = _apes_theorem("ldp-min", "Table 3, LDP-Min")
     reason = "It is the composition of d Laplace reports at the smallest budget."
     if event.coordinates == 1:
         return Claim(eps=smallest, delta=0.0, theorem=where, verdict=HOLDS, reason=reason)
@@ -208,7 +208,7 @@ def _delta_left(delta: float, spent: float, delta_shuffle: float) -> float:
     return delta - spent if delta > spent else delta_shuffle
 
 
-def _budgets(eps_locals: Sequence[float]) -> np.ndarray:
+def _budget_array(eps_locals: Sequence[float]) -> np.ndarray:
     budgets = np.asarray(eps_locals, dtype=float)
     if budgets.ndim != 1 or len(budgets) < 2:
         raise ValueError(f"expected the budgets of at least 2 users, got {budgets.size}")
@@ -221,7 +221,7 @@ _BLOCK = 100
 _HALVINGS = 10
 
 
-def echoes(budgets: np.ndarray) -> tuple[float, float]:
+def echo_moments(budgets: np.ndarray) -> tuple[float, float]:
     """Mean and standard deviation of sum_{i>1} sum_j Bern(p_ij / n), p_ij as in Lemma 6, user 1 having the largest eps.
 
     With r(e) = (1 - e^-e) / e, p_ij = r(e_j) / r(e_i) e^-max(e_i, e_j): sorting makes both sums linear.
@@ -238,12 +238,12 @@ def echoes(budgets: np.ndarray) -> tuple[float, float]:
     return sums[0], math.sqrt(max(sums[0] - sums[1], 0.0))
 
 
-def clone_form(eps_local: float, clones: float, delta: float) -> float:
+def clone_closed_form(eps_local: float, clones: float, delta: float) -> float:
     """ln(1 + tanh(eps/2) (8 sqrt(ln(4/delta) / clones) + 8 / clones))."""
     return math.log1p(math.tanh(eps_local / 2) * (8 * math.sqrt(math.log(4 / delta) / clones) + 8 / clones))
 
 
-def by_blocks(
+def eps_by_blocks(
     eps_local: float,
     centre: float,
     n: int,
@@ -271,15 +271,15 @@ def by_blocks(
     bottom, top = 0.0, min(start, eps_local)
     for _ in range(_HALVINGS):
         eps = (bottom + top) / 2
-        at_high = _one_step(high, eps, eps_local)
-        total = np.cumsum(weights * np.maximum(_one_step(low, eps, eps_local), at_high))
+        at_high = _delta_by_clones(high, eps, eps_local)
+        total = np.cumsum(weights * np.maximum(_delta_by_clones(low, eps, eps_local), at_high))
         enough = np.flatnonzero(left < np.cumsum(weights * at_high))
         reached = total[enough[0]] + left[enough[0]] if enough.size else total[-1]
         bottom, top = (bottom, eps) if reached < delta else (eps, top)
     return top
 
 
-def _one_step(clones: np.ndarray, eps: float, eps_local: float) -> np.ndarray:
+def _delta_by_clones(clones: np.ndarray, eps: float, eps_local: float) -> np.ndarray:
     """Hockey-stick divergence of the clone pair given the number of clones, by two binomial cdfs."""
     p, ratio = 1 / (1 + math.exp(-eps_local)), math.exp(eps)
     odds = ((ratio + 1) * p - 1) / ((ratio + 1) * p - ratio)

@@ -54,7 +54,7 @@ def theorem1(*, eps_each: float, delta_each: float, coordinates: int, linkage: L
     return Claim(
         eps=eps,
         delta=delta,
-        theorem=flame("thm1", "Thm. 1"),
+        theorem=flame_theorem("thm1", "Thm. 1"),
         verdict=HOLDS if alone else REFUTED,
         reason="With an independent shuffle for every coordinate it is Lemma 3."
         if alone
@@ -69,7 +69,7 @@ def theorem4(*, eps_each: float, delta_each: float, selected: float) -> Claim:
     return Claim(
         eps=eps,
         delta=delta,
-        theorem=flame("thm4", "Thm. 4"),
+        theorem=flame_theorem("thm4", "Thm. 4"),
         verdict=REFUTED,
         reason="It counts subsampling twice: composing over 2k coordinates presumes that the selection is known, the "
         "amplified eps that it is secret.",
@@ -93,14 +93,14 @@ def ss_simple(
     """
     _validate.in_open_interval(0, 1, delta=delta)
     delta_each = delta / (event.coordinates + 1)
-    each = _one_coordinate(event.report, evaluation, event.num_users, delta_each)
+    each = _claim_of_one_coordinate(event.report, evaluation, event.num_users, delta_each)
     total = theorem1(eps_each=each.eps, delta_each=delta_each, coordinates=event.coordinates, linkage=linkage)
     if each.verdict is not REFUTED or total.verdict is REFUTED:
         return total
     return Claim(
         eps=total.eps,
         delta=delta,
-        theorem=flame("ss-simple", "Thm. 1 over its Bennett bound"),
+        theorem=flame_theorem("ss-simple", "Thm. 1 over its Bennett bound"),
         verdict=REFUTED,
         reason="The Bennett bound under it divides by m (e^eps - 1) once too often; with independent shuffles the "
         "number at the printed setting lies above what is certified.",
@@ -122,12 +122,12 @@ def ss_double(
     padded = event.pad_to if pad_to is None else pad_to
     selected = event.inclusion * event.coordinates
     if not subsampled:
-        return _shuffled_only(event.report, selected, padded, delta, evaluation)
+        return _claim_without_subsampling(event.report, selected, padded, delta, evaluation)
     reason = (
         "Thm. 4 counts subsampling twice, and the whole messages of Alg. 3 stay linkable, which shows eps >= 7.36 at "
         "the printed setting."
     )
-    return _double(event.report, selected, event.inclusion, padded, delta, evaluation, reason)
+    return _claim_of_double(event.report, selected, event.inclusion, padded, delta, evaluation, reason)
 
 
 def ss_topk(
@@ -141,15 +141,15 @@ def ss_topk(
     """What FLAME claims for SS-Topk: the numbers of SS-Double, beta being k/d."""
     padded = event.pad_to if pad_to is None else pad_to
     if not subsampled:
-        return _shuffled_only(event.report, event.top, padded, delta, evaluation)
+        return _claim_without_subsampling(event.report, event.top, padded, delta, evaluation)
     reason = (
         "The selection depends on the data, so subsampling does not amplify: at the printed setting, without decoys "
         "and with coordinates shuffled apart, an exact attack shows eight times the claim."
     )
-    return _double(event.report, event.top, event.top / event.coordinates, padded, delta, evaluation, reason)
+    return _claim_of_double(event.report, event.top, event.top / event.coordinates, padded, delta, evaluation, reason)
 
 
-def _double(
+def _claim_of_double(
     report: Report,
     selected: float,
     beta: float,
@@ -163,29 +163,31 @@ def _double(
     delta_each = delta / (2 * selected + 1)
     if delta_each >= beta:
         raise NotApplicable(f"FLAME Thm. 3 needs delta_cd / beta < 1, got delta_cd={delta_each:.3g}, beta={beta}")
-    each = _one_coordinate(report, evaluation, pad_to, delta_each / beta)
+    each = _claim_of_one_coordinate(report, evaluation, pad_to, delta_each / beta)
     amplified = lemma4(eps=each.eps, delta=each.delta, size=beta, population=1.0)
     total = theorem4(eps_each=amplified.eps, delta_each=delta_each, selected=selected)
-    where = flame("thm3-4", "Thm. 3 and 4")
+    where = flame_theorem("thm3-4", "Thm. 3 and 4")
     return Claim(eps=total.eps, delta=delta, theorem=where, verdict=REFUTED, reason=reason)
 
 
-def _shuffled_only(report: Report, selected: float, pad_to: float, delta: float, evaluation: Evaluation) -> Claim:
+def _claim_without_subsampling(
+    report: Report, selected: float, pad_to: float, delta: float, evaluation: Evaluation
+) -> Claim:
     _validate.in_open_interval(0, 1, delta=delta)
     delta_each = delta / (2 * selected + 1)
-    each = _one_coordinate(report, evaluation, pad_to, delta_each)
+    each = _claim_of_one_coordinate(report, evaluation, pad_to, delta_each)
     total = theorem4(eps_each=each.eps, delta_each=delta_each, selected=selected)
     return Claim(
         eps=total.eps,
         delta=delta,
-        theorem=flame("shuffle-only", "Thm. 4 without subsampling"),
+        theorem=flame_theorem("shuffle-only", "Thm. 4 without subsampling"),
         verdict=UNPROVEN,
         reason="It is sound only with independent shuffles, a rule for overflow and a valid bound for one coordinate, "
         "which the paper does not have.",
     )
 
 
-def _one_coordinate(report: Report, evaluation: Evaluation, num_users: float, delta: float) -> Claim:
+def _claim_of_one_coordinate(report: Report, evaluation: Evaluation, num_users: float, delta: float) -> Claim:
     _validate.one_of(("laplace", "own", "closed"), evaluation=evaluation)
     if evaluation == "closed":
         return lemma1(eps_local=report.eps_local, levels=report.levels, num_users=num_users, delta=delta)
@@ -203,7 +205,7 @@ def theorem5(*, num_users: int, pad_to: float, beta: float) -> PrintedNumber:
     return PrintedNumber(
         value=max(1.0, 1 / (sent * beta)),
         quantity=f"index privacy nu with l = {sent}",
-        theorem=flame("thm5", "Thm. 5"),
+        theorem=flame_theorem("thm5", "Thm. 5"),
         verdict=HOLDS,
         reason="It holds for one round under a uniform prior; Top-k sets are predictable and persist over rounds while "
         "decoys are drawn afresh.",
@@ -215,7 +217,7 @@ def messages_range(*, nu: float, beta: float) -> tuple[PrintedNumber, PrintedNum
     _validate.at_least(1, nu=nu)
     _validate.in_open_interval(0, 1, beta=beta)
     least, most = max(1 / (nu * beta), nu / (nu - 1 + beta)), math.ceil(1 / beta)
-    where = flame("prop2", "Def. 3 and Prop. 2")
+    where = flame_theorem("prop2", "Def. 3 and Prop. 2")
     reason = "It follows from Def. 3 under the uniform prior that the definition takes for granted."
     return (
         PrintedNumber(value=least, quantity="smallest l", theorem=where, verdict=HOLDS, reason=reason),
@@ -230,7 +232,7 @@ _LARGEST_BUDGET = 200.0  # beyond it e^(3 eps_local) is no float
 _MOST_USERS = 3_000_000
 
 
-def flame(key: str, where: str) -> Theorem:
+def flame_theorem(key: str, where: str) -> Theorem:
     """A theorem or lemma of the paper."""
     return Theorem(
         key=f"FLAME.{key}",
@@ -251,7 +253,7 @@ def lemma1(*, eps_local: float, levels: int, num_users: float, delta: float) -> 
     return Claim(
         eps=eps,
         delta=delta,
-        theorem=flame("lemma1", "Lemma 1"),
+        theorem=flame_theorem("lemma1", "Lemma 1"),
         verdict=HOLDS if small else UNPROVEN,
         reason="It is Balle et al. 2019, Thm. 3.1, whose second condition follows when log(2/delta) >= 27/14."
         if small
@@ -292,7 +294,7 @@ def bennett(report: Report, *, num_users: float, delta: float) -> Claim:
     return Claim(
         eps=brentq(excess, low, high, xtol=1e-15, rtol=1e-13),
         delta=delta,
-        theorem=flame("bennett", "the Bennett bound as evaluated for Fig. 8 and 9"),
+        theorem=flame_theorem("bennett", "the Bennett bound as evaluated for Fig. 8 and 9"),
         verdict=REFUTED,
         reason="It divides by m (e^eps - 1) once too often, and at n 4000, eps_local 1, delta 1e-5 an exact lower "
         "bound is 1.5 times its delta.",
@@ -335,7 +337,7 @@ def lemma2(*, eps: float, folds: float) -> Claim:
     _validate.non_negative(eps=eps)
     _validate.positive(folds=folds)
     reason = "Basic composition holds for pure mechanisms, adaptively chosen."
-    return Claim(eps=folds * eps, delta=0.0, theorem=flame("lemma2", "Lemma 2"), verdict=HOLDS, reason=reason)
+    return Claim(eps=folds * eps, delta=0.0, theorem=flame_theorem("lemma2", "Lemma 2"), verdict=HOLDS, reason=reason)
 
 
 def lemma3(*, eps: float, delta: float, folds: float, delta_slack: float) -> Claim:
@@ -346,7 +348,7 @@ def lemma3(*, eps: float, delta: float, folds: float, delta_slack: float) -> Cla
     return Claim(
         eps=eps * math.sqrt(2 * folds * math.log(1 / delta_slack)) + folds * eps * math.expm1(eps),
         delta=min(1.0, folds * delta + delta_slack),
-        theorem=flame("lemma3", "Lemma 3"),
+        theorem=flame_theorem("lemma3", "Lemma 3"),
         verdict=HOLDS,
         reason="It is the advanced composition of Dwork, Rothblum, Vadhan 2010: true, and far from tight.",
     )
@@ -361,7 +363,7 @@ def lemma4(*, eps: float, delta: float, size: float, population: float) -> Claim
     return Claim(
         eps=math.log1p(share * math.expm1(eps)),
         delta=min(1.0, share * delta),
-        theorem=flame("lemma4", "Lemma 4"),
+        theorem=flame_theorem("lemma4", "Lemma 4"),
         verdict=HOLDS,
         reason="It holds for fixed-size sampling against an adversary who does not know who was drawn.",
     )
@@ -372,12 +374,12 @@ def corollary1(*, eps_local: float, num_users: float, delta: float) -> Claim:
     _validate.positive(eps_local=eps_local)
     _validate.at_least(2, num_users=num_users)
     _validate.in_open_interval(0, 1, delta=delta)
-    _at_most_half_log(eps_local, num_users / math.log(1 / delta), "Cor. 1")
+    _require_at_most_half_log(eps_local, num_users / math.log(1 / delta), "Cor. 1")
     eps = min(1.0, eps_local) * math.exp(eps_local) * math.sqrt(math.log(1 / delta) / num_users)
-    return Claim(eps=eps, delta=delta, theorem=flame("cor1", "Cor. 1"), verdict=UNPROVEN, reason=RATE)
+    return Claim(eps=eps, delta=delta, theorem=flame_theorem("cor1", "Cor. 1"), verdict=UNPROVEN, reason=RATE)
 
 
-def _at_most_half_log(eps_each: float, ratio: float, name: str) -> None:
+def _require_at_most_half_log(eps_each: float, ratio: float, name: str) -> None:
     limit = math.log(ratio) / 2 if ratio > 0 else -math.inf
     if eps_each > limit:
         raise NotApplicable(f"FLAME {name} needs a coordinate's eps_local <= {limit:.3g}, got {eps_each}")

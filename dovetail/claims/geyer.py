@@ -42,7 +42,7 @@ _FIXED_SIZE = "The moments accountant presumes Poisson sampling, while Alg. 1 dr
 _PROVED = "With a fixed clipping norm and Poisson sampling it is the theorem of Abadi et al. 2016."
 
 
-def _geyer(key: str, where: str) -> Theorem:
+def _geyer_theorem(key: str, where: str) -> Theorem:
     return Theorem(
         key=f"Geyer.{key}", where=f"Geyer, Klein, Nabi (2017), {where}", url="https://arxiv.org/abs/1712.07557"
     )
@@ -54,7 +54,7 @@ def dp_fl(rounds: Sequence[Round], *, delta: float, clip: Clip = "median") -> Cl
     total = total_log_moments(rounds)
     verdict, reason = _verdict_of(clip, not any(isinstance(item.participation, FixedSize) for item in rounds))
     eps = float(np.min((total + math.log(1 / delta)) / np.arange(1, MAX_ORDER + 1)))
-    return Claim(eps=eps, delta=delta, theorem=_geyer("alg1", "Alg. 1"), verdict=verdict, reason=reason)
+    return Claim(eps=eps, delta=delta, theorem=_geyer_theorem("alg1", "Alg. 1"), verdict=verdict, reason=reason)
 
 
 def noise_multiplier(
@@ -68,7 +68,7 @@ def noise_multiplier(
     _validate.in_open_interval(0, 1, delta=delta)
 
     def eps_of(noise: float) -> float:
-        same = same_rounds(prob, noise, rounds)
+        same = equal_rounds(prob, noise, rounds)
         if accountant == "moments":
             return dp_fl(same, delta=delta, clip="fixed").eps
         ours = accountants.renyi if accountant == "renyi" else accountants.privacy_loss
@@ -80,7 +80,7 @@ def noise_multiplier(
     return PrintedNumber(
         value=smallest_noise(eps_of, eps=eps, tolerance=1e-4),
         quantity=f"noise multiplier by {accountant}",
-        theorem=_geyer("table1", "Table 1"),
+        theorem=_geyer_theorem("table1", "Table 1"),
         verdict=UNPROVEN,
         reason="Recomputed from the printed rounds and communication: the paper prints neither sigma_t nor m_t.",
     )
@@ -94,7 +94,7 @@ def communication_cost(clients: Sequence[int]) -> PrintedNumber:
     return PrintedNumber(
         value=sum(clients),
         quantity="models sent",
-        theorem=_geyer("cc", "Sec. 5"),
+        theorem=_geyer_theorem("cc", "Sec. 5"),
         verdict=HOLDS,
         reason="It is a definition.",
     )
@@ -119,7 +119,7 @@ def total_log_moments(rounds: Sequence[Round]) -> np.ndarray:
         shift = release_of(item.mechanism).mu
         if shift is None or math.isinf(shift) or item.mechanism.neighbors is not Neighbors.ADD_REMOVE:
             raise NotApplicable("the moments accountant needs Gaussian noise under add-remove neighbours")
-        counts[_prob(item), 1 / shift] += 1
+        counts[_sampling_prob(item), 1 / shift] += 1
     total = np.zeros(MAX_ORDER)
     for (prob, noise), times in counts.items():
         total = total + times * _log_moments(prob, noise)
@@ -138,7 +138,7 @@ def _log_moments(prob: float, noise: float) -> np.ndarray:
     return np.array(moments)
 
 
-def _prob(item: Round) -> float:
+def _sampling_prob(item: Round) -> float:
     match item.participation:
         case Poisson(prob=prob):
             return prob
@@ -150,7 +150,7 @@ def _prob(item: Round) -> float:
             raise NotApplicable("Geyer et al. draw the clients of every round afresh, not in disjoint batches")
 
 
-def same_rounds(prob: float, noise: float, rounds: int) -> list[Round]:
+def equal_rounds(prob: float, noise: float, rounds: int) -> list[Round]:
     """So many equal Poisson-sampled Gaussian releases of this noise multiplier."""
     _validate.positive(noise=noise)
     _validate.integer(rounds=rounds)

@@ -15,7 +15,7 @@ import numpy as np
 from dovetail import _validate
 from dovetail.accounting.search import smallest_noise
 from dovetail.claims._claim import HOLDS, REFUTED, Claim, PrintedNumber
-from dovetail.claims.geyer import MAX_ORDER, same_rounds, total_log_moments
+from dovetail.claims.geyer import MAX_ORDER, equal_rounds, total_log_moments
 from dovetail.events import Round
 from dovetail.statements import NotApplicable, Theorem
 
@@ -32,7 +32,7 @@ _BATCH = (
 )
 
 
-def _subdp(key: str, where: str) -> Theorem:
+def _subdp_theorem(key: str, where: str) -> Theorem:
     return Theorem(
         key=f"SubDP.{key}", where=f"SubDP (Marathe, Kanani 2022), {where}", url="https://arxiv.org/abs/2206.03617"
     )
@@ -43,12 +43,12 @@ def central_sub(rounds: Sequence[Round], *, delta: float, items_per_subject: int
 
     The eps at which the recipe of Thm. 3.2 would have asked for just this noise; mini-batches sampled by Poisson.
     """
-    return _subject("alg1", "Alg. 1", rounds, delta, items_per_subject, users_per_subject)
+    return _subject_claim("alg1", "Alg. 1", rounds, delta, items_per_subject, users_per_subject)
 
 
 def local_sub(rounds: Sequence[Round], *, delta: float, items_per_subject: int, users_per_subject: int = 1) -> Claim:
     """What the paper claims for LocalSubDP run with this noise, Z being `items_per_subject`."""
-    return _subject("alg2", "Alg. 2", rounds, delta, items_per_subject, users_per_subject)
+    return _subject_claim("alg2", "Alg. 2", rounds, delta, items_per_subject, users_per_subject)
 
 
 def noise_scale(*, eps: float, delta: float, group: int, prob: float, steps: int) -> PrintedNumber:
@@ -63,18 +63,18 @@ def noise_scale(*, eps: float, delta: float, group: int, prob: float, steps: int
         )
 
     def eps_of(noise: float) -> float:
-        return _group_eps(same_rounds(prob, noise, steps), delta, group)
+        return _group_eps(equal_rounds(prob, noise, steps), delta, group)
 
     return PrintedNumber(
         value=smallest_noise(eps_of, eps=eps, tolerance=1e-4),
         quantity=f"noise multiplier for groups of {group}",
-        theorem=_subdp("sigma", "Sec. 3.1"),
+        theorem=_subdp_theorem("sigma", "Sec. 3.1"),
         verdict=HOLDS,
         reason="As a recipe for groups of a fixed size under Poisson sampling of items it is sound, and loose.",
     )
 
 
-def _subject(
+def _subject_claim(
     key: str, where: str, rounds: Sequence[Round], delta: float, items_per_subject: int, users_per_subject: int
 ) -> Claim:
     _validate.integer(users_per_subject=users_per_subject)
@@ -82,7 +82,7 @@ def _subject(
     return Claim(
         eps=_group_eps(rounds, delta, items_per_subject),
         delta=delta,
-        theorem=_subdp(key, f"{where} by Thm. 3.2 and 3.3"),
+        theorem=_subdp_theorem(key, f"{where} by Thm. 3.2 and 3.3"),
         verdict=REFUTED,
         reason=_BATCH if users_per_subject == 1 else _SPANS,
     )

@@ -22,14 +22,14 @@ __all__ = [
 ]
 
 
-def _survey(key: str, where: str) -> Theorem:
+def _survey_theorem(key: str, where: str) -> Theorem:
     return Theorem(key=f"Survey.{key}", where=f"Survey (Ahmed, Wu, Dushime, Tao 2021), {where}")
 
 
 def amplification_single(*, eps_local: float, num_users: int, delta: float) -> Claim:
     """Sec. 5.5: O(min(eps, 1) e^eps sqrt(log(1/delta) / k)) for eps <= log(k / log(1/delta)) / 2."""
     eps = corollary1(eps_local=eps_local, num_users=num_users, delta=delta).eps
-    return Claim(eps=eps, delta=delta, theorem=_survey("blanket", "Sec. 5.5"), verdict=UNPROVEN, reason=RATE)
+    return Claim(eps=eps, delta=delta, theorem=_survey_theorem("blanket", "Sec. 5.5"), verdict=UNPROVEN, reason=RATE)
 
 
 def amplification_multi(*, eps_local: float, num_users: int, delta: float) -> Claim:
@@ -42,7 +42,7 @@ def amplification_multi(*, eps_local: float, num_users: int, delta: float) -> Cl
     return Claim(
         eps=eps,
         delta=delta,
-        theorem=_survey("sec5.2", "Sec. 5.2"),
+        theorem=_survey_theorem("sec5.2", "Sec. 5.2"),
         verdict=REFUTED if below else HOLDS,
         reason="The root has slipped into the exponent: at k 1e6, delta 1e-6 binary randomized response with eps 14 "
         "is claimed 1.05 and exceeds 2."
@@ -59,7 +59,7 @@ def amplification_erlingsson(*, eps_local: float, num_users: int, delta: float) 
     return Claim(
         eps=eps_local * math.sqrt(math.log(1 / delta) / num_users),
         delta=delta,
-        theorem=_survey("erlingsson", "Sec. 5.5"),
+        theorem=_survey_theorem("erlingsson", "Sec. 5.5"),
         verdict=UNPROVEN,
         reason="The constant 12 and the condition eps <= 1/2 of Erlingsson et al. 2019 are not quoted.",
     )
@@ -75,7 +75,7 @@ def binary_sum_estimate(*, reports_sum: float, num_users: int, prob_random: floa
     return PrintedNumber(
         value=(reports_sum + num_users * prob_random / 2) / (1 - prob_random),
         quantity="estimate of a sum of bits",
-        theorem=_survey("eq6", "eq. 6"),
+        theorem=_survey_theorem("eq6", "eq. 6"),
         verdict=REFUTED,
         reason="The sign is wrong: (sum - k p / 2) / (1 - p) is unbiased, the printed one exceeds it by k p / (1 - p).",
     )
@@ -88,7 +88,7 @@ def error_shuffled_response(*, eps: float, delta: float) -> PrintedNumber:
     return PrintedNumber(
         value=math.sqrt(1 / delta) / eps,
         quantity="error of a sum, up to a constant",
-        theorem=_survey("shuffled-rr", "Sec. 5.4"),
+        theorem=_survey_theorem("shuffled-rr", "Sec. 5.4"),
         verdict=REFUTED,
         reason="A logarithm is missing: Cheu et al. 2019 prove O(sqrt(log(1/delta)) / eps).",
     )

@@ -140,9 +140,9 @@ def _pair(statement: Any) -> str:
 
 
 def _upload_cell(costs: Any) -> str:
-    from dovetail.compare import in_bytes
+    from dovetail.compare import bytes_in_words
 
-    return in_bytes(costs.bytes)
+    return bytes_in_words(costs.bytes)
 
 
 def _source(choice: Any) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from dovetail import __version__, _validate, experiment, machine
-from dovetail.compare._contenders import Contender, line_up, max_colluders, models, trust_in_words
-from dovetail.compare._costs import Costs, costs, in_bytes, packed_size, sealed_size
+from dovetail.compare._contenders import Contender, line_up, max_colluders, models_with_line_up, trust_in_words
+from dovetail.compare._costs import Costs, bytes_in_words, costs, packed_size, sealed_size
 from dovetail.compare._ranking import Comparison, Outcome, Run
 from dovetail.data import Task
 from dovetail.experiment.config import Config
@@ -30,11 +30,11 @@ __all__ = [
     "Costs",
     "Outcome",
     "Run",
+    "bytes_in_words",
     "compare",
     "costs",
-    "in_bytes",
     "line_up",
-    "models",
+    "models_with_line_up",
     "noise_of",
     "packed_size",
     "sealed_size",
@@ -118,7 +118,7 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
             certified=first.statement.without_users(),
             local=first.quote.local.without_users(),
             shuffler=None if first.quote.shuffler is None else first.quote.shuffler.without_users(),
-            trust=_trust(first.statement, protocol, dim),
+            trust=_trust_in_words(first.statement, protocol, dim),
             shufflers=protocol.layout(dim).shufflers,
             may_collude=max_colluders(protocol),
             costs=costs(protocol, plan.sampler.schedule.uploads_of(0), dim),
@@ -168,7 +168,7 @@ def noise_of(protocol: Protocol) -> dict[str, Any]:
     )
 
 
-def _trust(statement: Statement, protocol: Protocol, dim: int) -> str:
+def _trust_in_words(statement: Statement, protocol: Protocol, dim: int) -> str:
     """Whom a user must trust, as a phrase; "everybody" where nothing is certified, shufflers and shares apart."""
     if statement.is_unbounded and statement.trust not in (Trust.SHUFFLE, Trust.SHARES):
         return "everybody"

@@ -27,7 +27,7 @@ __all__ = [
     "committed_comparisons",
     "line_up",
     "max_colluders",
-    "models",
+    "models_with_line_up",
     "nearest_comparison",
     "trust_in_words",
 ]
@@ -45,7 +45,7 @@ class Contender:
     reason: str | None = None
 
 
-def models() -> list[str]:
+def models_with_line_up() -> list[str]:
     """The names of the models that have a line-up, sorted."""
     folder = resources.files("dovetail") / "comparisons"
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
@@ -71,7 +71,7 @@ def line_up(
     """
     _validate.positive(eps=eps)
     _validate.in_open_interval(0, 1, delta=delta)
-    _validate.known_name("model to compare", model, models())
+    _validate.known_name("model to compare", model, models_with_line_up())
     for name in protocols:
         find(name)
     for key, _ in overrides:

@@ -19,7 +19,7 @@ from dovetail.events import Everyone
 from dovetail.protocols import Cohort, Contribution, Protocol
 from dovetail.statements import NotApplicable
 
-__all__ = ["SEED_BYTES", "Costs", "costs", "in_bytes", "packed_size", "sealed_size"]
+__all__ = ["SEED_BYTES", "Costs", "bytes_in_words", "costs", "packed_size", "sealed_size"]
 
 SEED_BYTES = 32  # from which a share is expanded
 _SLOT_BYTES, _FLOAT_BYTES = 4, 4
@@ -43,7 +43,7 @@ class Costs:
             "" if not self.client_seconds else f" and spend {_format_seconds(self.client_seconds)} on sealing them"
         )
         what = "1 message" if self.messages == 1 else f"{self.messages:,} messages"
-        return f"every user would send {what} ({in_bytes(self.bytes)}) per round{sealing}"
+        return f"every user would send {what} ({bytes_in_words(self.bytes)}) per round{sealing}"
 
 
 def costs(protocol: Protocol, size: int, dim: int) -> Costs:
@@ -102,7 +102,7 @@ def _format_seconds(count: float) -> str:
     return f"{count:.0f} s" if count >= 10 else f"{count:.2g} s"
 
 
-def in_bytes(count: float) -> str:
+def bytes_in_words(count: float) -> str:
     """A number of bytes as text, in the unit that fits: 1500 is "1.5 kB"."""
     for unit in _UNITS:
         if count < 1000 or unit == _UNITS[-1]:

@@ -193,8 +193,8 @@ def choose(situation: Situation, *, observe: Callable[[str], None] = lambda name
     for name in protocols.PROTOCOLS:
         observe(name)
         try:
-            reason = _unfit(name, situation)
-            fit = None if reason else _fitting(name, situation, source)
+            reason = _reason_against(name, situation)
+            fit = None if reason else _calibrated_fitting(name, situation, source)
         except ValueError as refusal:  # no noise meets the target, or a theorem does not apply
             reason = str(refusal)
         if reason:
@@ -205,7 +205,7 @@ def choose(situation: Situation, *, observe: Callable[[str], None] = lambda name
     return Choice(situation=situation, fitting=tuple(ranked), ruled_out=tuple(ruled_out), source=source)
 
 
-def _unfit(name: str, situation: Situation) -> str | None:
+def _reason_against(name: str, situation: Situation) -> str | None:
     """The reason why a protocol is ruled out before anything is calibrated; None if there is none."""
     if (uncompared := protocols.find(name).uncompared) is not None:
         return uncompared
@@ -225,12 +225,12 @@ def _unfit(name: str, situation: Situation) -> str | None:
     return None
 
 
-def _fitting(name: str, situation: Situation, source: Committed | None) -> Fitting:
+def _calibrated_fitting(name: str, situation: Situation, source: Committed | None) -> Fitting:
     """The protocol with the least noise that meets the target; raises ValueError where no noise does."""
     terms = situation.terms(name)
     parameter, value, quote = quotes.calibrate(name, terms, eps=situation.eps, tolerance=_TOLERANCE)
     protocol, _ = quotes.settle_protocol(name, terms.with_setting(parameter, value))
-    clip, length = _clip_of(protocol)
+    clip, length = _clip_setting(protocol)
     return Fitting(
         protocol=name,
         trust=trust_in_words(quote.certified.trust, protocol, situation.dim),
@@ -245,7 +245,7 @@ def _fitting(name: str, situation: Situation, source: Committed | None) -> Fitti
     )
 
 
-def _clip_of(protocol: Protocol) -> tuple[str, float]:
+def _clip_setting(protocol: Protocol) -> tuple[str, float]:
     """The setting that bounds an update, and its value; ("update", 1) for a protocol without one."""
     for field in ("clip_norm", "clip_value"):
         if isinstance(value := getattr(protocol, field, None), int | float):

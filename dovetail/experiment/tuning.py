@@ -147,7 +147,7 @@ class _Composition:
         Arguments:
             records: the rounds of each setting, in the order of `settings`.
         """
-        return trials.compose(records, tuning=self.tuning)
+        return trials.record_of_all(records, tuning=self.tuning)
 
     def draw_settings(self) -> tuple[int, ...]:
         """The indices in `settings` of the trials to train: each setting once."""
@@ -199,7 +199,7 @@ class _Selection:
         Arguments:
             records: the rounds of each setting, in the order of `settings`.
         """
-        return trials.best_of(records, eta=self.eta, gamma=self.gamma, tuning=self.tuning)
+        return trials.record_of_best(records, eta=self.eta, gamma=self.gamma, tuning=self.tuning)
 
     def draw_settings(self) -> tuple[int, ...]:
         """The indices in `settings` of the trials to train: a random number of them, each uniform, from secret bits."""

@@ -56,7 +56,7 @@ def axis(
     shown = [value for value in values if _is_drawable(value, log)]
     if not shown or (zero and not log):
         shown.append(1.0 if log else 0.0)
-    whole = _logarithmic(shown) if log else _linear(shown, percent)
+    whole = _logarithmic_axis(shown) if log else _linear_axis(shown, percent)
     return _tighten(whole, shown) if tight else whole
 
 
@@ -74,7 +74,7 @@ def _tighten(wide: Axis, values: list[float]) -> Axis:
 
 
 def short(value: float) -> str:
-    """A number in few characters: 60,000, 0.25, 1e-6."""
+    """A finite number in few characters: 60,000, 0.25, 1e-6."""
     if value and not 1e-3 <= abs(value) < 1e6:
         mantissa, _, exponent = f"{value:.3e}".partition("e")
         return f"{float(mantissa):g}e{int(exponent)}"
@@ -85,7 +85,7 @@ def _is_drawable(value: float, log: bool) -> bool:
     return _LOG_RANGE[0] < value < _LOG_RANGE[1] if log else abs(value) < _LARGEST  # False for NaN as well
 
 
-def _linear(values: list[float], percent: bool) -> Axis:
+def _linear_axis(values: list[float], percent: bool) -> Axis:
     """A linear axis from a tick at or below the smallest value to one at or above the largest."""
     low, high = min(values), max(values)
     most = max(abs(low), abs(high))
@@ -97,7 +97,7 @@ def _linear(values: list[float], percent: bool) -> Axis:
     step = _round_step((high - low) / 5)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(i * step for i in range(first, last + 1))
-    return Axis(low=ticks[0], high=ticks[-1], ticks=ticks, labels=_labels(ticks, step, percent))
+    return Axis(low=ticks[0], high=ticks[-1], ticks=ticks, labels=_tick_labels(ticks, step, percent))
 
 
 def _round_step(rough: float) -> float:
@@ -106,7 +106,7 @@ def _round_step(rough: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
 
 
-def _labels(ticks: tuple[float, ...], step: float, percent: bool) -> tuple[str, ...]:
+def _tick_labels(ticks: tuple[float, ...], step: float, percent: bool) -> tuple[str, ...]:
     """Each tick with as many digits as the step has."""
     if percent:
         ticks = tuple(100 * tick for tick in ticks)
@@ -115,12 +115,12 @@ def _labels(ticks: tuple[float, ...], step: float, percent: bool) -> tuple[str, 
     end = "%" if percent else ""
     if most >= 1e6 or step < 1e-4:
         digits = max(1, math.ceil(math.log10(most / step) + 1e-9) + 1)
-        return tuple(_without_zeros(f"{tick:.{digits}g}") + end for tick in ticks)
+        return tuple(_shorten_exponent(f"{tick:.{digits}g}") + end for tick in ticks)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     return tuple(f"{tick if abs(tick) > step / 2 else 0.0:,.{decimals}f}" + end for tick in ticks)
 
 
-def _logarithmic(values: list[float]) -> Axis:
+def _logarithmic_axis(values: list[float]) -> Axis:
     """A logarithmic axis for values above 0.
 
     Ticks are 1, 2 and 5 times powers of ten where the values span at most two decades, otherwise powers of ten alone.
@@ -140,7 +140,7 @@ def _logarithmic(values: list[float]) -> Axis:
     return Axis(low=ticks[0], high=ticks[-1], ticks=ticks, labels=tuple(short(tick) for tick in ticks), log=True)
 
 
-def _without_zeros(text: str) -> str:
+def _shorten_exponent(text: str) -> str:
     """The number without zeros in front of its exponent: 1e-06 becomes 1e-6."""
     mantissa, _, exponent = text.partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa

@@ -65,7 +65,7 @@ _DARK = _palette(
 )
 
 
-def _variables(palette: Mapping[str, str]) -> str:
+def _css_variables(palette: Mapping[str, str]) -> str:
     """The CSS rule that gives the variables `--dt-NAME` these colours."""
     return ".dt-figure{" + ";".join(f"--dt-{name}:{colour}" for name, colour in palette.items()) + "}"
 
@@ -79,7 +79,7 @@ _RULES = (
     + "".join(f".dt-s{i}{{stroke:var(--dt-{i})}}.dt-f{i}{{fill:var(--dt-{i})}}" for i in range(_COLOURS))
     + ".dt-hollow{fill:var(--dt-paper)}.dt-bar{fill-opacity:.85}.dt-bar-light{fill-opacity:.35}"
 )
-STYLE = f"{_variables(_LIGHT)}@media screen and (prefers-color-scheme: dark){{{_variables(_DARK)}}}{_RULES}"
+STYLE = f"{_css_variables(_LIGHT)}@media screen and (prefers-color-scheme: dark){{{_css_variables(_DARK)}}}{_RULES}"
 
 _Point = tuple[float | str, float | None, float | None, float | None]  # x, y and the ends of its error bar
 _Place = tuple[float, float, float | None, float | None] | None  # a `_Point` that both axes can show, or a gap
@@ -98,7 +98,7 @@ def svg(figure: Figure, *, style: bool = True) -> str:
     """
     parts: list[str] = []
     lower_edge = _PAD + 6
-    for text in _wrap(figure.title, 8.8):
+    for text in _wrap_text(figure.title, 8.8):
         lower_edge += _ROW
         parts.append(f'<text class="dt-title" x="{_PAD}" y="{lower_edge - 4:.1f}">{escape(text)}</text>')
     in_rows = _has_categories(figure)
@@ -107,7 +107,7 @@ def svg(figure: Figure, *, style: bool = True) -> str:
     if not in_rows or (len(figure.lines) > 1 and not _is_named_by_lines(figure)):
         names, lower_edge = _draw_legend(figure.lines, lower_edge)
         parts += names
-    return _element(figure, parts, lower_edge + _PAD, style)
+    return _svg_element(figure, parts, lower_edge + _PAD, style)
 
 
 def check_file(path: Path) -> None:
@@ -146,7 +146,7 @@ def _in_light_colours(drawing: str) -> str:
     return re.sub(r"var\(--dt-(\w+)\)", lambda match: _LIGHT[match[1]], drawing)
 
 
-def _element(figure: Figure, parts: Sequence[str], height: float, style: bool) -> str:
+def _svg_element(figure: Figure, parts: Sequence[str], height: float, style: bool) -> str:
     """The whole `<svg>` of this height, with title and description for screen readers."""
     # ids are hashes of the content, so that a page can hold several figures and the same figure gives the same bytes
     mark = f"dt{zlib.crc32(json.dumps(figure.to_json(), sort_keys=True).encode()):08x}"
@@ -170,9 +170,9 @@ def _describe(figure: Figure) -> str:
         if not values:
             sentences.append(f"{line.name}: no values.")
         elif len(values) == 1:
-            sentences.append(f"{line.name}: {_number(values[0], figure.percent_y)}.")
+            sentences.append(f"{line.name}: {_value_as_text(values[0], figure.percent_y)}.")
         else:
-            low, high = (_number(value, figure.percent_y) for value in (min(values), max(values)))
+            low, high = (_value_as_text(value, figure.percent_y) for value in (min(values), max(values)))
             sentences.append(f"{line.name}: {len(values)} values from {low} to {high}.")
     return " ".join(sentences)
 
@@ -205,10 +205,9 @@ def _draw_legend(lines: Sequence[Line], lower_edge: float) -> tuple[list[str], f
                 ends = f"{x:.1f},{middle:.1f} {x + 24:.1f},{middle:.1f}"
                 parts.append(f'<polyline class="dt-line dt-s{colour}{dashed}" points="{ends}"/>')
             if not _is_reference(line):
-                parts.append(_marker(i, x + 12, middle))
-        parts.append(
-            f'<text class="dt-name" x="{x + 29:.1f}" y="{y - 4:.1f}">{escape(name)}{_tooltip(line.name, most)}</text>'
-        )
+                parts.append(_draw_marker(i, x + 12, middle))
+        tooltip = _tooltip_if_cut(line.name, most)
+        parts.append(f'<text class="dt-name" x="{x + 29:.1f}" y="{y - 4:.1f}">{escape(name)}{tooltip}</text>')
         x += needed
     return parts, y
 
@@ -233,7 +232,7 @@ def _draw_plane(figure: Figure, lower_edge: float) -> tuple[list[str], float]:
     x_axis = axis(x_values, log=figure.log_x, tight=True)
     y_axis = axis(_values_on_y(figure), log=figure.log_y, percent=figure.percent_y, zero=bool(bars))
     parts = []
-    for text in _wrap(figure.y_label):
+    for text in _wrap_text(figure.y_label):
         lower_edge += _ROW
         parts.append(f'<text x="{_PAD}" y="{lower_edge - 3:.1f}">{escape(text)}</text>')
     left = _PAD + _CHAR * max(len(label) for label in y_axis.labels) + 8
@@ -253,7 +252,7 @@ def _draw_plane(figure: Figure, lower_edge: float) -> tuple[list[str], float]:
         parts.append(f'<text x="{left - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>')
     parts += _draw_x_ticks(x_axis, to_x, top, bottom)
     for i, line in enumerate(figure.lines):
-        places = [_place(point, x_axis, y_axis) for point in _points(line)]
+        places = [_place_if_shown(point, x_axis, y_axis) for point in _points_of_line(line)]
         if line.style == "bars":
             parts += _draw_bars(i, places, bars.index(line), len(bars), width, to_x, to_y, y_axis)
         else:
@@ -272,7 +271,7 @@ def _draw_label(label: str, middle: float, lower_edge: float) -> tuple[list[str]
     Returns: SVG elements, and the y at which they end.
     """
     parts = []
-    for text in _wrap(label):
+    for text in _wrap_text(label):
         lower_edge += _ROW
         parts.append(f'<text x="{middle:.1f}" y="{lower_edge - 3:.1f}" text-anchor="middle">{escape(text)}</text>')
     return parts, lower_edge
@@ -297,7 +296,7 @@ def _draw_x_ticks(x_axis: Axis, to_x: Callable[[float], float], top: float, bott
             yield f'<text x="{middle:.1f}" y="{bottom + 17:.1f}" text-anchor="middle">{escape(label)}</text>'
 
 
-def _place(point: _Point, x_axis: Axis, y_axis: Axis) -> _Place:
+def _place_if_shown(point: _Point, x_axis: Axis, y_axis: Axis) -> _Place:
     """The point if both axes show it, else a gap."""
     x, y, low, high = point
     if isinstance(x, str) or y is None or not (x_axis.shows(x) and y_axis.shows(y)):
@@ -333,9 +332,9 @@ def _draw_line(
     stride = 1 if line.style == "points" else max(1, math.ceil(len(present) / _MARKERS_UP_TO))
     for k, (x, y, low, high) in enumerate(present):
         if not band and low is not None and high is not None:
-            yield _error_bar(colour, to_x(x), to_y(low), to_y(high))
+            yield _draw_error_bar(colour, to_x(x), to_y(low), to_y(high))
         if k % stride == 0 and not _is_reference(line):
-            yield _marker(i, to_x(x), to_y(y))
+            yield _draw_marker(i, to_x(x), to_y(y))
 
 
 def _bar_width(bars: Sequence[Line]) -> float:
@@ -390,7 +389,7 @@ def _draw_bars(
             f'width="{thick:.1f}" height="{tall:.1f}"/>'
         )
         if low is not None and high is not None:
-            yield _error_bar(colour, start + thick / 2, to_y(low), to_y(high))
+            yield _draw_error_bar(colour, start + thick / 2, to_y(low), to_y(high))
 
 
 # categories, a row each
@@ -414,7 +413,7 @@ def _draw_rows(figure: Figure, lower_edge: float) -> tuple[list[str], float]:
     by_line = _is_named_by_lines(figure)
     rows: dict[str, list[tuple[int, _Point]]] = {}
     for i, line in enumerate(figure.lines):
-        for point in _points(line):
+        for point in _points_of_line(line):
             rows.setdefault(line.name if by_line else str(point[0]), []).append((i, point))
     has_bars = any(line.style == "bars" for line in figure.lines)
     values = axis(_values_on_y(figure), log=figure.log_y, percent=figure.percent_y, zero=has_bars)
@@ -433,7 +432,7 @@ def _draw_rows(figure: Figure, lower_edge: float) -> tuple[list[str], float]:
         middle = y + _BAR_STEP * len(points) / 2
         parts.append(
             f'<text class="dt-name" x="{left - 8:.1f}" y="{middle + 4:.1f}" text-anchor="end">'
-            f"{escape(_shorten(name, names_end))}{_tooltip(name, names_end)}</text>"
+            f"{escape(_shorten(name, names_end))}{_tooltip_if_cut(name, names_end)}</text>"
         )
         for i, (_, value, low, high) in points:
             parts += _draw_value(0 if by_line else i, figure, (value, low, high), values, to_x, y + _BAR_STEP / 2)
@@ -454,7 +453,7 @@ def _draw_value(
     """One value of a row: a bar or a point, its error bar, and the number beside it.
 
     Arguments:
-        i: the number of the line that it belongs to.
+        i: the number of the line whose style, colour and marker it has; 0 where lines are the categories.
         point: value, and the ends of its error bar.
         values: the horizontal axis.
         to_x: from a value to its x in the drawing.
@@ -474,19 +473,20 @@ def _draw_value(
             f'width="{abs(end - foot):.1f}" height="11"/>'
         )
     else:
-        yield _marker(i, end, y)
+        yield _draw_marker(i, end, y)
     if low is not None and high is not None:
         a, b = to_x(low), to_x(high)
         path = f"M{a:.1f} {y:.1f}H{b:.1f}M{a:.1f} {y - 3:.1f}v6M{b:.1f} {y - 3:.1f}v6"
         yield f'<path class="dt-axis dt-error" d="{path}"/>'
         end = max(end, b)
-    yield f'<text class="dt-name" x="{end + 7:.1f}" y="{y + 4:.1f}">{escape(_number(value, figure.percent_y))}</text>'
+    text = escape(_value_as_text(value, figure.percent_y))
+    yield f'<text class="dt-name" x="{end + 7:.1f}" y="{y + 4:.1f}">{text}</text>'
 
 
 # what drawings are made of
 
 
-def _points(line: Line) -> Iterator[_Point]:
+def _points_of_line(line: Line) -> Iterator[_Point]:
     """x, y, low and high of each point; None for ends that the line does not have."""
     low = line.low or (None,) * len(line.x)
     high = line.high or (None,) * len(line.x)
@@ -496,7 +496,7 @@ def _points(line: Line) -> Iterator[_Point]:
 def _values_on_y(figure: Figure) -> Iterator[float]:
     """Every number that the y axis must hold."""
     for line in figure.lines:
-        for _, *values in _points(line):
+        for _, *values in _points_of_line(line):
             yield from (value for value in values if value is not None)
 
 
@@ -505,24 +505,24 @@ def _is_reference(line: Line) -> bool:
     return line.style == "dashed" and len(line.y) > 1 and len(set(line.y)) == 1
 
 
-def _error_bar(colour: int, x: float, low: float, high: float) -> str:
+def _draw_error_bar(colour: int, x: float, low: float, high: float) -> str:
     """A vertical error bar; `low` and `high` are the y of its ends in the drawing."""
     path = f"M{x:.1f} {low:.1f}V{high:.1f}M{x - 3:.1f} {low:.1f}h6M{x - 3:.1f} {high:.1f}h6"
     return f'<path class="dt-error dt-s{colour}" d="{path}"/>'
 
 
-def _marker(i: int, x: float, y: float) -> str:
+def _draw_marker(i: int, x: float, y: float) -> str:
     """The marker of line `i` at this point: every line has its own shape until all are used, then they are hollow."""
     colour = i % _COLOURS
     fill = "dt-hollow" if i // len(_MARKERS) % 2 else f"dt-f{colour}"
     return f'<path class="dt-mark {fill} dt-s{colour}" d="M{x:.1f} {y:.1f}{_MARKERS[i % len(_MARKERS)]}"/>'
 
 
-def _number(value: float, percent: bool) -> str:
+def _value_as_text(value: float, percent: bool) -> str:
     return f"{value:.1%}" if percent else short(value)
 
 
-def _wrap(text: str, char: float = _CHAR) -> list[str]:
+def _wrap_text(text: str, char: float = _CHAR) -> list[str]:
     """The text in lines that fit the figure's width, if a character is `char` wide."""
     return textwrap.wrap(text, int((_WIDTH - 2 * _PAD) / char))
 
@@ -532,7 +532,7 @@ def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else text[: max(1, most - 1)] + "…"
 
 
-def _tooltip(text: str, most: int) -> str:
+def _tooltip_if_cut(text: str, most: int) -> str:
     """The whole text for the pointer, where `_shorten` cuts it."""
     return f"<title>{escape(text)}</title>" if len(text) > most else ""
 

@@ -48,7 +48,7 @@ class Line:
                 continue
             if len(values) != len(self.x):
                 raise ValueError(f"expected one value of {name} for each x, got {len(values)} for {len(self.x)} x")
-            object.__setattr__(self, name, _numbers(values))
+            object.__setattr__(self, name, _none_where_not_finite(values))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; what is not finite is written as a gap."""
@@ -107,7 +107,7 @@ class Figure:
         )
 
 
-def _numbers(values: Sequence[float | None]) -> Numbers:
+def _none_where_not_finite(values: Sequence[float | None]) -> Numbers:
     """The values as floats; None for what is not finite."""
     shown = (None if value is None else float(value) for value in values)
     return tuple(value if value is not None and math.isfinite(value) else None for value in shown)

@@ -91,8 +91,8 @@ class Guarantee:
         return Record(
             own=own,
             replaced=replaced,
-            reports=_each(cohorts, self._own_reports),
-            slots=self._slots(cohorts[0]) if shuffled else None,
+            reports=_view_each(cohorts, self._own_reports),
+            slots=self._slots_seen(cohorts[0]) if shuffled else None,
             spread=self.spread,
             unit=self.target_unit,
             delta=self.delta,
@@ -186,7 +186,7 @@ class Guarantee:
     def _rounds(self, relation: Neighbors, cohorts: Sequence[Cohort]) -> tuple[Round, ...]:
         """The round of every cohort as it is stated under this relation."""
         settled = self.settled_protocol
-        return _each(cohorts, lambda cohort: settled.view(cohort, self.dim, neighbors=relation).round)
+        return _view_each(cohorts, lambda cohort: settled.view(cohort, self.dim, neighbors=relation).round)
 
     def _own_reports(self, cohort: Cohort) -> Round:
         """The release of one client's reports in a round, seen with its name on them.
@@ -196,7 +196,7 @@ class Guarantee:
         batches = cohort.participation if isinstance(cohort.participation, Disjoint) else Everyone()
         return Round(mechanism=self.settled_protocol.own_reports(cohort, self.dim), participation=batches)
 
-    def _slots(self, cohort: Cohort) -> DataIndependent | NonPrivate:
+    def _slots_seen(self, cohort: Cohort) -> DataIndependent | NonPrivate:
         """The release that the shuffler sees in a round, with the paper's claim about it among its reasons, if any."""
         settled = self.settled_protocol
         seen = settled.slots_seen(self.dim)
@@ -214,7 +214,7 @@ def verdict(protocol: Protocol, *, declared: Sequence[str] = (), reproducible: b
     return Verdict.REPRODUCIBLE if reproducible else Verdict.CERTIFIED
 
 
-def _each(cohorts: Sequence[Cohort], view: Callable[[Cohort], Round]) -> tuple[Round, ...]:
+def _view_each(cohorts: Sequence[Cohort], view: Callable[[Cohort], Round]) -> tuple[Round, ...]:
     """The view of every cohort, computed once for equal ones; those that are one object are not even compared."""
     distinct = {id(cohort): cohort for cohort in cohorts}
     rounds = {cohort: view(cohort) for cohort in dict.fromkeys(distinct.values())}

@@ -76,7 +76,7 @@ def with_sampling(terms: Terms, kind: str, population: int) -> Terms:
 
 def guarantee(name: str, terms: Terms) -> Guarantee:
     """The `Guarantee` of a training with this protocol on these terms: equal rounds, one cohort."""
-    protocol, cohort = _build(name, terms)
+    protocol, cohort = _build_protocol(name, terms)
     return Guarantee(
         protocol=protocol,
         cohorts=(cohort,) * terms.rounds,
@@ -100,7 +100,7 @@ def quote(name: str, terms: Terms) -> Quote:
 
 def settle_protocol(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Cohort]:
     """The protocol with everything set that follows from cohort and dimension, and the cohort of one round."""
-    protocol, cohort = _build(name, terms)
+    protocol, cohort = _build_protocol(name, terms)
     return protocol.settle(cohort, terms.dim), cohort
 
 
@@ -142,7 +142,7 @@ def calibrate(
     return parameter, value, quote(name, terms.with_setting(parameter, value))
 
 
-def _build(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Cohort]:
+def _build_protocol(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Cohort]:
     """The protocol as it is configured, and the cohort of one round; refuses secret uploads where there are none."""
     protocol = protocols.build(name, terms.settings)
     if terms.uploads is not None and not protocol.secret_rounds:

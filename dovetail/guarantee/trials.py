@@ -1,7 +1,7 @@
 """What several trainings on the same data state together: all that was tried, as one record.
 
-Who sees every trial sees all their rounds (`compose`). Who sees the best of a random number of them alone sees one
-release (`best_of`, docs/proofs/private-selection.md). Either record is a ledger like any other.
+Who sees every trial sees all their rounds (`record_of_all`). Who sees the best of a random number of them alone sees
+one release (`record_of_best`, docs/proofs/private-selection.md). Either record is a ledger like any other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dovetail.guarantee.record import Record
 from dovetail.guarantee.units import ScopedRounds
 from dovetail.statements import Bound, NotApplicable, Scope, Trust
 
-__all__ = ["best_of", "bound", "compose", "concatenate"]
+__all__ = ["bound", "concatenate", "record_of_all", "record_of_best"]
 
 _OBSERVER = "observer of the chosen trial's models"
 _KEPT = (
@@ -27,7 +27,7 @@ _KEPT = (
 _SEEN = NonPrivate(reason="the curator sees every update of every trial")
 
 
-def compose(records: Sequence[Record], *, tuning: str) -> Record:
+def record_of_all(records: Sequence[Record], *, tuning: str) -> Record:
     """All rounds of all trials, one after the other: what is stated where somebody sees every trial.
 
     Arguments:
@@ -39,7 +39,7 @@ def compose(records: Sequence[Record], *, tuning: str) -> Record:
         Disjoint batches of different trials are not taken for disjoint: every trial has epochs of its own.
         Refuses trials that are stated for different units or relations, or against different adversaries.
     """
-    scope = _common(records, tuning)
+    scope = _common_scope(records, tuning)
     replaced = [record.replaced for record in records if record.replaced is not None]
     slots = [record.slots for record in records if record.slots is not None]
     revealing = [slot for slot in slots if release_of(slot).refusal is not None]
@@ -58,19 +58,19 @@ def compose(records: Sequence[Record], *, tuning: str) -> Record:
     )
 
 
-def best_of(records: Sequence[Record], *, eta: float, gamma: float, tuning: str) -> Record:
+def record_of_best(records: Sequence[Record], *, eta: float, gamma: float, tuning: str) -> Record:
     """The best of a random number of trials, each with one of the settings that these records are of.
 
     Arguments:
         records: one of every setting that a trial may draw.
         eta: shape of the law of the number of trials (a truncated negative binomial; 0: logarithmic, 1: geometric).
         gamma: success probability of that law.
-        tuning: the assumption about what was tried, as in `compose`.
+        tuning: the assumption about what was tried, as in `record_of_all`.
 
     Guarantees:
         Refuses trials that anybody but a trusted curator sees.
     """
-    scope = _common(records, tuning)
+    scope = _common_scope(records, tuning)
     if scope.trust is not Trust.CURATOR:
         raise NotApplicable(
             f"private selection needs a trusted curator who alone sees the trials, and the {scope.adversary} sees "
@@ -100,7 +100,7 @@ def bound(record: Record) -> Bound:
     return units.bound(record.unit, record.own, record.replaced, record.spread, delta=record.delta)
 
 
-def _common(records: Sequence[Record], tuning: str) -> Scope:
+def _common_scope(records: Sequence[Record], tuning: str) -> Scope:
     """The scope of all records, with the assumptions of each; ValueError if they differ in anything else."""
     if not records:
         raise ValueError("expected at least one trial, got none")

@@ -21,7 +21,7 @@ from dovetail.accounting.releases import release_of
 from dovetail.events import Round
 from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement, Unit, no_guarantee
 
-__all__ = ["ScopedRounds", "Spread", "bound", "table"]
+__all__ = ["ScopedRounds", "Spread", "bound", "statements_by_unit"]
 
 _ALONE = "all records of a subject are at one user, and all records of a user are about one subject"
 _SAME = "the record is replaced by another record of the same subject at the same user"
@@ -100,7 +100,7 @@ def bound(
     """
     target = {"delta": delta} if eps is None else {"eps": eps}
     native = own.scope.unit
-    if unit is native or _one_to_one(unit, native, spread):
+    if unit is native or _is_one_to_one(unit, native, spread):
         return accounting.bound(own.rounds, **target)
     if eps is not None:
         raise NotApplicable(f"for one {unit.value}, eps can be computed from delta, but not delta from eps")
@@ -120,13 +120,13 @@ def bound(
     if unit is Unit.USER:
         raise NotApplicable("records are clipped one by one, and a user may hold any number of them")
     if unit is Unit.ITEM:
-        return accounting.bound(_of_replaced_items(own.rounds), delta=at)
+        return accounting.bound(_rounds_of_replaced_item(own.rounds), delta=at)
     if spread.items_per_subject is None:
         raise NotApplicable("records are clipped one by one, and a subject may have any number of them")
-    return accounting.bound(_of_subjects(own.rounds, spread.items_per_subject, spread), delta=at)
+    return accounting.bound(_rounds_of_subject(own.rounds, spread.items_per_subject, spread), delta=at)
 
 
-def table(
+def statements_by_unit(
     own: ScopedRounds, replaced: ScopedRounds | None, spread: Spread, *, delta: float
 ) -> Mapping[Unit, Statement]:
     """A statement for every unit at this delta: what is certified, or that nothing is, with the reason."""
@@ -134,9 +134,9 @@ def table(
 
 
 def _statement(unit: Unit, own: ScopedRounds, replaced: ScopedRounds | None, spread: Spread, delta: float) -> Statement:
-    """The row of `table` for this unit, with all that its statement assumes beyond the protocol's own."""
+    """The row of `statements_by_unit` for this unit, with all that its statement assumes beyond the protocol's own."""
     native, scope, rounds = own.scope.unit, own.scope, own.rounds
-    one_to_one = _one_to_one(unit, native, spread)
+    one_to_one = _is_one_to_one(unit, native, spread)
     assumptions: list[str] = []
     if unit is not native and (one_to_one or unit is Unit.SUBJECT):
         assumptions.append(spread.assumption)
@@ -161,12 +161,12 @@ def _statement(unit: Unit, own: ScopedRounds, replaced: ScopedRounds | None, spr
         return no_guarantee(scope, reason=str(error), delta=delta)
 
 
-def _one_to_one(unit: Unit, native: Unit, spread: Spread) -> bool:
+def _is_one_to_one(unit: Unit, native: Unit, spread: Spread) -> bool:
     """Whether both units are users or subjects, and each user is one subject: a bound for one is one for the other."""
     return spread.alone and Unit.ITEM not in (unit, native)
 
 
-def _of_subjects(rounds: Sequence[Round], items: int, spread: Spread) -> list[Round]:
+def _rounds_of_subject(rounds: Sequence[Round], items: int, spread: Spread) -> list[Round]:
     """The same sums of records, as releases about a subject with at most so many records."""
     seen = []
     for item in rounds:
@@ -177,6 +177,6 @@ def _of_subjects(rounds: Sequence[Round], items: int, spread: Spread) -> list[Ro
     return seen
 
 
-def _of_replaced_items(rounds: Sequence[Round]) -> list[Round]:
+def _rounds_of_replaced_item(rounds: Sequence[Round]) -> list[Round]:
     """The same sums of records, as releases about one record that is replaced by another."""
     return [seen for item in rounds for seen in release_of(item.mechanism).of_replaced_item()]

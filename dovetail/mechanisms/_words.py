@@ -60,7 +60,7 @@ def random_page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Arra
     data = jax.random.key_data(key)
     begin = number * np.uint32(count)
     if impl == chacha.NAME and count >= _FEW:
-        return chacha.page(data, number, count // chacha.BLOCK_WORDS)
+        return chacha.stream_page(data, number, count // chacha.BLOCK_WORDS)
     return materialize(lambda _: _STREAMS[impl](data, jax.lax.iota(jnp.uint32, count) + begin), (count,), jnp.uint32)
 
 
@@ -108,7 +108,7 @@ def _threefry_words(key: jax.Array, counter: jax.Array) -> jax.Array:
     return first ^ second
 
 
-_STREAMS = {"threefry2x32": _threefry_words, chacha.NAME: chacha.words}
+_STREAMS = {"threefry2x32": _threefry_words, chacha.NAME: chacha.stream_words}
 
 
 @trace_once

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import references
-from dovetail.compare import Comparison, Run, in_bytes
+from dovetail.compare import Comparison, Run, bytes_in_words
 from dovetail.figures import Figure
 from dovetail.pages.words import at_least, at_most, badge, number, view_of
 from dovetail.statements import Statement
@@ -80,7 +80,7 @@ def _comparison_row(name: str, run: Run) -> dict[str, Any]:
         "trust": run.trust,
         "certified": view_of(run.certified),
         "without_trust": view_of(run.without_trust),
-        "size": in_bytes(run.costs.bytes),
+        "size": bytes_in_words(run.costs.bytes),
         "messages": f"{number(run.costs.messages)} message{'s' * (run.costs.messages > 1)}",
         "rounds": run.rounds,
         "seconds": number(run.costs.server_seconds, 2),

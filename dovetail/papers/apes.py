@@ -23,7 +23,7 @@ from dovetail.events import Report
 from dovetail.experiment.config import read
 from dovetail.figures import Figure, Line
 from dovetail.guarantee import quotes
-from dovetail.papers.exhibits import Paper, Part, Row, accuracy_figure, curves, mean_of, sweep
+from dovetail.papers.exhibits import Paper, Part, Row, accuracy_figure, curve_lines, mean_of, sweep_lines
 from dovetail.papers.runner import Overrides, Runner
 from dovetail.protocols.personal._personal import DISTRIBUTIONS
 from dovetail.statements import NotApplicable
@@ -51,14 +51,14 @@ _OURS = "personalised clones (ours)"
 _NOT_PROVED = "Everybody at the largest budget: a comparison, not proved where budgets and noise differ."
 
 
-def one_coordinate(name: str, budgets: str | list[float], *, num_users: int = USERS) -> quotes.Terms:
+def terms_of_one_coordinate(name: str, budgets: str | list[float], *, num_users: int = USERS) -> quotes.Terms:
     """One shuffled coordinate at the paper's delta."""
     return quotes.Terms(
         num_users=num_users, dim=1, delta=DELTA_SHUFFLE, settings={"budgets": budgets, "clip_value": 1.0}
     )
 
 
-def _table2(runner: Runner) -> Iterable[Row]:
+def _table2_rows(runner: Runner) -> Iterable[Row]:
     for name, title in NAMES.items():
         law = DISTRIBUTIONS[name]
         budgets = law.draw(USERS)
@@ -77,7 +77,7 @@ def _table2(runner: Runner) -> Iterable[Row]:
         )
 
 
-def _histograms(rows: Sequence[Row]) -> list[Figure]:
+def _histogram_figures(rows: Sequence[Row]) -> list[Figure]:
     """Those of one range share a figure."""
     figures = []
     for names in (("uniform1", "gauss1", "mixgauss1"), ("uniform2", "gauss2", "mixgauss2")):
@@ -103,12 +103,12 @@ TABLE2 = Part(
     caption="Budgets of 10,000 users from our sampler. The table prints N(m, 1), which we read as a standard deviation "
     "of 1, and a clip range: values outside of it move to the nearer end. So more than four in ten Gaussian users have "
     "the smallest budget, and many have the largest.",
-    rows=_table2,
-    figures=_histograms,
+    rows=_table2_rows,
+    figures=_histogram_figures,
 )
 
 
-def _figure2a(runner: Runner) -> Iterable[Row]:
+def _figure2a_rows(runner: Runner) -> Iterable[Row]:
     sizes = (1000, 10_000) if runner.quick else (1000, 2000, 5000, 10_000, 20_000, 50_000)
     for name in ("uniform2",) if runner.quick else ("uniform2", "gauss2"):
         for size in sizes:
@@ -119,7 +119,7 @@ def _bound_rows(runner: Runner, name: str, size: int) -> Iterable[Row]:
     """Every bound on one coordinate at this number of users."""
     title = NAMES[name]
     x = float(size)
-    about = one_coordinate("apes", name, num_users=size)
+    about = terms_of_one_coordinate("apes", name, num_users=size)
     quoted = quotes.quote("apes", about)
     attacked = size <= USERS
     yield Row(
@@ -154,10 +154,10 @@ def _bound_rows(runner: Runner, name: str, size: int) -> Iterable[Row]:
     )
     if name == "uniform2":  # at the largest budget, which both distributions share
         for key, bound in _BOUNDS.items():
-            yield _bound_at_largest(key, bound, float(budgets.max()), size)
+            yield _row_of_bound_at_largest(key, bound, float(budgets.max()), size)
 
 
-def _bound_at_largest(key: str, name: str, eps_local: float, size: int) -> Row:
+def _row_of_bound_at_largest(key: str, name: str, eps_local: float, size: int) -> Row:
     report = Report(kind="generic", eps_local=eps_local)
     try:
         eps, note = table.bound(key, report, num_users=size, delta=DELTA_SHUFFLE).eps, _NOT_PROVED
@@ -169,9 +169,11 @@ def _bound_at_largest(key: str, name: str, eps_local: float, size: int) -> Row:
 def _bound_figures(rows: Sequence[Row]) -> list[Figure]:
     ours = [row for row in rows if row.certified is not None]
     lines = [
-        *sweep(ours, lambda row: row.extra["eps"]),
-        *sweep(ours, lambda row: row.audited.eps if row.audited else None, suffix=", audited at least", style="points"),
-        *sweep([row for row in rows if row.certified is None], lambda row: row.extra["eps"], style="dashed"),
+        *sweep_lines(ours, lambda row: row.extra["eps"]),
+        *sweep_lines(
+            ours, lambda row: row.audited.eps if row.audited else None, suffix=", audited at least", style="points"
+        ),
+        *sweep_lines([row for row in rows if row.certified is None], lambda row: row.extra["eps"], style="dashed"),
     ]
     return [
         Figure(
@@ -193,7 +195,7 @@ FIG2A = Part(
     "mean over all budgets as if the victim's own were secret, which is refuted in general. For these budgets our "
     "bound, which is proven for that very user, is below the paper's. Erlingsson'19 needs budgets of at most 1/2 and "
     "does not apply to a largest budget of 1.",
-    rows=_figure2a,
+    rows=_figure2a_rows,
     figures=_bound_figures,
 )
 
@@ -221,15 +223,15 @@ _PRESETS = {
 _THRESHOLD = "S-APES, by a public threshold (ours)"
 
 
-def _rounds(runner: Runner) -> tuple[str, int]:
+def _rounds_setting(runner: Runner) -> tuple[str, int]:
     return ("cohort.rounds", 2 if runner.quick else 20)
 
 
-def _budgets(preset: str, budgets: str | list[float]) -> list[tuple[str, Any]]:
+def _budget_settings(preset: str, budgets: str | list[float]) -> list[tuple[str, Any]]:
     return [] if preset == "apes-nonprivate" else [("protocol.budgets", budgets)]
 
 
-def _one_round(preset: str, overrides: Overrides) -> tuple[str, quotes.Terms]:
+def _terms_of_one_round(preset: str, overrides: Overrides) -> tuple[str, quotes.Terms]:
     """One round of this config."""
     config = read(preset, overrides)
     plan = quotes.Terms(num_users=USERS, dim=_DIM, delta=_DELTA, settings=config.protocol_settings)
@@ -248,7 +250,7 @@ def _train_row(
 ) -> Row:
     """The row of a training with what is claimed, certified and, if it is attacked, shown of one round of it."""
     row = runner.row(label, preset, overrides, **more)
-    name, about = _one_round(preset, overrides)
+    name, about = _terms_of_one_round(preset, overrides)
     whole = row.certified
     further = {"certified eps of all rounds": whole.eps if whole else None, **(extra or {})}
     if attack:
@@ -262,15 +264,15 @@ def _train_row(
     )
 
 
-def _printed_form(label: str) -> list[tuple[str, Any]]:
+def _settings_as_printed(label: str) -> list[tuple[str, Any]]:
     """S-APES as printed: the b largest of each client; one step for all protocols, as in the others' presets."""
     return [("protocol.published", True), ("server.learning_rate", 0.3)] if label == "S-APES" else []
 
 
-def _table3(runner: Runner) -> Iterable[Row]:
+def _table3_rows(runner: Runner) -> Iterable[Row]:
     for label, preset in {**_PRESETS, _THRESHOLD: "apes-s"}.items():
-        overrides = [_rounds(runner), *_budgets(preset, _UNIFORM2), *_printed_form(label)]
-        name, _ = _one_round(preset, overrides)
+        overrides = [_rounds_setting(runner), *_budget_settings(preset, _UNIFORM2), *_settings_as_printed(label)]
+        name, _ = _terms_of_one_round(preset, overrides)
         yield _train_row(
             runner,
             label,
@@ -287,7 +289,7 @@ def _eps_by_coordinate(label: str, name: str) -> dict[str, Any]:
     """eps of one coordinate and of all of a user's reports, claimed and certified."""
     if name == "fedavg":
         return {}
-    quoted = quotes.quote("apes" if name == "s_apes" else name, one_coordinate(name, _UNIFORM2))
+    quoted = quotes.quote("apes" if name == "s_apes" else name, terms_of_one_coordinate(name, _UNIFORM2))
     largest = min(_UNIFORM2) if name == "ldp_min" else max(_UNIFORM2)
     certified = {} if label == "S-APES" else {"certified eps_c": quoted.certified.eps}
     claimed_local = _DIM * largest * (_KEPT if name == "s_apes" else 1)
@@ -319,12 +321,12 @@ TABLE3 = Part(
     "numerics that the paper does not describe, not by its Thm. 4, and at a delta' that differs from row to row. The "
     "paper prints neither C nor step nor rounds; we chose C = .3, step .3 and 20 rounds (2 in a quick run), and FedSGD "
     "instead of FedProx. In a quick run UniS and S-APES are not attacked, because that takes a while.",
-    rows=_table3,
-    figures=lambda rows: [accuracy_figure("Accuracy over rounds", "rounds", curves(rows))],
+    rows=_table3_rows,
+    figures=lambda rows: [accuracy_figure("Accuracy over rounds", "rounds", curve_lines(rows))],
 )
 
 
-def _figure2b(runner: Runner) -> Iterable[Row]:
+def _figure2b_rows(runner: Runner) -> Iterable[Row]:
     for name, title in NAMES.items():
         if runner.quick and name not in ("uniform2", "gauss1"):
             continue
@@ -335,13 +337,13 @@ def _figure2b(runner: Runner) -> Iterable[Row]:
                 yield Row(label=f"{series}, {title}", series=series, extra={"distribution": title}, not_here=slow)
                 continue
             preset = _PRESETS[series]
-            overrides = [_rounds(runner), *_budgets(preset, budgets), *_printed_form(series)]
+            overrides = [_rounds_setting(runner), *_budget_settings(preset, budgets), *_settings_as_printed(series)]
             yield _train_row(
                 runner, f"{series}, {title}", preset, overrides, series=series, extra={"distribution": title}
             )
 
 
-def _bars_by_distribution(rows: Sequence[Row]) -> list[Figure]:
+def _figures_by_distribution(rows: Sequence[Row]) -> list[Figure]:
     lines = [
         Line(
             name=series,
@@ -360,28 +362,33 @@ FIG2B = Part(
     caption="UniS, APES and S-APES as printed under the budgets of Table 2; C, step and rounds as in Table 3. The "
     "paper draws bars and prints no values. It finds APES and S-APES above UniS, except for S-APES under Gauss1. No "
     "attack was run for these rows.",
-    rows=_figure2b,
-    figures=_bars_by_distribution,
+    rows=_figure2b_rows,
+    figures=_figures_by_distribution,
 )
 
 
-def _figure3a(runner: Runner) -> Iterable[Row]:
+def _figure3a_rows(runner: Runner) -> Iterable[Row]:
     for series, preset in (("Clip-Laplace", "apes"), ("Laplace", "apes-unis")):
         for clip in (0.3, 1.0) if runner.quick else (0.03, 0.1, 0.3, 1.0):
-            overrides = [_rounds(runner), *_budgets(preset, _UNIFORM2)]
+            overrides = [_rounds_setting(runner), *_budget_settings(preset, _UNIFORM2)]
             if clip != 0.3:  # the preset's own, trained for Table 3
                 overrides.append(("protocol.clip_value", clip))
             yield _train_row(runner, f"{series}, C = {clip:g}", preset, overrides, series=series, x=clip)
 
 
-def _figure3b(runner: Runner) -> Iterable[Row]:
+def _figure3b_rows(runner: Runner) -> Iterable[Row]:
     rules = {"post-sparsification": "top", "random sparsification": "random", "threshold (ours)": "threshold"}
     for series, rule in rules.items():
         if runner.quick and rule == "threshold":
             continue
         for keep in (0.05, _KEPT) if runner.quick else (0.01, 0.05, 0.1, _KEPT):
             setting = ("protocol.published", True) if rule == "top" else ("protocol.sparsify", rule)
-            overrides = [_rounds(runner), *_budgets("apes-s", _UNIFORM2), setting, ("server.learning_rate", 0.3)]
+            overrides = [
+                _rounds_setting(runner),
+                *_budget_settings("apes-s", _UNIFORM2),
+                setting,
+                ("server.learning_rate", 0.3),
+            ]
             if keep != _KEPT:
                 overrides.append(("protocol.keep", keep))
             yield _train_row(runner, f"{series}, b/d = {keep:g}", "apes-s", overrides, series=series, x=keep)
@@ -393,8 +400,8 @@ FIG3A = Part(
     caption="APES with Clip-Laplace, and with plain Laplace noise (which is UniS), Uniform2, step .3 at every C. The "
     "paper finds the best accuracy with Clip-Laplace at C = .1, and Laplace good only at small C; it prints no "
     "values. What is certified does not depend on C. No attack was run for these rows.",
-    rows=_figure3a,
-    figures=lambda rows: [accuracy_figure("Accuracy by clip bound", "C", sweep(rows, mean_of), log_x=True)],
+    rows=_figure3a_rows,
+    figures=lambda rows: [accuracy_figure("Accuracy by clip bound", "C", sweep_lines(rows, mean_of), log_x=True)],
 )
 FIG3B = Part(
     key="fig3b",
@@ -402,8 +409,8 @@ FIG3B = Part(
     caption="S-APES keeps the b largest noisy coordinates of each client as printed (no guarantee), b random ones, or "
     "those above a public threshold (both certified like APES), Uniform2, C = .3, step .3. The paper finds "
     "the random choice worse at every ratio; it prints no values. No attack was run for these rows.",
-    rows=_figure3b,
-    figures=lambda rows: [accuracy_figure("Accuracy by the share kept", "b/d", sweep(rows, mean_of))],
+    rows=_figure3b_rows,
+    figures=lambda rows: [accuracy_figure("Accuracy by the share kept", "b/d", sweep_lines(rows, mean_of))],
 )
 
 PAPER = Paper(

@@ -22,7 +22,18 @@ from dovetail.statements import Statement, Verdict
 if TYPE_CHECKING:
     from dovetail.papers.runner import Runner
 
-__all__ = ["Curve", "Measurement", "Paper", "Part", "Row", "accuracy_figure", "curves", "mean_of", "sweep", "write"]
+__all__ = [
+    "Curve",
+    "Measurement",
+    "Paper",
+    "Part",
+    "Row",
+    "accuracy_figure",
+    "curve_lines",
+    "mean_of",
+    "sweep_lines",
+    "write",
+]
 
 Curve = tuple[tuple[float, float], ...]  # points (x, y) of a training: mostly rounds and test accuracy
 
@@ -107,7 +118,7 @@ class Row:
             "series": self.series,
             "x": self.x,
             "curve": [list(point) for point in self.curve],
-            "extra": {key: _finite(value) for key, value in self.extra.items()},
+            "extra": {key: _none_if_not_finite(value) for key, value in self.extra.items()},
             "config": self.config,
             "seconds": self.seconds,
             "note": self.note,
@@ -137,7 +148,7 @@ class Row:
         }
 
 
-def _finite(value: Any) -> Any:
+def _none_if_not_finite(value: Any) -> Any:
     """The value; None for a float that is not finite, which JSON cannot hold."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -203,7 +214,7 @@ def write(part: Part, rows: Sequence[Row], out: Path, *, run: Mapping[str, Any],
         write_table(out / f"{part.key}-lines.csv", points)
 
 
-def sweep(
+def sweep_lines(
     rows: Sequence[Row], value: Callable[[Row], float | None], *, style: str = "line", suffix: str = ""
 ) -> tuple[Line, ...]:
     """One line for each series of the rows, over their x.
@@ -217,7 +228,7 @@ def sweep(
     lines = []
     for name in names:
         placed = sorted((row for row in rows if row.series == name and row.x is not None), key=lambda row: row.x or 0.0)
-        points = [(row, _finite(value(row))) for row in placed]
+        points = [(row, _none_if_not_finite(value(row))) for row in placed]
         if all(y is None for _, y in points):
             continue
         lines.append(
@@ -241,7 +252,7 @@ def accuracy_figure(title: str, x_label: str, lines: Sequence[Line], **more: Any
     return Figure(title=title, x_label=x_label, y_label="test accuracy", percent_y=True, lines=lines, **more)
 
 
-def curves(rows: Sequence[Row]) -> tuple[Line, ...]:
+def curve_lines(rows: Sequence[Row]) -> tuple[Line, ...]:
     """One line per row that has a curve, named by the row's label."""
     return tuple(
         Line(name=row.label, x=tuple(x for x, _ in row.curve), y=tuple(y for _, y in row.curve))

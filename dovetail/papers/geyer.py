@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dovetail.claims import geyer
 from dovetail.figures import Figure, Line
-from dovetail.papers.exhibits import Paper, Part, Row, curves
+from dovetail.papers.exhibits import Paper, Part, Row, curve_lines
 from dovetail.papers.runner import Overrides, Runner
 
 __all__ = ["PAPER"]
@@ -30,7 +30,7 @@ _FIXED = "fixed clip"
 _MEDIAN = "median (as published)"
 
 
-def variants(clients: int) -> Mapping[str, Overrides]:
+def overrides_by_variant(clients: int) -> Mapping[str, Overrides]:
     """By name, the overrides of each way to set the clip norm and the schedule, for this number of clients."""
     first, last = _SIZES[clients]
     rounds = int(_PRINTED[clients]["rounds"])
@@ -49,7 +49,7 @@ def variants(clients: int) -> Mapping[str, Overrides]:
     }
 
 
-def non_private(rounds: int) -> Overrides:
+def overrides_without_privacy(rounds: int) -> Overrides:
     """K = 100 without privacy; what the raw updates were like is drawn over the rounds."""
     return (
         ("diagnostics", True),
@@ -61,7 +61,7 @@ def non_private(rounds: int) -> Overrides:
 
 def _table_rows(runner: Runner) -> Iterator[Row]:
     for clients, printed in _PRINTED.items():
-        for name, overrides in variants(clients).items():
+        for name, overrides in overrides_by_variant(clients).items():
             if runner.quick and not (clients == 100 and name in (_FIXED, _MEDIAN)):
                 continue
             label = f"K = {clients}, {name}"
@@ -78,13 +78,17 @@ def _table_rows(runner: Runner) -> Iterator[Row]:
                 attack=True,
                 note=note if name == _MEDIAN else "",
             )
-    rounds = _rounds(runner)
+    rounds = _num_rounds(runner)
     yield runner.row(
-        f"K = 100, non-private, {rounds} rounds", "geyer-100", non_private(rounds), paper=_NON_PRIVATE, series="none"
+        f"K = 100, non-private, {rounds} rounds",
+        "geyer-100",
+        overrides_without_privacy(rounds),
+        paper=_NON_PRIVATE,
+        series="none",
     )
 
 
-def _rounds(runner: Runner) -> int:
+def _num_rounds(runner: Runner) -> int:
     """Rounds of the non-private run: those that the paper took where there is an accelerator."""
     if runner.has_accelerator:
         return 380
@@ -93,25 +97,27 @@ def _rounds(runner: Runner) -> int:
 
 def _training_rows(runner: Runner) -> Iterator[Row]:
     """The trainings of the table that Fig. 2 draws: they were run already, and are not run again."""
-    rounds = _rounds(runner)
+    rounds = _num_rounds(runner)
     for clients, printed in _PRINTED.items():
         if (runner.quick and clients > 100) or (clients == 10000 and not runner.has_accelerator):
             yield Row(label=f"K = {clients}", paper=printed, not_here="left out of --quick" if runner.quick else _LONG)
             continue
-        yield runner.row(f"K = {clients}", f"geyer-{clients}", variants(clients)[_FIXED], paper=printed, attack=True)
-    yield runner.row("non-private, K = 100", "geyer-100", non_private(rounds), paper=_NON_PRIVATE)
+        yield runner.row(
+            f"K = {clients}", f"geyer-{clients}", overrides_by_variant(clients)[_FIXED], paper=printed, attack=True
+        )
+    yield runner.row("non-private, K = 100", "geyer-100", overrides_without_privacy(rounds), paper=_NON_PRIVATE)
 
 
 def _accuracy_figure(rows: Sequence[Row]) -> list[Figure]:
     return [
         Figure(title="Accuracy over the rounds", x_label="round", y_label="test accuracy", log_x=True, percent_y=True,
-               lines=curves(rows))
+               lines=curve_lines(rows))
     ]  # fmt: skip
 
 
 def _phase_rows(runner: Runner) -> Iterator[Row]:
-    rounds = _rounds(runner)
-    trained = runner.train("geyer-100", non_private(rounds), label="non-private, K = 100")
+    rounds = _num_rounds(runner)
+    trained = runner.train("geyer-100", overrides_without_privacy(rounds), label="non-private, K = 100")
     named = {"accuracy": trained.accuracy, **trained.diagnostics}
     for name, title in _TITLES.items():
         if named.get(name):
@@ -125,7 +131,7 @@ def _phase_figures(rows: Sequence[Row]) -> list[Figure]:
     return [
         Figure(title=line.name, x_label="round", y_label=line.name, percent_y=line.name == "test accuracy",
                log_y=line.name != "test accuracy", lines=(line,))
-        for line in curves(rows)
+        for line in curve_lines(rows)
     ]  # fmt: skip
 
 

@@ -91,7 +91,7 @@ class Runner:
         config = read(preset, overrides)
         text = to_toml(config)
         if text not in self._trained:
-            self._trained[text] = self._train(text, label or preset)
+            self._trained[text] = self._train_config(text, label or preset)
         return self._trained[text]
 
     def row(
@@ -133,7 +133,7 @@ class Runner:
         """The best exact attack on a protocol at these parameters."""
         return audit.audit(protocol, plan, trials=0).bound
 
-    def _train(self, text: str, label: str) -> SeedRuns:
+    def _train_config(self, text: str, label: str) -> SeedRuns:
         """Train a config, given as TOML, once for every seed, and keep it as a file."""
         results = []
         accuracies = []
@@ -158,12 +158,12 @@ class Runner:
                 name: _mean_curve([[(line["round"], line[name]) for line in lines] for lines in diagnoses])
                 for name in names
             },
-            config=self._keep(text, label),
+            config=self._keep_config(text, label),
             rounds=plan.guarantee.rounds()[: results[-1].rounds] if as_certified else (),
             seconds=time.perf_counter() - begun,
         )
 
-    def _keep(self, text: str, label: str) -> str:
+    def _keep_config(self, text: str, label: str) -> str:
         """Write the config to a file that is named after its label; returns the path below the paper's folder."""
         folder = self.out / "configs"
         folder.mkdir(parents=True, exist_ok=True)

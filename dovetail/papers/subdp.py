@@ -17,7 +17,7 @@ from dovetail.claims import subdp
 from dovetail.events import Everyone, Gaussian, Round, SampledSubject
 from dovetail.figures import Figure
 from dovetail.numbers import at_most
-from dovetail.papers.exhibits import Paper, Part, Row, mean_of, sweep
+from dovetail.papers.exhibits import Paper, Part, Row, mean_of, sweep_lines
 from dovetail.papers.runner import Overrides, Runner
 from dovetail.statements import Bound, Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict
 
@@ -29,7 +29,7 @@ _ITEM_NOTE = "(4, 1e-5) for one item; the eps of a writer has its own column"
 _BATCH_NOTE = "the noise depends on the data and reveals something about it, so nothing is certified"
 
 
-def configs(spread: int) -> dict[str, tuple[str, Overrides]]:
+def preset_and_overrides(spread: int) -> dict[str, tuple[str, Overrides]]:
     """Each way to protect writers whose images lie at `spread` silos: a preset, and what is changed."""
     over = ("task.spread", spread)
     capped = (over, ("protocol.users_per_subject", spread))
@@ -52,7 +52,7 @@ WRITERS = {
 
 def _train_rows(runner: Runner) -> Iterator[Row]:
     for spread in (2,) if runner.quick else (1, 2, 5):
-        for name, (preset, overrides) in configs(spread).items():
+        for name, (preset, overrides) in preset_and_overrides(spread).items():
             if runner.quick and name not in ("central_sub", "local_sub", "item-level DP-FL"):
                 continue
             notes = {"item-level DP-FL": _ITEM_NOTE, "central_sub, Z of the batch (as published)": _BATCH_NOTE}
@@ -70,8 +70,8 @@ def _train_row(runner: Runner, label: str, preset: str, overrides: Overrides, **
     return runner.row(label, preset, overrides, extra=extra, attack=True, **more)
 
 
-def _accuracy(rows: Sequence[Row]) -> list[Figure]:
-    lines = sweep(rows, mean_of)
+def _accuracy_figures(rows: Sequence[Row]) -> list[Figure]:
+    lines = sweep_lines(rows, mean_of)
     title = "Accuracy by the number of silos that hold a writer's images"
     return [Figure(title=title, x_label="silos", y_label="test accuracy", percent_y=True, lines=lines)]
 
@@ -128,7 +128,7 @@ def _certified_eps(row: Row) -> float | None:
 
 def _items_figure(rows: Sequence[Row]) -> list[Figure]:
     title = "A subject's eps by the number of its items"
-    lines = sweep(rows, _certified_eps)
+    lines = sweep_lines(rows, _certified_eps)
     return [Figure(title=title, x_label="items", y_label="certified eps", log_x=True, log_y=True, lines=lines)]
 
 
@@ -155,8 +155,10 @@ def _span_rows(runner: Runner) -> Iterator[Row]:
 
 def _spans_figure(rows: Sequence[Row]) -> list[Figure]:
     lines = (
-        *sweep(rows, _certified_eps, suffix=", certified"),
-        *sweep(rows, lambda row: None if row.claimed is None else row.claimed.eps, style="dashed", suffix=", claimed"),
+        *sweep_lines(rows, _certified_eps, suffix=", certified"),
+        *sweep_lines(
+            rows, lambda row: None if row.claimed is None else row.claimed.eps, style="dashed", suffix=", claimed"
+        ),
     )
     title = "A subject's eps by the number of users that hold its records"
     return [Figure(title=title, x_label="users", y_label="eps", lines=lines)]
@@ -178,7 +180,7 @@ PAPER = Paper(
             "same noise. Hyper-parameters were tuned on MNIST's first 50,000 training images and evaluated on its "
             "last 10,000, and no statement accounts for that. Attacks are exact, on all rounds, where one is known.",
             rows=_train_rows,
-            figures=_accuracy,
+            figures=_accuracy_figures,
         ),
         Part(
             key="items",

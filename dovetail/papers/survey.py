@@ -23,7 +23,7 @@ from dovetail.claims import survey as published
 from dovetail.events import Everyone, Gaussian, Report, Round
 from dovetail.figures import Figure
 from dovetail.guarantee import quotes
-from dovetail.papers.exhibits import Measurement, Paper, Part, Row, mean_of, sweep
+from dovetail.papers.exhibits import Measurement, Paper, Part, Row, mean_of, sweep_lines
 from dovetail.papers.runner import Runner
 from dovetail.protocols import fast_path
 from dovetail.protocols.sums.binary_sum import BinarySum
@@ -119,14 +119,14 @@ def _worst_input(protocol: Sum) -> float:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _collect(protocol: Sum, users: int, x: float, key: jax.Array) -> Any:
+def _collect_reports(protocol: Sum, users: int, x: float, key: jax.Array) -> Any:
     xs = jnp.full((users, 1), x)
     present = jnp.ones(users, bool)
     return fast_path(protocol, 1).collect(xs, present, (), keys=jax.random.split(key, users))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _estimate(protocol: Sum, size: int, collected: Any, key: jax.Array) -> jax.Array:
+def _estimate_mean(protocol: Sum, size: int, collected: Any, key: jax.Array) -> jax.Array:
     tally = fast_path(protocol, 1).finish(collected, key=key)
     return size * protocol.estimate(tally, size, (), key=key)[0][0]
 
@@ -134,53 +134,55 @@ def _estimate(protocol: Sum, size: int, collected: Any, key: jax.Array) -> jax.A
 def _estimated_sum(protocol: Sum, size: int, x: float, key: jax.Array) -> float:
     """What one round estimates the sum to be, where everybody holds x."""
     sizes = [min(_CHUNK, size - start) for start in range(0, size, _CHUNK)]
-    parts = [_collect(protocol, users, x, jax.random.fold_in(key, i)) for i, users in enumerate(sizes)]
+    parts = [_collect_reports(protocol, users, x, jax.random.fold_in(key, i)) for i, users in enumerate(sizes)]
     total = jax.tree.map(lambda *leaves: sum(leaves), *parts)
-    return float(_estimate(protocol, size, total, jax.random.fold_in(key, size)))
+    return float(_estimate_mean(protocol, size, total, jax.random.fold_in(key, size)))
 
 
-def _sums(runner: Runner, protocols: dict[str, tuple[str, dict[str, Any]]]) -> Iterator[Row]:
+def _sum_rows(runner: Runner, protocols: dict[str, tuple[str, dict[str, Any]]]) -> Iterator[Row]:
     sizes = _FEW_SIZES if runner.quick else _SIZES
     for series, (name, settings) in protocols.items():
         for size in sizes:
             runner.observe(f"{series}, {size} users")
             row, _ = measure(name, size, settings, seeds=runner.seeds, most_rounds=60 if runner.quick else 300)
             audited = runner.audit(
-                name, quotes.Terms(num_users=size, dim=1, delta=DELTA, settings=_with_noise(row, settings))
+                name, quotes.Terms(num_users=size, dim=1, delta=DELTA, settings=_settings_with_noise(row, settings))
             )
-            yield _in_series(row, series, audited)
+            yield _row_in_series(row, series, audited)
 
 
-def _with_noise(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
+def _settings_with_noise(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
     noise = {key: row.extra[key] for key in ("eps_local", "noise_multiplier") if key in row.extra}
     return {**settings, **noise}
 
 
-def _in_series(row: Row, series: str, audited: Any) -> Row:
+def _row_in_series(row: Row, series: str, audited: Any) -> Row:
     return dataclasses.replace(row, series=series, label=f"{series}, {row.label}", audited=audited)
 
 
-def _exact(name: str, size: int, error: float, note: str) -> Row:
+def _row_of_exact_error(name: str, size: int, error: float, note: str) -> Row:
     return Row(label=f"{name}, n = {size}", series=name, x=float(size), extra={"exact": error}, note=note)
 
 
-def _numbers(runner: Runner) -> Iterator[Row]:
-    yield from _sums(runner, _NUMBERS)
+def _number_rows(runner: Runner) -> Iterator[Row]:
+    yield from _sum_rows(runner, _NUMBERS)
     for size in _FEW_SIZES if runner.quick else _SIZES:
-        yield _exact("curator", size, curator_error(), "Gaussian noise, by its formula")
+        yield _row_of_exact_error("curator", size, curator_error(), "Gaussian noise, by its formula")
 
 
-def _bits(runner: Runner) -> Iterator[Row]:
-    yield from _sums(runner, _BITS)
+def _bit_rows(runner: Runner) -> Iterator[Row]:
+    yield from _sum_rows(runner, _BITS)
     for size in _FEW_SIZES if runner.quick else _SIZES:
-        yield _exact("curator", size, curator_error(), "Gaussian noise, by its formula")
-        yield _exact("local", size, local_error(size), "randomized response at eps_local 1, by its formula")
+        yield _row_of_exact_error("curator", size, curator_error(), "Gaussian noise, by its formula")
+        yield _row_of_exact_error(
+            "local", size, local_error(size), "randomized response at eps_local 1, by its formula"
+        )
 
 
 def _error_figure(title: str) -> Any:
     def figures(rows: Sequence[Row]) -> list[Figure]:
-        exact = sweep(rows, lambda row: row.extra.get("exact"), suffix=", exact")
-        measured = sweep(rows, mean_of, style="points", suffix=", measured")
+        exact = sweep_lines(rows, lambda row: row.extra.get("exact"), suffix=", exact")
+        measured = sweep_lines(rows, mean_of, style="points", suffix=", measured")
         return [
             Figure(title=title, x_label="users", y_label=_METRIC, log_x=True, log_y=True, lines=(*exact, *measured))
         ]
@@ -188,7 +190,7 @@ def _error_figure(title: str) -> Any:
     return figures
 
 
-def _slopes(rows: Sequence[Row]) -> list[str]:
+def _slope_notes(rows: Sequence[Row]) -> list[str]:
     notes = []
     for series in dict.fromkeys(row.series for row in rows if row.ours):
         points = [row for row in rows if row.series == series]
@@ -204,7 +206,7 @@ def _bit_notes(rows: Sequence[Row]) -> list[str]:
     wrong = published.binary_sum_estimate(reports_sum=size * prob / 2, num_users=size, prob_random=prob)
     rate = published.error_shuffled_response(eps=EPS, delta=DELTA)
     return [
-        *_slopes(rows),
+        *_slope_notes(rows),
         f"Eq. 6 as printed, {size} users who all hold 0 and lie with probability {prob:g}: it estimates "
         f"{wrong.value:.0f} ones. {wrong.reason}",
         f"The printed error sqrt(1/delta)/eps is {rate.value:.0f} here. {rate.reason}",
@@ -222,7 +224,7 @@ def _best_bound(eps_local: float, size: int) -> Bound:
     )
 
 
-def _amplification(runner: Runner) -> Iterator[Row]:
+def _amplification_rows(runner: Runner) -> Iterator[Row]:
     scope = Scope(
         trust=Trust.SHUFFLE,
         adversary="analyzer",
@@ -255,7 +257,7 @@ def _amplification(runner: Runner) -> Iterator[Row]:
             )
 
 
-def _trust(runner: Runner) -> Iterator[Row]:
+def _trust_rows(runner: Runner) -> Iterator[Row]:
     local = (("protocol", {"name": "ldp_fl", "clip_norm": 1.0}), ("server.learning_rate", 0.05))
     yield runner.row("nobody protected (FedSGD)", "mnist-fedavg", [("cohort.epochs", 1)])
     yield runner.row("curator: DP-FL", "mnist", attack=True)
@@ -278,16 +280,16 @@ PAPER = Paper(
             caption="The sum of n numbers in [0, 1] at a certified central (1, 1e-6), recalibrated for each n, on the "
             "worst input. The survey quotes O(n^(1/3)) for one message and O(1) for several; the recursive protocol "
             "of Balle et al. (2020) with O(log log n) messages is not implemented.",
-            rows=_numbers,
+            rows=_number_rows,
             figures=_error_figure("The sum of n numbers in [0, 1]"),
-            notes=_slopes,
+            notes=_slope_notes,
         ),
         Part(
             key="binary",
             title="Sec. 5.4: binary summation under three trust models",
             caption="How many of n users hold a one, at a certified (1, 1e-6): a trusted curator, one shuffled bit per "
             "user, and the local model, where each report alone has eps 1.",
-            rows=_bits,
+            rows=_bit_rows,
             figures=_error_figure("The sum of n bits"),
             notes=_bit_notes,
         ),
@@ -296,14 +298,14 @@ PAPER = Paper(
             title="Sec. 5.2 and 5.5: amplification by shuffling",
             caption="Randomized response on a bit, delta 1e-6. The survey prints rates; we take their constants as 1, "
             "which no theorem supports.",
-            rows=_amplification,
+            rows=_amplification_rows,
         ),
         Part(
             key="trust",
             title="Three trust models, one training",
             caption="Logistic regression on MNIST, one image per user, 1000 users per round, one epoch, replacement, "
             "certified (1, 5e-6) except for the first row. Attacks are exact, on all rounds of a user.",
-            rows=_trust,
+            rows=_trust_rows,
         ),
     ),
 )

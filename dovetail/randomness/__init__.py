@@ -102,4 +102,6 @@ class Randomness:
     @staticmethod
     def key(data: jax.Array) -> jax.Array:
         """The noise key of these words; their number says whether it is one of `chacha` or one of JAX's own."""
-        return jax.random.wrap_key_data(data, impl=chacha.impl() if data.shape[-1] == chacha.KEY_WORDS else None)
+        return jax.random.wrap_key_data(
+            data, impl=chacha.key_implementation() if data.shape[-1] == chacha.KEY_WORDS else None
+        )

@@ -2,9 +2,9 @@
 
 JAX's own keys have 64 bits, too few for noise that must stay secret. A ChaCha block's input is (counter, number, use,
 0), and no two uses of a key share a block. A key folded with a number, or the n-th of a split, is the first half of
-that number's block; `jax.random` reads whole blocks. So do large draws, a `page` at a time: words that are written
-before they are used. The stream of `words` takes the first word of each block: that wastes most of it, but XLA computes
-it where it is used, in one pass.
+that number's block; `jax.random` reads whole blocks. So do large draws, a `stream_page` at a time: words that are
+written before they are used. The stream of `stream_words` takes the first word of each block: that wastes most of it,
+but XLA computes it where it is used, in one pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from dovetail._jax import jax, jnp, lax, trace_once
 
-__all__ = ["BLOCK_WORDS", "KEY_WORDS", "NAME", "first_word", "impl", "page", "words"]
+__all__ = ["BLOCK_WORDS", "KEY_WORDS", "NAME", "first_word", "key_implementation", "stream_page", "stream_words"]
 
 NAME = "chacha12"
 KEY_WORDS = 8
@@ -30,12 +30,12 @@ _COLUMNS = tuple((i, 4 + i, 8 + i, 12 + i) for i in range(4))
 _DIAGONALS = tuple((i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4) for i in range(4))
 
 
-def words(key: jax.Array, counter: jax.Array) -> jax.Array:
+def stream_words(key: jax.Array, counter: jax.Array) -> jax.Array:
     """Words of the stream of a key, given as its eight words along the last axis; broadcasts against `counter`."""
     return first_word(key, counter, np.uint32(0), _STREAM)
 
 
-def page(key: jax.Array, number: Word, blocks: int, *, rounds: int = _ROUNDS) -> jax.Array:
+def stream_page(key: jax.Array, number: Word, blocks: int, *, rounds: int = _ROUNDS) -> jax.Array:
     """A page: `blocks` whole blocks of a key, as one array, first the first words of all of them, then the second ones.
 
     Arguments:
@@ -57,10 +57,12 @@ def first_word(key: jax.Array, counter: Word, number: Word, use: np.uint32, *, r
     Guarantees:
         With 20 rounds that of ChaCha20 (RFC 8439), whose nonce is (number, use, 0).
     """
-    return _mix_rounds(*jnp.broadcast_arrays(*_start(key, counter, number, use)), rounds=rounds)[0] + _CONSTANTS[0]
+    return (
+        _mix_rounds(*jnp.broadcast_arrays(*_initial_state(key, counter, number, use)), rounds=rounds)[0] + _CONSTANTS[0]
+    )
 
 
-def _start(key: jax.Array, counter: Word, number: Word, use: np.uint32) -> tuple[Word, ...]:
+def _initial_state(key: jax.Array, counter: Word, number: Word, use: np.uint32) -> tuple[Word, ...]:
     """The 16 words that go into a block: constants, key, counter, and a nonce of (number, use, 0)."""
     return (*_CONSTANTS, *(key[..., i] for i in range(KEY_WORDS)), counter, number, use, np.uint32(0))
 
@@ -125,7 +127,7 @@ def _block(key: jax.Array, counter: Word, number: Word, use: np.uint32, *, round
 
     The rows of the state are arrays of their own, and diagonals are columns once rows are shifted.
     """
-    return _blocks(*jnp.broadcast_arrays(*_start(key, counter, number, use)), rounds=rounds)
+    return _blocks(*jnp.broadcast_arrays(*_initial_state(key, counter, number, use)), rounds=rounds)
 
 
 @trace_once
@@ -160,7 +162,7 @@ def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 @functools.cache
-def impl() -> Any:
+def key_implementation() -> Any:
     """The implementation of `jax.random` for these keys, made once."""
     return jax.extend.random.define_prng_impl(
         key_shape=(KEY_WORDS,),

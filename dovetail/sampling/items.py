@@ -76,12 +76,12 @@ class ItemDraws:
     @property
     def width(self) -> int:
         """How many records a user's step is prepared for; a larger draw (probability below 1e-14) costs time alone."""
-        return _capacity(int(self.clients.counts.max()), self.rate)
+        return _capacity_of_draw(int(self.clients.counts.max()), self.rate)
 
     @property
     def capacity(self) -> int:
         """How many records a step of the whole federation is prepared for."""
-        return _capacity(len(self._records), self.rate)
+        return _capacity_of_draw(len(self._records), self.rate)
 
     def largest_groups(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
         """For each of these users, the most records of one subject in its batch (SubDP's Z); 0 for an empty batch."""
@@ -117,6 +117,6 @@ class ItemDraws:
         return table[groups].astype(np.float32)
 
 
-def _capacity(count: int, rate: float) -> int:
+def _capacity_of_draw(count: int, rate: float) -> int:
     """A number of records that a draw at this rate exceeds with probability below 1e-14, at most all of them."""
     return max(1, min(count, int(count * rate + 8 * math.sqrt(count * rate * (1 - rate)) + 8)))

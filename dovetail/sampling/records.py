@@ -41,7 +41,7 @@ class RecordSampler(Sampler):
         """The draws of records of the whole training, for who joins which step."""
         return ItemDraws(
             clients=self.clients,
-            subjects=_subjects(self.clients, self.subjects),
+            subjects=_subject_of_each_record(self.clients, self.subjects),
             rate=self.protocol.rate,
             randomness=self.schedule.randomness,
         )
@@ -71,16 +71,16 @@ class RecordSampler(Sampler):
     def sample(self, index: int, users: np.ndarray) -> RoundSample:
         """Users with a batch for each step, or the records that join, whose sum has the noise of all users."""
         if self.protocol.private_steps:
-            rows = self.draws.batches(index, users, steps=self._steps)
+            rows = self.draws.batches(index, users, steps=self._steps_per_round)
             return RoundSample(users, self.schedule.size_of(index), items=Items(rows, self.noise_scales(index, users)))
         scale = float(np.sqrt(np.sum(self.noise_scales(index, users) ** 2))) if self.by_recipe else 1.0
-        return RoundSample(self.draws.batch(index, users), self._batch, noise_scale=scale)
+        return RoundSample(self.draws.batch(index, users), self._expected_batch, noise_scale=scale)
 
     def noise_scales(self, index: int, users: np.ndarray) -> np.ndarray:
         """The noise of every user and step over the protocol's own: 1, or what the recipe asks for; (users, steps)."""
         if self.noise_of is None:
-            return np.ones((len(users), self._steps), np.float32)
-        return self.draws.published_scales(index, users, steps=self._steps, noise_of=self.noise_of)
+            return np.ones((len(users), self._steps_per_round), np.float32)
+        return self.draws.published_scales(index, users, steps=self._steps_per_round, noise_of=self.noise_of)
 
     def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows of a single record, once for each step that it joins, and the count 1 for each."""
@@ -92,7 +92,7 @@ class RecordSampler(Sampler):
     def expected_times(self, index: int, *, records: int) -> float:
         """The expected number of times that these records join a step of the round, together."""
         prob = self.schedule.size_of(index) / self.schedule.population
-        return prob * self.protocol.rate * records * self._steps
+        return prob * self.protocol.rate * records * self._steps_per_round
 
     def divisor(self, index: int, *, learning_rate: float) -> float:
         """What the round's sum is divided by: the expected batch.
@@ -100,8 +100,8 @@ class RecordSampler(Sampler):
         Where users take steps of their own it is also times the planned size, and over the learning rate.
         """
         if self.protocol.private_steps:
-            return self._batch * self.schedule.size_of(index) / learning_rate
-        return self._batch
+            return self._expected_batch * self.schedule.size_of(index) / learning_rate
+        return self._expected_batch
 
     def noise_std(self, index: int, *, dim: int) -> float:
         """The standard deviation of the noise on a coordinate of the sum: one draw, or one for each user and step."""
@@ -117,19 +117,19 @@ class RecordSampler(Sampler):
         """With the paper's Z, from all rounds if it sets the noise, else from some for the claim."""
         rounds = self.schedule.rounds
         if not self.protocol.adaptive_z:
-            rounds = min(rounds, max(1, _STEPS_FOR_CLAIM // self._steps))
-        largest = self.draws.largest_group(rounds, np.arange(self.schedule.population), steps=self._steps)
+            rounds = min(rounds, max(1, _STEPS_FOR_CLAIM // self._steps_per_round))
+        largest = self.draws.largest_group(rounds, np.arange(self.schedule.population), steps=self._steps_per_round)
         if self.noise_of is not None:
             self.noise_of(largest)  # refuses a Z that its recipe has no noise for
         return dataclasses.replace(self, protocol=dataclasses.replace(self.protocol, group_in_batch=largest))
 
     @property
-    def _steps(self) -> int:
+    def _steps_per_round(self) -> int:
         """Draws of records in a round: a user's private steps, or one."""
         return max(1, self.protocol.private_steps)
 
     @property
-    def _batch(self) -> float:
+    def _expected_batch(self) -> float:
         """The expected number of records in a step, as settled."""
         return float(self.protocol.require("batch"))
 
@@ -143,14 +143,14 @@ def cap_records(protocol: ItemLevel, clients: Clients, about: np.ndarray | None)
         return clients
     return subjects.cap(
         clients,
-        _subjects(clients, about),
+        _subject_of_each_record(clients, about),
         items_per_subject=protocol.items_per_subject or 1,
         users_per_subject=protocol.users_per_subject,
         items_per_user=protocol.items_per_user,
     )
 
 
-def _subjects(clients: Clients, about: np.ndarray | None) -> np.ndarray:
+def _subject_of_each_record(clients: Clients, about: np.ndarray | None) -> np.ndarray:
     """Whom each record is about; where nobody knows, its user."""
     return subjects.one_per_user(clients, _num_record_rows(clients)) if about is None else about
 

@@ -49,7 +49,7 @@ class Count(Circuit):
         self.field = field
         self.size = 1
 
-    def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
+    def gadget_inputs(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
         """One call of the gadget, which multiplies the bit by itself."""
         return np.repeat(vector, 2, axis=-1)[..., None, :]
 
@@ -83,7 +83,7 @@ class Bits(Circuit, abc.ABC):
         self.calls = -(-length // chunk)
         self.joint = self.calls
 
-    def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
+    def gadget_inputs(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
         """For call c, with its own random r: the pairs (r^j b_j, b_j - 1) of its chunk, j from 1.
 
         (..., calls, 2 chunk).

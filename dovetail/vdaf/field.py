@@ -83,19 +83,19 @@ class Field:
 
     def add(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """a + b in the field, element by element."""
-        return (a + b) % self._p
+        return (a + b) % self._modulus
 
     def sub(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """a - b in the field, element by element."""
-        return (a + (self._p - b)) % self._p
+        return (a + (self._modulus - b)) % self._modulus
 
     def mul(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """a b in the field, element by element."""
-        return (a * b) % self._p
+        return (a * b) % self._modulus
 
     def sum(self, x: np.ndarray, axis: int = -1) -> np.ndarray:
         """The sum of elements along an axis, in the field; exact for up to 2^31 terms."""
-        return np.asarray(np.sum(x, axis=axis) % self._p, self.dtype)
+        return np.asarray(np.sum(x, axis=axis) % self._modulus, self.dtype)
 
     def dot(self, a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
         """The sum of products a b along an axis, in the field."""
@@ -157,13 +157,13 @@ class Field:
         return elements
 
     @property
-    def _p(self) -> int | np.uint64:
+    def _modulus(self) -> int | np.uint64:
         """The modulus in the type of the arrays' entries, so that NumPy does not promote them."""
         return self.modulus if self.dtype is object else np.uint64(self.modulus)
 
 
 @_WRAPPING
-def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _multiply_goldilocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a b modulo 2^64 - 2^32 + 1, for canonical uint64; the 128-bit product is put together from products of halves."""
     a_low, b_low, a_high, b_high = a & _LOW, b & _LOW, a >> _HALF, b >> _HALF
     low = np.asarray(a_low * b_low)
@@ -202,16 +202,16 @@ class _Goldilocks(Field):
     @_WRAPPING
     def add(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         total = np.asarray(a + b)
-        return total - ((total < a) | (total >= self._p)) * self._p
+        return total - ((total < a) | (total >= self._modulus)) * self._modulus
 
     @_WRAPPING
     def sub(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.asarray(a - b) + np.asarray(a < b) * self._p
+        return np.asarray(a - b) + np.asarray(a < b) * self._modulus
 
     def mul(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """a b in the field, in blocks that fit the cache."""
         if np.broadcast(a, b).size <= _BLOCK:
-            return _product(np.asarray(a), np.asarray(b))
+            return _multiply_goldilocks(np.asarray(a), np.asarray(b))
         blocks = np.nditer(
             [a, b, None],
             flags=["external_loop", "buffered"],
@@ -220,7 +220,7 @@ class _Goldilocks(Field):
         )
         with blocks:
             for left, right, out in blocks:
-                out[...] = _product(left, right)
+                out[...] = _multiply_goldilocks(left, right)
             return blocks.operands[2]
 
     @_WRAPPING

@@ -60,9 +60,9 @@ class Gadget:
 class Circuit(abc.ABC):
     """A circuit that outputs zeros for vectors that it accepts, if the joint randomness is not unlucky.
 
-    `rows` and `output` are affine in the vector and the called outputs, and are evaluated on one share of them:
-    `shares` says how many shares there are, and the circuit's constants are divided by it, so that the shares of the
-    results add up. `joint` has `joint` elements on its last axis; all other axes are proofs.
+    `gadget_inputs` and `output` are affine in the vector and the called outputs, and are evaluated on one share of
+    them: `shares` says how many shares there are, and the circuit's constants are divided by it, so that the shares of
+    the results add up. `joint` has `joint` elements on its last axis; all other axes are proofs.
     """
 
     field: Field
@@ -73,7 +73,7 @@ class Circuit(abc.ABC):
     outputs: int = 1
 
     @abc.abstractmethod
-    def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
+    def gadget_inputs(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
         """The inputs of the gadget's calls, of shape (..., calls, arity)."""
 
     @abc.abstractmethod
@@ -130,7 +130,7 @@ class FullyLinearProof:
         field = self.circuit.field
         gadget = self.circuit.gadget
         order = self.order
-        table = self._table(seeds, self.circuit.rows(vector, joint, 1))
+        table = self._gadget_table(seeds, self.circuit.gadget_inputs(vector, joint, 1))
         halves = [gadget(field, table), gadget(field, values_between_roots(field, table))]
         polynomial = np.stack(halves, axis=-1).reshape(*table.shape[:-2], 2 * order)
         if self.basis == "coefficients":
@@ -160,9 +160,9 @@ class FullyLinearProof:
         order = self.order
         seeds = proof[..., : circuit.gadget.arity]
         polynomial = proof[..., circuit.gadget.arity :]
-        table = self._table(seeds, circuit.rows(vector, joint, shares))
+        table = self._gadget_table(seeds, circuit.gadget_inputs(vector, joint, shares))
         point = query[..., -1]
-        at_roots, at_point = self._evaluate(polynomial, point)
+        at_roots, at_point = self._evaluate_gadget(polynomial, point)
         called = at_roots[..., 2 : 2 * (circuit.calls + 1) : 2]
         outputs = circuit.output(vector, joint, shares, called)
         reduced = outputs[..., 0] if circuit.outputs == 1 else field.dot(query[..., :-1], outputs)
@@ -177,13 +177,13 @@ class FullyLinearProof:
         output = self.circuit.gadget(self.circuit.field, verifier[..., 1:-1])
         return (verifier[..., 0] == 0) & (output == verifier[..., -1])
 
-    def _table(self, seeds: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _gadget_table(self, seeds: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The gadget's inputs as columns of `order` values: the seeds, one row for each call, and zeros below."""
         table = pad_zeros(rows, self.order - 1 - rows.shape[-2], before=1, axis=-2)
         table[..., 0, :] = seeds
         return table
 
-    def _evaluate(self, polynomial: np.ndarray, point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _evaluate_gadget(self, polynomial: np.ndarray, point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The gadget's polynomial at the roots of unity of twice the order, and at the point."""
         field = self.circuit.field
         order = 2 * self.order

@@ -127,7 +127,7 @@ class LevelProofs:
 
     def decide(self, verifiers: Sequence[Sequence[bytes]]) -> list[bytes | None]:
         """For every report, the seed that all must have found; None if it is refused, or a verifier has no form."""
-        return [self.prio3.message(list(one)) if self._well_formed(one) else None for one in verifiers]
+        return [self.prio3.message(list(one)) if self._is_well_formed(one) else None for one in verifiers]
 
     def public_of(self, verifiers: Sequence[bytes]) -> bytes:
         """The public share that fits these verifier shares of one report: its parts of the joint randomness."""
@@ -137,7 +137,7 @@ class LevelProofs:
         """The aggregator's share of the integers, (size,) elements; `share` has passed `check`."""
         return self.prio3.output(index, share)
 
-    def _well_formed(self, row: Sequence[bytes]) -> bool:
+    def _is_well_formed(self, row: Sequence[bytes]) -> bool:
         """Whether there is a verifier share of each aggregator, of the right length and made of canonical elements."""
         return len(row) == self.shares and all(
             len(one) == self.verifier_size and bool(np.all(FIELD64.read(one[:-SEED]) < FIELD64.modulus)) for one in row

@@ -52,10 +52,10 @@ class NormLayout:
         if not 3 * self.squared + 2 < modulus:
             raise ValueError(f"expected a squared norm below a third of the field's size, got squared={self.squared}")
         if modulus < max(2 * self.checks, 2600 * self.product_bound, -(-(self.product_bound**2) // 4000)):
-            raise ValueError(f"expected a norm for which wraparounds show in {self.field.name}, got {self.norm}")
+            raise ValueError(f"expected a norm for which wraparounds show in {self.field.name}, got {self.norm_bound}")
 
     @property
-    def norm(self) -> int:
+    def norm_bound(self) -> int:
         """The norm's bound: the square root of `squared`, rounded up to an integer."""
         return math.isqrt(self.squared - 1) + 1
 
@@ -66,10 +66,10 @@ class NormLayout:
         A power of two, at least alpha times the norm plus one: so what is added to a small product, product_bound - 1,
         gives a number of `product_bits` bits.
         """
-        return next_power_of_two(math.ceil(self.alpha * self.norm) + 1)
+        return next_power_of_two(math.ceil(self.alpha * self.norm_bound) + 1)
 
     @property
-    def wraps_show(self) -> bool:
+    def has_visible_wraps(self) -> bool:
         """Whether a vector whose squares wrap around has an entry of 2 `product_bound` or more.
 
         Then a random product of it is small with probability 1/2 at most, whatever the other entries are
@@ -123,7 +123,7 @@ class NormLayout:
         """The number with these bits along the last axis, lowest first."""
         return self.field.dot(bits, self.field.elements([2**i for i in range(bits.shape[-1])]))
 
-    def norms(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def claimed_norm_and_gap(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The squared norm that is claimed, and what it lacks to the bound, put together from their bits.
 
         Linear in the vector.
@@ -134,7 +134,7 @@ class NormLayout:
             vector[..., start + bits : start + 2 * bits]
         )
 
-    def claims(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def product_claims(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For every product, what is claimed of it, and whether it is claimed small; (..., checks) each.
 
         What is claimed is the product plus `product_bound` - 1, so that it is not negative.
@@ -201,13 +201,13 @@ class NormEquality(Circuit):
         self.gadget = Gadget("squares", chunk)
         self.calls = -(-layout.dim // chunk)
 
-    def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
+    def gadget_inputs(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
         """The integers, in chunks of as many as the gadget squares at once."""
         return cut_into_rows(vector[..., : self.layout.dim], self.gadget.arity)
 
     def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
         """The claimed squared norm less the sum of squares."""
-        claimed, _ = self.layout.norms(vector)
+        claimed, _ = self.layout.claimed_norm_and_gap(vector)
         return self.field.sub(claimed, self.field.sum(called))[..., None]
 
 
@@ -224,7 +224,7 @@ class NormBits(Circuit):
         self._bit_calls = -(-layout.num_bits // chunk)
         self.calls = self._bit_calls + -(-layout.checks // chunk)
 
-    def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
+    def gadget_inputs(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
         """The pairs (r^j b_j, b_j - 1) of all bits, then (s^i (product - claim), is_small) of all products.
 
         r and s are the first two elements of joint randomness; each kind of pair starts a row of its own.
@@ -235,7 +235,7 @@ class NormBits(Circuit):
         bits = vector[..., layout.dim : layout.num_shared]
         weighted = field.mul(field.powers(joint[..., 0], layout.num_bits), bits)
         bit_pairs = np.stack([weighted, field.sub(bits, share_of_one)], axis=-1)
-        claimed, small = layout.claims(vector)
+        claimed, small = layout.product_claims(vector)
         claimed = field.sub(claimed, field.mul(field.scalar(layout.product_bound - 1), share_of_one))
         off = field.mul(
             field.powers(joint[..., 1], layout.checks), field.sub(vector[..., layout.num_shared :], claimed)
@@ -254,8 +254,8 @@ class NormBits(Circuit):
         field = self.field
         layout = self.layout
         share_of_one = field.scalar(field.inverse(shares))
-        squared, lacking = layout.norms(vector)
-        _, small = layout.claims(vector)
+        squared, lacking = layout.claimed_norm_and_gap(vector)
+        _, small = layout.product_claims(vector)
         checks = np.stack(
             [
                 field.sum(called[..., : self._bit_calls]),

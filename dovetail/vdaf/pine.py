@@ -69,7 +69,7 @@ class PineVariant:
         return sum(count * getattr(flp, what) for flp, count in self.flps)
 
     @property
-    def counts(self) -> bytes:
+    def proof_counts(self) -> bytes:
         """How many proofs there are of each kind, as the two bytes that seeds are bound to."""
         return bytes([self.norm_proofs, self.proofs])
 
@@ -96,7 +96,7 @@ class PineVariant:
             else self.field.size * (self.layout.num_shared + self.total_length("proof_length")) + 2 * SEED
         )
 
-    def cut(self, rows: np.ndarray, what: str) -> list[np.ndarray]:
+    def cut_by_kind(self, rows: np.ndarray, what: str) -> list[np.ndarray]:
         """Rows of elements of both kinds cut apart, into (rows, proofs of that kind, length) for each kind."""
         lengths = [count * getattr(flp, what) for flp, count in self.flps]
         parts = np.split(rows, [lengths[0]], axis=-1)
@@ -111,7 +111,7 @@ class PineVariant:
         stream = self.xof(seed, self.tag(_WRAP)).next(checks * -(-len(vector) // 4))
         return random_products(self.field, vector, stream, checks)
 
-    def parts_of(
+    def joint_parts(
         self, usage: int, vector: np.ndarray, shares: list[np.ndarray], blinds: list[bytes], nonce: bytes
     ) -> list[bytes]:
         """Every aggregator's hash of its own share, the leader's first.
@@ -127,11 +127,11 @@ class PineVariant:
         for share in shares:
             left = self.field.sub(left, share[: len(vector)])
         return [
-            self.part(usage, index, blind, share[: len(vector)], nonce)
+            self.joint_part(usage, index, blind, share[: len(vector)], nonce)
             for index, (blind, share) in enumerate(zip(blinds, [left, *shares], strict=True))
         ]
 
-    def part(self, usage: int, index: int, blind: bytes, share: np.ndarray, nonce: bytes) -> bytes:
+    def joint_part(self, usage: int, index: int, blind: bytes, share: np.ndarray, nonce: bytes) -> bytes:
         """An aggregator's hash of its share, under its blind: its part of the joint randomness."""
         return self.xof.seed(blind, self.tag(usage), bytes([index]), nonce, self.field.encode(share))
 
@@ -146,13 +146,13 @@ class PineVariant:
 
     def proof_share(self, index: int, seed: bytes) -> np.ndarray:
         """A helper's share of all proofs, expanded from its seed."""
-        binder = self.counts + bytes([index])
+        binder = self.proof_counts + bytes([index])
         return self.xof.expand(self.field, seed, self.tag(_PROOF), binder, self.total_length("proof_length"))
 
     def query_randomness(self, key: bytes, nonce: bytes) -> np.ndarray:
         """The random elements of all queries about one report, from the key that aggregators share."""
         length = self.total_length("query_length")
-        return self.xof.expand(self.field, key, self.tag(_QUERY), self.counts + nonce, length)
+        return self.xof.expand(self.field, key, self.tag(_QUERY), self.proof_counts + nonce, length)
 
     def joint_randomness(self, seed: bytes) -> np.ndarray:
         """The joint random elements of the bits' proofs; the norm's proof needs none."""
@@ -206,9 +206,9 @@ class Pine(PineVariant):
     def of(cls, *, dim: int, squared: int, shares: int = 2) -> Pine:
         """The variant that ships: 64-bit field, 100 wraparound checks of 16 norms or more, the shortest proofs."""
         layout = NormLayout(field=FIELD64, dim=dim, squared=squared, alpha=_WIDER)
-        if not layout.wraps_show:
+        if not layout.has_visible_wraps:
             raise ValueError(
-                f"expected dim and norm for which every wraparound shows, got dim={dim}, norm={layout.norm}"
+                f"expected dim and norm for which every wraparound shows, got dim={dim}, norm={layout.norm_bound}"
             )
         chunk, norm_chunk = best_chunks(layout)
         return cls(layout=layout, chunk=chunk, norm_chunk=norm_chunk, shares=shares)
@@ -230,7 +230,7 @@ class Pine(PineVariant):
         (`docs/proofs/verified.md`, 3). The factor 1 + 1e-9 covers the rounding of this sum; parameters that the proof
         does not cover give 1.
         """
-        if not self.layout.wraps_show or self.layout.successes < self.layout.checks:
+        if not self.layout.has_visible_wraps or self.layout.successes < self.layout.checks:
             return 1.0
         (norm, _), (bits, _) = self.flps
         modulus = self.field.modulus
@@ -255,11 +255,11 @@ class Pine(PineVariant):
         self, integers: np.ndarray, nonces: Sequence[bytes], rands: Sequence[bytes]
     ) -> list[tuple[bytes, list[bytes]]]:
         """`shard` for several vectors, one per row."""
-        shardings = [self._begin(*arguments) for arguments in zip(integers, nonces, rands, strict=True)]
+        shardings = [self._begin_sharding(*arguments) for arguments in zip(integers, nonces, rands, strict=True)]
         proofs = self._prove(shardings)
-        return [self._finish(sharding, proof) for sharding, proof in zip(shardings, proofs, strict=True)]
+        return [self._finish_sharding(sharding, proof) for sharding, proof in zip(shardings, proofs, strict=True)]
 
-    def _begin(self, integers: np.ndarray, nonce: bytes, rand: bytes) -> _Sharding:
+    def _begin_sharding(self, integers: np.ndarray, nonce: bytes, rand: bytes) -> _Sharding:
         """Everything of a report that comes before its proofs, from `rand`.
 
         Raises `Unlucky` where too few products are small.
@@ -276,13 +276,13 @@ class Pine(PineVariant):
         vectors = [self.vector_share(index, seed[0]) for index, seed in enumerate(helpers, 1)]
         vector = self._norm_part(integers)
         wrap_blinds = [wrap_blind, *(seed[2] for seed in helpers)]
-        wrap_parts = self.parts_of(_WRAP_PART, vector, vectors, wrap_blinds, nonce)
+        wrap_parts = self.joint_parts(_WRAP_PART, vector, vectors, wrap_blinds, nonce)
         products = self.products(vector[: layout.dim], self.joint_seed(_WRAP_SEED, wrap_parts))
         bits = self._product_part(products)
         if bits is None:
             raise Unlucky("expected small products of an honest vector, got a large one")
         vector = np.concatenate([vector, bits])
-        parts = self.parts_of(_JOINT_PART, vector, vectors, [blind, *(seed[3] for seed in helpers)], nonce)
+        parts = self.joint_parts(_JOINT_PART, vector, vectors, [blind, *(seed[3] for seed in helpers)], nonce)
         return _Sharding(vector, products, vectors, helpers, (wrap_blind, blind, prove), wrap_parts + parts)
 
     def _norm_part(self, integers: np.ndarray) -> np.ndarray:
@@ -297,19 +297,19 @@ class Pine(PineVariant):
         """The proofs of all vectors at once, both kinds one after the other: one row of elements per vector."""
         length = self.total_length("prove_length")
         random = np.stack(
-            [self.xof.expand(self.field, one.own[2], self.tag(_PROVE), self.counts, length) for one in shardings]
+            [self.xof.expand(self.field, one.own[2], self.tag(_PROVE), self.proof_counts, length) for one in shardings]
         )
         seeds = [self.joint_seed(_JOINT_SEED, one.parts[self.shares :]) for one in shardings]
         joint = np.stack([self.joint_randomness(seed).reshape(self.proofs, -1) for seed in seeds])
         vectors = np.stack([np.concatenate([one.vector, one.products]) for one in shardings])
         proofs = []
-        for (flp, count), randomness in zip(self.flps, self.cut(random, "prove_length"), strict=True):
+        for (flp, count), randomness in zip(self.flps, self.cut_by_kind(random, "prove_length"), strict=True):
             copies = np.broadcast_to(vectors[:, None], (len(shardings), count, vectors.shape[-1]))
             own = joint if flp.circuit.joint else joint[:, :count, :0]
             proofs.append(flp.prove(copies, randomness, own).reshape(len(shardings), -1))
         return np.concatenate(proofs, axis=-1)
 
-    def _finish(self, sharding: _Sharding, proofs: np.ndarray) -> tuple[bytes, list[bytes]]:
+    def _finish_sharding(self, sharding: _Sharding, proofs: np.ndarray) -> tuple[bytes, list[bytes]]:
         """The public share and all shares.
 
         The leader gets in full what the helpers' seeds leave of vector and proofs.
@@ -338,8 +338,8 @@ class Pine(PineVariant):
         vectors, proofs, joints = (np.stack([one[i] for one in opened]) for i in range(3))
         queries = np.stack([self.query_randomness(key, report.nonce) for report in reports])
         verifiers = []
-        proof_parts = self.cut(proofs, "proof_length")
-        query_parts = self.cut(queries, "query_length")
+        proof_parts = self.cut_by_kind(proofs, "proof_length")
+        query_parts = self.cut_by_kind(queries, "query_length")
         for (flp, count), proof, query in zip(self.flps, proof_parts, query_parts, strict=True):
             copies = np.broadcast_to(vectors[:, None], (len(reports), count, vectors.shape[-1]))
             joint = joints.reshape(len(reports), self.proofs, -1)
@@ -358,14 +358,14 @@ class Pine(PineVariant):
         if not verifiers:
             return []
         size = self.verifier_size - 2 * SEED
-        fine = np.array([len(one) == self.shares and all(map(self._well_formed, one)) for one in verifiers])
+        fine = np.array([len(one) == self.shares and all(map(self._is_well_formed, one)) for one in verifiers])
         sound = [one for one, ok in zip(verifiers, fine, strict=True) if ok]
         total = self.field.zeros(len(sound), size // self.field.size)
         for index in range(self.shares):
             shares = b"".join(one[index][:size] for one in sound)
             total = self.field.add(total, self.field.read(shares).reshape(total.shape))
         accepted = np.ones(len(sound), bool)
-        for (flp, _), part in zip(self.flps, self.cut(total, "verifier_length"), strict=True):
+        for (flp, _), part in zip(self.flps, self.cut_by_kind(total, "verifier_length"), strict=True):
             accepted &= np.all(flp.decide(part), axis=-1)
         fine[fine] = accepted
         return [self._agreed_seeds(one) if ok else None for one, ok in zip(verifiers, fine, strict=True)]
@@ -380,7 +380,7 @@ class Pine(PineVariant):
             return self.vector_share(index, share[:SEED], length=self.layout.dim)
         return self.field.decode(share[: self.field.size * self.layout.dim])
 
-    def _well_formed(self, verifier: bytes) -> bool:
+    def _is_well_formed(self, verifier: bytes) -> bool:
         """Whether a verifier share has the right length and consists of canonical elements."""
         size = self.verifier_size - 2 * SEED
         return len(verifier) == self.verifier_size and bool(
@@ -408,10 +408,10 @@ class Pine(PineVariant):
         public = [report.public[i : i + SEED] for i in range(0, len(report.public), SEED)]
         wrap_parts = public[: self.shares]
         parts = public[self.shares :]
-        wrap_parts[index] = self.part(
+        wrap_parts[index] = self.joint_part(
             _WRAP_PART, index, share[-2 * SEED : -SEED], vector[: layout.norm_part_length], report.nonce
         )
-        parts[index] = self.part(_JOINT_PART, index, share[-SEED:], vector, report.nonce)
+        parts[index] = self.joint_part(_JOINT_PART, index, share[-SEED:], vector, report.nonce)
         wrap_seed = self.joint_seed(_WRAP_SEED, wrap_parts)
         seed = self.joint_seed(_JOINT_SEED, parts)
         products = self.products(vector[: layout.dim], wrap_seed)

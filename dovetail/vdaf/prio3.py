@@ -67,32 +67,32 @@ class Prio3:
     @property
     def rand_size(self) -> int:
         """Random bytes that a user draws: for each aggregator a seed, and a blind if there is joint randomness."""
-        return SEED * self.shares * (2 if self._joint else 1)
+        return SEED * self.shares * (2 if self._has_joint_randomness else 1)
 
     def shard(self, measurement: np.ndarray, nonce: bytes, rand: bytes) -> tuple[bytes, list[bytes]]:
         """The public share, and every aggregator's share, the leader's first; `rand` has `rand_size` uniform bytes."""
         if len(rand) != self.rand_size or len(nonce) != NONCE:
             raise ValueError(f"expected {self.rand_size} random bytes and a nonce of {NONCE}, got others")
         seeds = [rand[i : i + SEED] for i in range(0, len(rand), SEED)]
-        step = 2 if self._joint else 1
+        step = 2 if self._has_joint_randomness else 1
         helpers = seeds[: step * (self.shares - 1) : step]
         blinds = seeds[1 : step * (self.shares - 1) : step]
         vector = self.valid_type.encode(measurement)
         left = vector
         parts = []
         for index, seed in enumerate(helpers, 1):
-            share = self._vector(index, seed)
+            share = self._vector_share(index, seed)
             left = self.field.sub(left, share)
-            if self._joint:
-                parts.append(self._part(index, blinds[index - 1], share, nonce))
-        leader_blind = seeds[-2] if self._joint else b""
-        if self._joint:
-            parts.insert(0, self._part(0, leader_blind, left, nonce))
+            if self._has_joint_randomness:
+                parts.append(self._joint_part(index, blinds[index - 1], share, nonce))
+        leader_blind = seeds[-2] if self._has_joint_randomness else b""
+        if self._has_joint_randomness:
+            parts.insert(0, self._joint_part(0, leader_blind, left, nonce))
         proofs = self._prove(vector, seeds[-1], self._joint_randomness(parts))
         for index, seed in enumerate(helpers, 1):
-            proofs = self.field.sub(proofs, self._proofs(index, seed))
+            proofs = self.field.sub(proofs, self._proofs_share(index, seed))
         leader = self.field.encode(left) + self.field.encode(proofs) + leader_blind
-        others = [seed + (blinds[i] if self._joint else b"") for i, seed in enumerate(helpers)]
+        others = [seed + (blinds[i] if self._has_joint_randomness else b"") for i, seed in enumerate(helpers)]
         return b"".join(parts), [leader, *others]
 
     def verify_init(self, key: bytes, index: int, nonce: bytes, public: bytes, share: bytes) -> tuple[Verifying, bytes]:
@@ -106,10 +106,10 @@ class Prio3:
             share: its own share.
         """
         vector, proofs, blind = self._expand_share(index, share)
-        parts = self._parts(public)
+        parts = self._joint_parts(public)
         part = b""
-        if self._joint:
-            part = self._part(index, blind, vector, nonce)
+        if self._has_joint_randomness:
+            part = self._joint_part(index, blind, vector, nonce)
             parts[index] = part
         joint = self._joint_randomness(parts)
         query = self.xof.expand(
@@ -117,7 +117,7 @@ class Prio3:
         ).reshape(self.proofs, -1)
         copies = np.broadcast_to(vector, (self.proofs, len(vector)))
         verifier = self.proof.query(copies, proofs.reshape(self.proofs, -1), query, joint, self.shares)
-        return Verifying(self.valid_type.truncate(vector), self._seed(parts)), self.field.encode(verifier) + part
+        return Verifying(self.valid_type.truncate(vector), self._joint_seed(parts)), self.field.encode(verifier) + part
 
     def message(self, verifiers: list[bytes]) -> bytes | None:
         """The joint seed that follows from all verifier shares, in the aggregators' order.
@@ -128,11 +128,11 @@ class Prio3:
         total = self.field.zeros(self.proofs, self.proof.verifier_length)
         parts = []
         for one in verifiers:
-            if len(one) != size + (SEED if self._joint else 0):
+            if len(one) != size + (SEED if self._has_joint_randomness else 0):
                 raise Malencoded(f"expected a verifier share of another length, got {len(one)} bytes")
             total = self.field.add(total, self.field.decode(one[:size]).reshape(total.shape))
             parts.append(one[size:])
-        return self._seed(parts) if np.all(self.proof.decide(total)) else None
+        return self._joint_seed(parts) if np.all(self.proof.decide(total)) else None
 
     def verify_next(self, state: Verifying, message: bytes | None) -> np.ndarray | None:
         """An aggregator's last step: its share of the sum; None if the message is not the seed that it computed."""
@@ -140,19 +140,19 @@ class Prio3:
 
     def check(self, index: int, public: bytes, share: bytes) -> None:
         """Refuse, with `Malencoded`, public and own shares of another length, and elements that are not canonical."""
-        self._parts(public)
+        self._joint_parts(public)
         self._elements_size(index, share)
         if index == 0:
-            self.field.decode(share[: len(share) - (SEED if self._joint else 0)])
+            self.field.decode(share[: len(share) - (SEED if self._has_joint_randomness else 0)])
 
     def output(self, index: int, share: bytes) -> np.ndarray:
         """The aggregator's share of what is added up, (size,) elements; `share` has passed `check`."""
         if index:
-            return self.valid_type.truncate(self._vector(index, share[:SEED]))
+            return self.valid_type.truncate(self._vector_share(index, share[:SEED]))
         return self.valid_type.truncate(self.field.decode(share[: self.field.size * self.proof.circuit.length]))
 
     @property
-    def _joint(self) -> bool:
+    def _has_joint_randomness(self) -> bool:
         """Whether the circuit needs joint randomness; without it there are no blinds, no parts and no seed."""
         return self.proof.circuit.joint > 0
 
@@ -168,7 +168,7 @@ class Prio3:
         length = self.proof.circuit.length
         whole = self._elements_size(index, share)
         if index:
-            return self._vector(index, share[:SEED]), self._proofs(index, share[:SEED]), share[SEED:]
+            return self._vector_share(index, share[:SEED]), self._proofs_share(index, share[:SEED]), share[SEED:]
         elements = self.field.decode(share[:whole])
         return elements[:length], elements[length:], share[whole:]
 
@@ -176,43 +176,43 @@ class Prio3:
         """Bytes of a share without its blind; refuses one of another length."""
         elements = self.proof.circuit.length + self.proof.proof_length * self.proofs
         whole = SEED if index else self.field.size * elements
-        blind = SEED if self._joint else 0
+        blind = SEED if self._has_joint_randomness else 0
         if len(share) != whole + blind:
             raise Malencoded(f"expected a share of {whole + blind} bytes, got {len(share)}")
         return whole
 
-    def _vector(self, index: int, seed: bytes) -> np.ndarray:
+    def _vector_share(self, index: int, seed: bytes) -> np.ndarray:
         """A helper's share of the vector, expanded from its seed."""
         return self.xof.expand(self.field, seed, self._tag(_SHARE), bytes([index]), self.proof.circuit.length)
 
-    def _proofs(self, index: int, seed: bytes) -> np.ndarray:
+    def _proofs_share(self, index: int, seed: bytes) -> np.ndarray:
         """A helper's share of all proofs, expanded from its seed."""
         length = self.proof.proof_length * self.proofs
         return self.xof.expand(self.field, seed, self._tag(_PROOF), bytes([self.proofs, index]), length)
 
-    def _parts(self, public: bytes) -> list[bytes]:
+    def _joint_parts(self, public: bytes) -> list[bytes]:
         """The parts of the joint randomness in a public share, one for each aggregator.
 
         None without joint randomness.
         """
-        if len(public) != (SEED * self.shares if self._joint else 0):
+        if len(public) != (SEED * self.shares if self._has_joint_randomness else 0):
             raise Malencoded(f"expected a public share of another length, got {len(public)} bytes")
         return [public[i : i + SEED] for i in range(0, len(public), SEED)]
 
-    def _part(self, index: int, blind: bytes, share: np.ndarray, nonce: bytes) -> bytes:
+    def _joint_part(self, index: int, blind: bytes, share: np.ndarray, nonce: bytes) -> bytes:
         """An aggregator's hash of its share of the vector, under its blind: its part of the joint randomness."""
         return self.xof.seed(blind, self._tag(_JOINT_PART), bytes([index]), nonce, self.field.encode(share))
 
-    def _seed(self, parts: list[bytes]) -> bytes:
+    def _joint_seed(self, parts: list[bytes]) -> bytes:
         """The joint seed that follows from all parts in order; empty without joint randomness."""
-        return self.xof.seed(bytes(SEED), self._tag(_JOINT_SEED), *parts) if self._joint else b""
+        return self.xof.seed(bytes(SEED), self._tag(_JOINT_SEED), *parts) if self._has_joint_randomness else b""
 
     def _joint_randomness(self, parts: list[bytes]) -> np.ndarray:
         """The joint random elements of every proof, (proofs, joint), from all parts."""
-        if not self._joint:
+        if not self._has_joint_randomness:
             return self.field.zeros(self.proofs, 0)
         length = self.proof.circuit.joint * self.proofs
-        seed = self._seed(parts)
+        seed = self._joint_seed(parts)
         elements = self.xof.expand(self.field, seed, self._tag(_JOINT), bytes([self.proofs]), length)
         return elements.reshape(self.proofs, -1)
 

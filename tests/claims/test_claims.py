@@ -243,7 +243,7 @@ def test_apes_echoes_by_sorting_are_the_double_sum():
     r = -np.expm1(-budgets) / budgets
     larger = np.maximum.outer(budgets, budgets)
     p = np.delete(np.multiply.outer(1 / r, r) * np.exp(-larger) / 60, first, axis=0).ravel()  # Lemma 4
-    mean, spread = apes.echoes(budgets)
+    mean, spread = apes.echo_moments(budgets)
     assert mean == pytest.approx(math.fsum(p))
     assert spread == pytest.approx(math.sqrt(math.fsum(x * (1 - x) for x in p)))
 

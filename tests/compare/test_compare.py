@@ -29,7 +29,7 @@ def contenders(*names):
     return compare.line_up(eps=EPS, delta=DELTA, protocols=names, overrides=SMALL)
 
 
-@pytest.mark.parametrize("model", compare.models())
+@pytest.mark.parametrize("model", compare.models_with_line_up())
 @pytest.mark.parametrize("eps", [0.24, 1.0, 2.5])
 def test_a_line_up_has_a_config_or_a_reason_for_every_protocol(model, eps):
     found = {one.protocol: one for one in compare.line_up(eps=eps, delta=5e-6, model=model)}

@@ -26,7 +26,7 @@ def in_batches(epoch):
 
 def test_all_rounds_of_all_trials_are_counted():
     first, second = record(noise_multiplier=20.0), record(noise_multiplier=30.0, clip_norm=0.5)
-    both = trials.compose([first, second], tuning="all of it")
+    both = trials.record_of_all([first, second], tuning="all of it")
     expected = accounting.bound((*first.own.rounds, *second.own.rounds), delta=1e-5)
     assert both.certified_statement().eps == trials.bound(both).eps == expected.eps
     assert both.certified_statement().eps > max(first.certified_statement().eps, second.certified_statement().eps)
@@ -41,7 +41,7 @@ def test_all_rounds_of_all_trials_are_counted():
 def test_batches_of_different_trials_are_not_disjoint():
     """Both trials number their epochs from 0; taken as they are, the second would cost nothing."""
     one = in_batches(0)
-    both = trials.compose([one, one, in_batches(2)], tuning="")
+    both = trials.record_of_all([one, one, in_batches(2)], tuning="")
     epochs = {item.participation.epoch for item in both.own.rounds}
     assert len(epochs) == 3
     naive = accounting.bound((*one.own.rounds, *one.own.rounds), delta=1e-5)
@@ -52,7 +52,7 @@ def test_batches_of_different_trials_are_not_disjoint():
 def test_epochs_of_a_trial_stay_apart_and_follow_those_of_all_trials_before_it():
     """In what everybody sees together, and in each user's own reports."""
     two = in_batches(0).followed_by(in_batches(1))
-    both = trials.compose([two, two, in_batches(0)], tuning="")
+    both = trials.record_of_all([two, two, in_batches(0)], tuning="")
     for rounds in (both.own.rounds, both.reports, both.replaced.rounds):
         assert [item.participation.epoch for item in rounds] == [epoch for epoch in range(5) for _ in range(4)]
     apart = [
@@ -61,7 +61,9 @@ def test_epochs_of_a_trial_stay_apart_and_follow_those_of_all_trials_before_it()
     assert both.certified_statement().eps == accounting.bound(apart, delta=1e-5).eps
 
 
-@pytest.mark.parametrize("combine", [trials.compose, functools.partial(trials.best_of, eta=0.0, gamma=0.5)])
+@pytest.mark.parametrize(
+    "combine", [trials.record_of_all, functools.partial(trials.record_of_best, eta=0.0, gamma=0.5)]
+)
 def test_what_holds_under_replacement_is_known_of_all_trials_or_of_none(combine):
     """A record of several users changes by replacement: trials whose view of that is missing may not be left out."""
     first, second = record(noise_multiplier=20.0), record(noise_multiplier=10.0)
@@ -77,7 +79,7 @@ def test_what_holds_under_replacement_is_known_of_all_trials_or_of_none(combine)
 
 def test_shuffled_trials_are_counted_for_every_adversary():
     one = record("ss_simple", eps_local=0.5)
-    both = trials.compose([one, one], tuning="all of it")
+    both = trials.record_of_all([one, one], tuning="all of it")
     assert both.certified_statement().eps > one.certified_statement().eps
     assert both.local_statement().eps == pytest.approx(2 * one.local_statement().eps)
     assert both.shuffler_statement() is not None
@@ -85,15 +87,16 @@ def test_shuffled_trials_are_counted_for_every_adversary():
 
 def test_the_best_trial_needs_a_curator():
     assert (
-        trials.best_of([record(noise_multiplier=20.0)], eta=1.0, gamma=0.2, tuning="").own.scope.trust is Trust.CURATOR
+        trials.record_of_best([record(noise_multiplier=20.0)], eta=1.0, gamma=0.2, tuning="").own.scope.trust
+        is Trust.CURATOR
     )
     with pytest.raises(NotApplicable, match="the analyzer sees every one of them"):
-        trials.best_of([record("ss_simple", eps_local=0.5)], eta=1.0, gamma=0.2, tuning="")
+        trials.record_of_best([record("ss_simple", eps_local=0.5)], eta=1.0, gamma=0.2, tuning="")
 
 
 def test_the_best_trial_is_a_record_like_any_other():
     records = [record(noise_multiplier=20.0, clip_norm=norm) for norm in (0.5, 1.0)]
-    best = trials.best_of(records, eta=0.0, gamma=0.1, tuning="all of it")
+    best = trials.record_of_best(records, eta=0.0, gamma=0.1, tuning="all of it")
     assert Record.from_json(best.to_json()) == best
     said = best.certified_statement()
     assert said.eps > records[0].certified_statement().eps and said.adversary == "observer of the chosen trial's models"
@@ -105,21 +108,23 @@ def test_the_best_trial_is_a_record_like_any_other():
 def test_the_best_of_non_private_trials_is_refused_a_statement():
     nothing = record("fedavg")
     for tried in ([nothing] * 3, [record(noise_multiplier=20.0), nothing]):
-        with_choice = trials.best_of(tried, eta=1.0, gamma=0.2, tuning="")
+        with_choice = trials.record_of_best(tried, eta=1.0, gamma=0.2, tuning="")
         assert with_choice.certified_statement().is_unbounded and "without a guarantee" in str(
             with_choice.certified_statement()
         )
-        assert trials.compose(tried, tuning="").certified_statement().is_unbounded
+        assert trials.record_of_all(tried, tuning="").certified_statement().is_unbounded
 
 
 def test_trials_must_have_one_scope():
     with pytest.raises(ValueError, match="one adversary, unit, relation"):
-        trials.compose([record(noise_multiplier=20.0), record("ss_simple", eps_local=0.5)], tuning="")
+        trials.record_of_all([record(noise_multiplier=20.0), record("ss_simple", eps_local=0.5)], tuning="")
     with pytest.raises(ValueError, match="at least one trial"):
-        trials.compose([], tuning="")
+        trials.record_of_all([], tuning="")
 
 
-@pytest.mark.parametrize("combine", [trials.compose, functools.partial(trials.best_of, eta=0.0, gamma=0.5)])
+@pytest.mark.parametrize(
+    "combine", [trials.record_of_all, functools.partial(trials.record_of_best, eta=0.0, gamma=0.5)]
+)
 def test_what_is_declared_of_any_trial_is_declared_of_all(combine):
     """What is left without trust rests on the code of every trial, and said so of the first one alone."""
     first, second = (

@@ -150,7 +150,7 @@ def test_the_table_has_a_bound_or_a_reason_for_every_unit(own):
     """And its numbers are those of `bound`."""
     spread = Spread(known=True, alone=False, users_per_subject=2, items_per_subject=3, users_per_item=2)
     replaced = own if own.scope.unit is Unit.USER else None
-    found = units.table(own, replaced, spread, delta=DELTA)
+    found = units.statements_by_unit(own, replaced, spread, delta=DELTA)
     for unit in Unit:
         statement = found[unit]
         try:
@@ -167,12 +167,12 @@ def test_a_bound_for_another_unit_is_stated_for_replacement_where_it_was_compute
     """An item more or less replaces its user's update; an item of a capped subject may let another one in."""
     own, replaced = of_users(neighbors=Neighbors.ADD_REMOVE), of_users()
     spread = Spread(known=True, alone=False, users_per_subject=3, users_per_item=2)
-    found = units.table(own, replaced, spread, delta=DELTA)
+    found = units.statements_by_unit(own, replaced, spread, delta=DELTA)
     assert {unit: found[unit].neighbors for unit in Unit} == {
         Unit.USER: Neighbors.ADD_REMOVE, Unit.ITEM: Neighbors.REPLACE_ONE, Unit.SUBJECT: Neighbors.REPLACE_ONE
     }  # fmt: skip
     assert "no record is held by more than 2 users" in found[Unit.ITEM].assumptions
-    found = units.table(of_items(unit=Unit.SUBJECT, items=3), None, spread, delta=DELTA)
+    found = units.statements_by_unit(of_items(unit=Unit.SUBJECT, items=3), None, spread, delta=DELTA)
     assert found[Unit.SUBJECT].neighbors is Neighbors.ADD_REMOVE
     assert found[Unit.ITEM].neighbors is Neighbors.REPLACE_ONE
     assert "another record of the same subject at the same user" in " ".join(found[Unit.ITEM].assumptions)

@@ -38,7 +38,7 @@ def exactly(high: np.ndarray, low: np.ndarray, turn: np.ndarray) -> tuple[np.nda
     return reach * np.cos(angle), reach * np.sin(angle)
 
 
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", chacha.impl()], ids=str)
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", chacha.key_implementation()], ids=str)
 def test_it_is_normal_and_nothing_close_to_it(impl: Any) -> None:
     """Kolmogorov-Smirnov at alpha 1e-4: accepts the truth, rejects a scale that is off by 2 % and a shift of .02."""
     z = drawn(200_000, impl=impl)
@@ -108,7 +108,8 @@ def test_extreme_words_reach_beyond_nine_standard_deviations_and_stay_numbers() 
 def test_one_word_a_number_is_normal_too() -> None:
     """Kolmogorov-Smirnov at alpha 1e-4; pages have nothing to do with each other."""
     z = np.asarray(
-        jax.jit(brief_normal, static_argnums=1)(jax.random.key(5, impl=chacha.impl()), (100_000,)), np.float64
+        jax.jit(brief_normal, static_argnums=1)(jax.random.key(5, impl=chacha.key_implementation()), (100_000,)),
+        np.float64,
     )
     assert len(np.unique(np.float32(z))) > 99_500
     assert stats.kstest(z, "norm").pvalue > ALPHA

@@ -14,7 +14,7 @@ from dovetail.experiment.config import read
 from dovetail.figures import Figure
 from dovetail.papers import geyer, subdp, survey
 from dovetail.papers import runner as runners
-from dovetail.papers.exhibits import Part, Row, curves, sweep
+from dovetail.papers.exhibits import Part, Row, curve_lines, sweep_lines
 from dovetail.statements import Bound, Neighbors, Scope, Theorem, Trust, Unit, Verdict
 
 SMALL = (
@@ -47,18 +47,18 @@ def test_parts_have_keys_of_their_own():
 
 @pytest.mark.parametrize("clients", [100, 1000, 10000])
 def test_geyers_variants_are_configs_with_the_printed_uploads(clients):
-    for overrides in geyer.variants(clients).values():
+    for overrides in geyer.overrides_by_variant(clients).values():
         cohort = read(f"geyer-{clients}", overrides).cohort
         if cohort.size_end:
             uploads = (cohort.size + cohort.size_end) / 2 * cohort.rounds
             assert uploads == pytest.approx(geyer._PRINTED[clients]["uploads"], rel=2e-3)
     assert geyer._PRINTED[1000] == {"accuracy": 0.92, "rounds": 54, "uploads": 11880}
-    assert read("geyer-100", geyer.non_private(10)).protocol["name"] == "fedavg"
+    assert read("geyer-100", geyer.overrides_without_privacy(10)).protocol["name"] == "fedavg"
 
 
 @pytest.mark.parametrize("spread", [1, 2, 5])
 def test_subdps_rows_are_configs(spread):
-    for preset, overrides in subdp.configs(spread).values():
+    for preset, overrides in subdp.preset_and_overrides(spread).values():
         assert read(preset, overrides).task.spread == spread
     for preset in subdp.WRITERS.values():
         assert read(preset).privacy.eps == 4.0
@@ -72,7 +72,7 @@ def test_rows_are_written_as_they_come_and_what_was_not_run_is_said(tiny, tmp_pa
         seen.append(json.loads((tmp_path / "out" / "table1.json").read_text()))
         yield Row(label="far", not_here="it takes long")
 
-    paper = a_paper(rows, figures=lambda rows: [Figure(title="t", x_label="x", y_label="y", lines=curves(rows))])
+    paper = a_paper(rows, figures=lambda rows: [Figure(title="t", x_label="x", y_label="y", lines=curve_lines(rows))])
     found = papers.reproduce(paper, out=tmp_path / "out", quick=False, seeds=2)
     assert [row["label"] for row in seen[0]["rows"]] == ["one"]
     assert not seen[0]["finished"]
@@ -119,7 +119,7 @@ def test_a_claim_that_an_attack_passes_is_refuted():
 def test_sweeps_are_one_line_a_series_in_order():
     rows = [Row(label=str(x), series=name, x=x, extra={"y": y}) for name, x, y in
             [("a", 2.0, 1.0), ("a", 1.0, 3.0), ("b", 1.0, float("inf")), ("b", 2.0, 5.0)]]  # fmt: skip
-    a, b = sweep(rows, lambda row: row.extra["y"], suffix=", exact")
+    a, b = sweep_lines(rows, lambda row: row.extra["y"], suffix=", exact")
     assert (a.name, a.x, a.y) == ("a, exact", (1.0, 2.0), (3.0, 1.0))
     assert b.y == (None, 5.0), "what is unbounded is a gap"
 

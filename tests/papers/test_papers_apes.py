@@ -47,7 +47,7 @@ def test_the_paper_is_cited_by_a_known_reference() -> None:
 def test_table3_recomputes_to_the_printed_digits() -> None:
     printed = apes._PRINTED
     for label, claim in (("UniS", published.unis), ("APES", published.apes), ("S-APES", published.s_apes)):
-        name, about = apes._one_round(apes._PRESETS[label], [("protocol.budgets", apes._UNIFORM2)])
+        name, about = apes._terms_of_one_round(apes._PRESETS[label], [("protocol.budgets", apes._UNIFORM2)])
         protocol, cohort = quotes.settle_protocol(name, about)
         event, extra = protocol.published_event(cohort, about.dim)  # type: ignore[misc]
         assert claim(event, delta=about.delta, **extra).eps == pytest.approx(printed[label]["eps_uc"], abs=0.051)

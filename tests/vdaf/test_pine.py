@@ -65,7 +65,7 @@ def test_every_random_product_notices_half_of_the_wraparounds(rng):
     """With two checks instead of a hundred at most one report in four gets through: 100 of 400, within 4.5 sigma."""
     a, b = two_squares()
     pine = small_checks(2, squared=100, checks=2)
-    assert pine.layout.wraps_show
+    assert pine.layout.has_visible_wraps
     passed = sum(accepted(pine, sharded_all(hostile(pine), rng, [[a, b]] * 400)))
     assert 0 < passed < 100 + 4.5 * math.sqrt(400 * 3 / 16)
 

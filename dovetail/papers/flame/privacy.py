@@ -16,33 +16,48 @@ from dovetail.audit import LowerBound
 from dovetail.claims import flame
 from dovetail.figures import Figure, Line
 from dovetail.guarantee import quotes
-from dovetail.papers.exhibits import Part, Row, sweep
+from dovetail.papers.exhibits import Part, Row, sweep_lines
 from dovetail.papers.runner import Runner
 from dovetail.protocols import Claimed
 from dovetail.statements import Statement
 
-__all__ = ["BETA", "DELTA", "DIM", "EPS_REPORT", "FIG3", "FIG8", "FIG9", "HEADLINE", "USERS", "apart", "eps_of", "plan"]
+__all__ = [
+    "BETA",
+    "DELTA",
+    "DIM",
+    "EPS_REPORT",
+    "FIG3",
+    "FIG8",
+    "FIG9",
+    "HEADLINE",
+    "USERS",
+    "eps_of",
+    "terms_of_one_epoch",
+    "terms_of_repaired_form",
+]
 
 USERS, DIM, DELTA = 1000, 7850, 5e-6
 BETA, EPS_REPORT, EPS_LOCAL = 0.02, 0.5, 78.5
 
 
-def plan(*, num_users: int = USERS, dim: int = DIM, **settings: Any) -> quotes.Terms:
+def terms_of_one_epoch(*, num_users: int = USERS, dim: int = DIM, **settings: Any) -> quotes.Terms:
     """One epoch of a protocol with these settings, at FLAME's size unless another is given."""
     return quotes.Terms(num_users=num_users, dim=dim, delta=DELTA, settings=settings)
 
 
-def as_printed(name: str, **settings: Any) -> quotes.Terms:
+def terms_as_printed(name: str, **settings: Any) -> quotes.Terms:
     """The printed form with its Laplace reports, as its analyzer can attack it.
 
     For SS-Topk the attack looks at counts alone, so links between coordinates are left out: it needs less than is
     shown.
     """
     links: dict[str, Any] = {"linkage": "coordinate"} if name == "ss_topk" else {}
-    return plan(published=True, randomizer="laplace", **links, **settings)
+    return terms_of_one_epoch(published=True, randomizer="laplace", **links, **settings)
 
 
-def apart(name: str, *, dim: int, eps_report: float, beta: float = BETA, pad_to: int = 333) -> quotes.Terms:
+def terms_of_repaired_form(
+    name: str, *, dim: int, eps_report: float, beta: float = BETA, pad_to: int = 333
+) -> quotes.Terms:
     """The repaired form: coordinates shuffled on their own; binary reports where a part of them is selected.
 
     Arguments:
@@ -51,10 +66,10 @@ def apart(name: str, *, dim: int, eps_report: float, beta: float = BETA, pad_to:
     """
     match name:
         case "ss_simple":
-            return plan(dim=dim, eps_local=eps_report, randomizer="laplace")
+            return terms_of_one_epoch(dim=dim, eps_local=eps_report, randomizer="laplace")
         case "ss_double":
-            return plan(dim=dim, eps_local=eps_report, beta=beta, pad_to=pad_to)
-    return plan(dim=dim, eps_local=eps_report, k=round(beta * dim), decoys=0, pad_to=pad_to)
+            return terms_of_one_epoch(dim=dim, eps_local=eps_report, beta=beta, pad_to=pad_to)
+    return terms_of_one_epoch(dim=dim, eps_local=eps_report, k=round(beta * dim), decoys=0, pad_to=pad_to)
 
 
 def eps_of(bound: Statement | LowerBound | None) -> float | None:
@@ -62,7 +77,7 @@ def eps_of(bound: Statement | LowerBound | None) -> float | None:
     return None if bound is None else bound.eps
 
 
-def claim_of(name: str, about: quotes.Terms, **how: Any) -> Statement:
+def claim_statement(name: str, about: quotes.Terms, **how: Any) -> Statement:
     """What the paper's own formula gives for this protocol.
 
     Arguments:
@@ -115,28 +130,37 @@ def _simple_rows(runner: Runner) -> Iterable[Row]:
         runner,
         "SS-Simple as printed",
         "ss_simple",
-        as_printed("ss_simple", eps_local=eps_report),
+        terms_as_printed("ss_simple", eps_local=eps_report),
         paper={"eps": 0.91},
         note="The formula is wrong, and whole messages can be linked, but no attack here exceeds the claim: a budget "
         "of .01 per coordinate reveals little. Only the local guarantee is certified.",
     )
-    apart_form = apart("ss_simple", dim=DIM, eps_report=eps_report)
+    apart_form = terms_of_repaired_form("ss_simple", dim=DIM, eps_report=eps_report)
     yield quote_row(runner, "SS-Simple, coordinates apart", "ss_simple", apart_form)
 
 
 def _double_rows(runner: Runner) -> Iterable[Row]:
     how: dict[str, Any] = {**_SELECTED, "beta": BETA}
     yield quote_row(
-        runner, "SS-Double as printed", "ss_double", as_printed("ss_double", **how), paper={"eps": 0.24}, note=_LINKED
+        runner,
+        "SS-Double as printed",
+        "ss_double",
+        terms_as_printed("ss_double", **how),
+        paper={"eps": 0.24},
+        note=_LINKED,
     )
     yield quote_row(
-        runner, "SS-Double as printed, binary reports", "ss_double", plan(published=True, **how), note=_LINKED
+        runner,
+        "SS-Double as printed, binary reports",
+        "ss_double",
+        terms_of_one_epoch(published=True, **how),
+        note=_LINKED,
     )
     yield quote_row(
         runner,
         "SS-Double, coordinates apart, each with probability beta",
         "ss_double",
-        plan(**how),
+        terms_of_one_epoch(**how),
         note="Thm. 4 repaired: every coordinate is drawn on its own, and all d of them compose. Below the claim, and "
         "true.",
     )
@@ -144,41 +168,41 @@ def _double_rows(runner: Runner) -> Iterable[Row]:
 
 def _topk_rows(runner: Runner) -> Iterable[Row]:
     yield quote_row(
-        runner, "SS-Topk as printed", "ss_topk", as_printed("ss_topk", **_TOP), paper={"eps": 0.24}, note=_COUNTED
+        runner, "SS-Topk as printed", "ss_topk", terms_as_printed("ss_topk", **_TOP), paper={"eps": 0.24}, note=_COUNTED
     )
     yield quote_row(
         runner,
         "SS-Topk, coordinates apart, surplus dropped",
         "ss_topk",
-        plan(decoys=0, **_TOP),
+        terms_of_one_epoch(decoys=0, **_TOP),
         note="The selection depends on the data, so it does not amplify. The shuffler still sees the selection.",
     )
     yield quote_row(
         runner,
         "SS-Topk, all other coordinates as decoys",
         "ss_topk",
-        plan(eps_local=EPS_REPORT, k=_TOP["k"]),
+        terms_of_one_epoch(eps_local=EPS_REPORT, k=_TOP["k"]),
         note="We recommend this form: the shuffler learns nothing from indices, and 78.5 remains if it colludes.",
     )
     yield quote_row(
         runner,
         "SS-Topk without subsampling, coordinates apart, surplus dropped",
         "ss_topk",
-        plan(decoys=0, **_TOP),
+        terms_of_one_epoch(decoys=0, **_TOP),
         paper={"eps": 20.53},
-        claimed=claim_of("ss_topk", plan(decoys=0, **_TOP), subsampled=False, pad_to=USERS / 3),
+        claimed=claim_statement("ss_topk", terms_of_one_epoch(decoys=0, **_TOP), subsampled=False, pad_to=USERS / 3),
         note="The paper's own fallback, which is far from tight: the certified eps is a ninth of it.",
     )
 
 
 def _wide_topk_rows(runner: Runner) -> Iterable[Row]:
     how: dict[str, Any] = {"eps_local": EPS_REPORT, "k": DIM // 10, "pad_to": 667}
-    claimed = claim_of("ss_topk", plan(decoys=0, **how), pad_to=USERS / 1.5)
+    claimed = claim_statement("ss_topk", terms_of_one_epoch(decoys=0, **how), pad_to=USERS / 1.5)
     yield quote_row(
         runner,
         "SS-Topk as printed, beta 1/10, n/n_p 1.5",
         "ss_topk",
-        as_printed("ss_topk", **how),
+        terms_as_printed("ss_topk", **how),
         paper={"eps": 2.348},
         claimed=claimed,
         note=_COUNTED,
@@ -187,7 +211,7 @@ def _wide_topk_rows(runner: Runner) -> Iterable[Row]:
         runner,
         "SS-Topk, beta 1/10, n/n_p 1.5, coordinates apart, surplus dropped",
         "ss_topk",
-        plan(decoys=0, **how),
+        terms_of_one_epoch(decoys=0, **how),
         claimed=claimed,
         note="Here the attack comes close to the number and does not pass it.",
     )
@@ -232,8 +256,8 @@ def _ratio_rows(runner: Runner) -> Iterable[Row]:
             ("SS-Simple", "ss_simple", {}, _LARGE_DIM),
             ("SS-Double", "ss_double", {"beta": BETA, "pad_to": _CROWD // 3}, BETA * _LARGE_DIM),
         ):
-            about = plan(num_users=_CROWD, dim=_LARGE_DIM, eps_local=eps_report, **more)
-            claimed = claim_of(name, about, evaluation="closed")
+            about = terms_of_one_epoch(num_users=_CROWD, dim=_LARGE_DIM, eps_local=eps_report, **more)
+            claimed = claim_statement(name, about, evaluation="closed")
             certified = quotes.quote(name, about).certified
             eps_local = reports * eps_report
             yield Row(
@@ -252,8 +276,8 @@ def _ratio_rows(runner: Runner) -> Iterable[Row]:
 
 def _ratio_figures(rows: Sequence[Row]) -> list[Figure]:
     lines = [
-        *sweep(rows, lambda row: row.extra["claimed ratio"], suffix=", claimed", style="dashed"),
-        *sweep(rows, lambda row: row.extra["certified ratio"], suffix=", certified"),
+        *sweep_lines(rows, lambda row: row.extra["claimed ratio"], suffix=", claimed", style="dashed"),
+        *sweep_lines(rows, lambda row: row.extra["certified ratio"], suffix=", certified"),
     ]
     return [
         Figure(
@@ -288,11 +312,13 @@ def _amplification_rows(runner: Runner, x: float, dim: int, eps_local: float, la
         ("SS-Topk", "ss_topk", selected),
     ):
         eps_report = eps_local / reports
-        row = quote_row(runner, f"{series}, {label}", name, apart(name, dim=dim, eps_report=eps_report))
+        row = quote_row(
+            runner, f"{series}, {label}", name, terms_of_repaired_form(name, dim=dim, eps_report=eps_report)
+        )
         extra: dict[str, Any] = {"eps of a report": eps_report}
         if name != "ss_topk":
             more: dict[str, Any] = {"beta": BETA, "pad_to": 333} if name == "ss_double" else {}
-            printed = plan(dim=dim, eps_local=eps_report, published=True, randomizer="laplace", **more)
+            printed = terms_of_one_epoch(dim=dim, eps_local=eps_report, published=True, randomizer="laplace", **more)
             extra[_PRINTED_FORM] = runner.audit(name, printed).eps
         yield dataclasses.replace(row, series=series, x=float(x), extra=extra)
 
@@ -316,7 +342,7 @@ def _amplification_figures(x_label: str) -> Callable[[Sequence[Row]], list[Figur
                 y_label="eps_c, one epoch",
                 log_x=True,
                 log_y=True,
-                lines=_four_lines([row for row in rows if row.series == name]),
+                lines=_lines_of_protocol([row for row in rows if row.series == name]),
             )
             for name in dict.fromkeys(row.series for row in rows)
         ]
@@ -324,7 +350,7 @@ def _amplification_figures(x_label: str) -> Callable[[Sequence[Row]], list[Figur
     return figures
 
 
-def _four_lines(rows: Sequence[Row]) -> list[Line]:
+def _lines_of_protocol(rows: Sequence[Row]) -> list[Line]:
     """Claimed, certified, audited, and audited as printed, of one protocol."""
     styles: dict[str, tuple[Callable[[Row], float | None], str]] = {
         "claimed": (lambda row: eps_of(row.claimed), "dashed"),

@@ -14,8 +14,17 @@ from typing import Any
 from dovetail.experiment.config import read
 from dovetail.figures import Figure
 from dovetail.guarantee import quotes
-from dovetail.papers.exhibits import Part, Row, accuracy_figure, curves, mean_of, sweep
-from dovetail.papers.flame.privacy import BETA, DELTA, DIM, EPS_REPORT, USERS, apart, eps_of, plan
+from dovetail.papers.exhibits import Part, Row, accuracy_figure, curve_lines, mean_of, sweep_lines
+from dovetail.papers.flame.privacy import (
+    BETA,
+    DELTA,
+    DIM,
+    EPS_REPORT,
+    USERS,
+    eps_of,
+    terms_of_one_epoch,
+    terms_of_repaired_form,
+)
 from dovetail.papers.runner import Overrides, Runner
 
 __all__ = ["FIG4", "FIG5", "FIG6", "FIG7"]
@@ -40,7 +49,7 @@ def _train_row(
     config = read(preset, overrides)
     name = config.protocol["name"]
     protocol = config.protocol_settings
-    quoted = quotes.quote(name, plan(**protocol))
+    quoted = quotes.quote(name, terms_of_one_epoch(**protocol))
     if name == "ss_topk" and protocol.get("published") and protocol.get("decoys"):
         protocol["linkage"] = "coordinate"  # counts alone are attacked, which is less than is shown
     whole = row.certified
@@ -48,7 +57,7 @@ def _train_row(
         row,
         claimed=quoted.claimed,
         certified=quoted.certified,
-        audited=runner.audit(name, plan(**protocol)),
+        audited=runner.audit(name, terms_of_one_epoch(**protocol)),
         curve=tuple((x / _EPOCH, y) for x, y in row.curve),
         extra={**row.extra, "certified eps of all rounds": whole.eps if whole else None, **(extra or {})},
     )
@@ -56,7 +65,7 @@ def _train_row(
 
 def _calibrated_settings(name: str, eps: float, **settings: Any) -> dict[str, Any]:
     """The protocol's settings with the noise that is certified at this eps for one epoch."""
-    parameter, value, _ = quotes.calibrate(name, plan(**settings), eps=eps)
+    parameter, value, _ = quotes.calibrate(name, terms_of_one_epoch(**settings), eps=eps)
     return {"name": name, **settings, parameter: value}
 
 
@@ -72,7 +81,7 @@ class _Line:
     note: str = ""
 
 
-def _lines(epochs: int) -> list[_Line]:
+def _figure4_lines(epochs: int) -> list[_Line]:
     span = ("cohort.epochs", epochs)
     private = ("privacy", _PRIVACY)
     step = "server.learning_rate"
@@ -119,11 +128,11 @@ def _lines(epochs: int) -> list[_Line]:
             printed=-1.48,
             note=f"n/n_p = 1.5, {min(2, epochs)} of the two epochs, no decoys, which do not change what is learned.",
         ),
-        *_our_lines(span, private),
+        *_certified_lines(span, private),
     ]
 
 
-def _our_lines(span: tuple[str, Any], private: tuple[str, Any]) -> list[_Line]:
+def _certified_lines(span: tuple[str, Any], private: tuple[str, Any]) -> list[_Line]:
     """What is certified at the eps that FLAME claims."""
     step = "server.learning_rate"
     top = (("protocol", _calibrated_settings("ss_topk", 0.24, k=157, clip_value=0.1)), (step, 0.3))
@@ -146,9 +155,9 @@ def _our_lines(span: tuple[str, Any], private: tuple[str, Any]) -> list[_Line]:
 _OURS = "Certified at the eps that the paper claims, with no trusted party."
 
 
-def _figure4(runner: Runner) -> Iterable[Row]:
+def _figure4_rows(runner: Runner) -> Iterable[Row]:
     means: dict[str, float] = {}
-    for line in _lines(1 if runner.quick else 3):
+    for line in _figure4_lines(1 if runner.quick else 3):
         row = _train_row(runner, line.label, line.preset, line.overrides, note=line.note)
         means[line.label] = row.ours.mean if row.ours else float("nan")
         compared = {line.over: line.printed} if line.over else {}
@@ -183,8 +192,8 @@ FIG4 = Part(
     "and step were tuned for each protocol on the test accuracy, three epochs (one in the quick form). The eps of a "
     "baseline is for one epoch, as FLAME's are; LDP-FL is given eps_l, all of a client's budget, or the .24 that is "
     "claimed for SS-Topk.",
-    rows=_figure4,
-    figures=lambda rows: [accuracy_figure("Accuracy over epochs", "epochs", curves(rows))],
+    rows=_figure4_rows,
+    figures=lambda rows: [accuracy_figure("Accuracy over epochs", "epochs", curve_lines(rows))],
     notes=_difference_notes,
 )
 
@@ -196,7 +205,7 @@ def _sweep_rows(runner: Runner, points: Sequence[tuple[float, float, int, float]
         for x, eps_report, pad_to, beta in points:
             settings: dict[str, Any] = {"eps_local": eps_report, "pad_to": pad_to}
             settings |= {"k": round(beta * DIM), "decoys": 0} if name == "ss_topk" else {"beta": beta}
-            repaired = apart(name, dim=DIM, eps_report=eps_report, beta=beta, pad_to=pad_to)
+            repaired = terms_of_repaired_form(name, dim=DIM, eps_report=eps_report, beta=beta, pad_to=pad_to)
             yield _train_row(
                 runner,
                 f"{series}, eps_lk {eps_report:g}, n_p {pad_to}, beta {beta:g}",
@@ -211,33 +220,33 @@ def _sweep_rows(runner: Runner, points: Sequence[tuple[float, float, int, float]
             )
 
 
-def _budgets(runner: Runner) -> Iterable[Row]:
+def _rows_by_budget(runner: Runner) -> Iterable[Row]:
     return _sweep_rows(
         runner, [(eps, eps, 333, BETA) for eps in ((0.5, 2.0) if runner.quick else (0.1, 0.25, 0.5, 1.0, 2.0))]
     )
 
 
-def _paddings(runner: Runner) -> Iterable[Row]:
+def _rows_by_padding(runner: Runner) -> Iterable[Row]:
     ratios = (1.0, 3.0) if runner.quick else (1.0, 1.5, 2.0, 3.0, 5.0)
     return _sweep_rows(runner, [(ratio, EPS_REPORT, round(USERS / ratio), BETA) for ratio in ratios])
 
 
-def _selections(runner: Runner) -> Iterable[Row]:
+def _rows_by_selection(runner: Runner) -> Iterable[Row]:
     shares = (0.02, 0.1) if runner.quick else (0.01, 0.02, 0.05, 0.1)
     return _sweep_rows(runner, [(beta, EPS_REPORT, 333, beta) for beta in shares])
 
 
-def _two_figures(title: str, x_label: str, log_x: bool) -> Callable[[Sequence[Row]], list[Figure]]:
+def _accuracy_and_eps_figures(title: str, x_label: str, log_x: bool) -> Callable[[Sequence[Row]], list[Figure]]:
     """Accuracy, and eps: claimed, certified and shown of coordinates apart, shown of the printed form."""
 
     def figures(rows: Sequence[Row]) -> list[Figure]:
         eps = [
-            *sweep(rows, lambda row: eps_of(row.claimed), suffix=", claimed", style="dashed"),
-            *sweep(rows, lambda row: row.extra[_CERTIFIED_APART], suffix=", certified, coordinates apart"),
-            *sweep(rows, lambda row: eps_of(row.audited), suffix=", audited, as printed", style="points"),
+            *sweep_lines(rows, lambda row: eps_of(row.claimed), suffix=", claimed", style="dashed"),
+            *sweep_lines(rows, lambda row: row.extra[_CERTIFIED_APART], suffix=", certified, coordinates apart"),
+            *sweep_lines(rows, lambda row: eps_of(row.audited), suffix=", audited, as printed", style="points"),
         ]
         return [
-            accuracy_figure(title, x_label, sweep(rows, mean_of), log_x=log_x),
+            accuracy_figure(title, x_label, sweep_lines(rows, mean_of), log_x=log_x),
             Figure(title="Privacy of one epoch", x_label=x_label, y_label="eps_c", log_x=log_x, log_y=True, lines=eps),
         ]
 
@@ -256,20 +265,20 @@ FIG5 = Part(
     key="fig5",
     title="Figure 5: the budget of a report, eps_lk",
     caption="beta = 1/50, n/n_p = 3." + _SWEEP,
-    rows=_budgets,
-    figures=_two_figures("Accuracy by the budget of a report", "eps_lk", True),
+    rows=_rows_by_budget,
+    figures=_accuracy_and_eps_figures("Accuracy by the budget of a report", "eps_lk", True),
 )
 FIG6 = Part(
     key="fig6",
     title="Figure 6: padding, n/n_p",
     caption="eps_lk = .5, beta = 1/50. Fewer dummies are less noise and less privacy." + _SWEEP,
-    rows=_paddings,
-    figures=_two_figures("Accuracy by n/n_p", "n/n_p", False),
+    rows=_rows_by_padding,
+    figures=_accuracy_and_eps_figures("Accuracy by n/n_p", "n/n_p", False),
 )
 FIG7 = Part(
     key="fig7",
     title="Figure 7: selection, beta = k/d",
     caption="eps_lk = .5, n/n_p = 3, so that eps_l = beta d eps_lk grows with beta." + _SWEEP,
-    rows=_selections,
-    figures=_two_figures("Accuracy by beta", "beta", True),
+    rows=_rows_by_selection,
+    figures=_accuracy_and_eps_figures("Accuracy by beta", "beta", True),
 )
