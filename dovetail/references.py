@@ -162,18 +162,18 @@ def of(statements: Iterable[Statement | None], papers: Iterable[str] = ()) -> li
     """
     entries = [entry(key) for key in papers]
     for statement in statements:
-        for theorem_key in _theorems(statement) if statement is not None else ():
+        for theorem_key in _theorem_keys(statement) if statement is not None else ():
             with contextlib.suppress(ValueError):
                 entries += sources(theorem_key)
     return list(dict.fromkeys([*entries, ENTRIES["Dovetail"]]))
 
 
-def _theorems(statement: Statement) -> Iterator[str]:
+def _theorem_keys(statement: Statement) -> Iterator[str]:
     """The keys of all theorems of a statement and its premises."""
     for theorem in statement.proof.theorems:
         yield theorem.key
     for premise in statement.premises:
-        yield from _theorems(premise)
+        yield from _theorem_keys(premise)
 
 
 def bibtex(entries: Iterable[Entry]) -> str:

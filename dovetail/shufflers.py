@@ -150,7 +150,7 @@ def shuffle(reports: Reports, layout: Layout, *, key: jax.Array) -> ShuffledRepo
         return deliver(reports)
     if layout.linkage == "vector":
         return _shuffle_messages(reports, layout, key)
-    dense = _dense(reports, layout.slots)
+    dense = _as_dense(reports, layout.slots)
     key_order, key_dummies, key_mix = jax.random.split(key, 3)
     value, valid = _permute_columns(dense.value, dense.valid, key_order)
     if layout.padding is None:
@@ -177,7 +177,7 @@ def _uniform_order(valid: jax.Array, key: jax.Array) -> jax.Array:
     return jnp.lexsort((low, jnp.where(valid, high >> 1, jnp.uint32(2**32 - 1))), axis=0)
 
 
-def _dense(reports: Reports, slots: int) -> Reports:
+def _as_dense(reports: Reports, slots: int) -> Reports:
     """The same reports as one row per client and one column per slot; a client has at most one report in a slot."""
     value = reports.value
     valid = jnp.broadcast_to(_as_columns(reports.valid, value.ndim), value.shape) > 0

@@ -61,7 +61,7 @@ def to_plain(event: Any) -> dict[str, Any]:
 
 def from_plain(data: dict[str, Any]) -> Any:
     """The event that `to_plain` wrote; ValueError for what is no event, and for values that an event refuses."""
-    fields = {name: _read(value) for name, value in data.items() if name != "event"}
+    fields = {name: _read_plain_value(value) for name, value in data.items() if name != "event"}
     name = str(data.get("event"))
     _validate.known_name("event", name, _EVENTS)
     try:
@@ -79,8 +79,8 @@ def _plain_value(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-def _read(value: Any) -> Any:
+def _read_plain_value(value: Any) -> Any:
     """A field from plain data: dicts with the name of an event become events, all else stays as it is."""
     if isinstance(value, dict) and "event" in value:
         return from_plain(value)
-    return [_read(item) for item in value] if isinstance(value, list) else value
+    return [_read_plain_value(item) for item in value] if isinstance(value, list) else value

@@ -87,9 +87,9 @@ def fingerprint(
     return {
         "config": settings,
         "protocol": {"class": f"{type(protocol).__module__}:{type(protocol).__qualname__}", **protocol_settings},
-        "data": _digest(*data, *subjects),
-        "roster": _digest(clients.records, clients.counts),
-        "first model": _digest(parameters),
+        "data": _hash_of_arrays(*data, *subjects),
+        "roster": _hash_of_arrays(clients.records, clients.counts),
+        "first model": _hash_of_arrays(parameters),
         "own code": own_code(config, task, protocol),
         "library": f"dovetail {__version__}, jax {jax.__version__}, numpy {np.__version__}",
     }
@@ -116,17 +116,17 @@ def _differences(where: str, before: Any, now: Any) -> Iterator[str]:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys((*before, *now)):
             yield from _differences(f"{where}.{name}" if where else name, before.get(name), now.get(name))
-    elif _plain(before) != _plain(now):
+    elif _list_if_tuple(before) != _list_if_tuple(now):
         name = where.removeprefix("config.")
-        yield f"{name} was {_short(before)} and is {_short(now)}{_HINTS.get(name, '')}"
+        yield f"{name} was {_short_text(before)} and is {_short_text(now)}{_HINTS.get(name, '')}"
 
 
-def _plain(value: Any) -> Any:
+def _list_if_tuple(value: Any) -> Any:
     """A tuple as a list, as it comes back from JSON."""
     return list(value) if isinstance(value, tuple) else value
 
 
-def _short(value: Any) -> str:
+def _short_text(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:40]}..."
 
@@ -149,16 +149,16 @@ def _files_of_code(*objects: Any) -> dict[str, str]:
     return files
 
 
-def _digest(*arrays: np.ndarray) -> str:
+def _hash_of_arrays(*arrays: np.ndarray) -> str:
     """A hash (BLAKE2b-128) of the arrays in this order, with their types and shapes."""
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
-        _update(digest, array)
+        _hash_array(digest, array)
     return digest.hexdigest()
 
 
-def _update(digest: Any, array: np.ndarray) -> None:
+def _hash_array(digest: Any, array: np.ndarray) -> None:
     """Hash the bytes of an array, block by block."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for low in range(0, len(flat), _BLOCK):
@@ -179,7 +179,7 @@ def origin_of(
         "setting": "simulation",
         "users": guarantee.spread.users,
         "records": guarantee.spread.items,
-        "library": {"version": __version__, "commit": _commit(), "code": _package_code()},
+        "library": {"version": __version__, "commit": _commit_in_words(), "code": _package_code()},
         "own_code": own_code(config, task, protocol),
         "data": _fingerprint_of_data(dataset, out),
         "declared": declared_public(config, task, dataset, assumptions=guarantee.assumptions),
@@ -268,7 +268,7 @@ def different_data(
     config = read(str(folder.config), code_beside=trust_code)
     with _imports.reading_data(f"the run in {str(run)!r}", trust_code=trust_code):
         dataset = load_inputs(config, _task_of(given, config.task.name))
-    same = hmac.compare_digest(_mac(secret, dataset), stated["hmac_sha256"])
+    same = hmac.compare_digest(_hmac_of_dataset(secret, dataset), stated["hmac_sha256"])
     return None if same else "the data are not those of the run"
 
 
@@ -304,7 +304,7 @@ def _fingerprint_of_data(dataset: Dataset | None, out: Path | None) -> dict[str,
         return {"missing": f"no key could be made ({error.strerror}); {VARIABLE} names a file for it"}
     if dataset is None:
         return {}
-    return {"hmac_sha256": _mac(key, dataset), "key_id": _key_id(key), "key_file": _below_home(path)}
+    return {"hmac_sha256": _hmac_of_dataset(key, dataset), "key_id": _key_id(key), "key_file": _below_home(path)}
 
 
 def _below_home(path: Path) -> str:
@@ -318,7 +318,7 @@ def _key_id(key: bytes) -> str:
     return hmac.digest(key, b"dovetail data key", "sha256").hex()[:16]
 
 
-def _mac(key: bytes, dataset: Dataset) -> str:
+def _hmac_of_dataset(key: bytes, dataset: Dataset) -> str:
     """HMAC-SHA-256 of every array of the dataset, each with its name, type and shape; in hexadecimal digits."""
     mac = hmac.new(key, b"dovetail data 1", hashlib.sha256)
     for name in ("inputs", "labels", "test_inputs", "test_labels", "subjects", "users"):
@@ -326,7 +326,7 @@ def _mac(key: bytes, dataset: Dataset) -> str:
         if array is None:
             continue
         mac.update(f"|{name} {array.dtype.str} {array.shape}|".encode())
-        _update(mac, array)
+        _hash_array(mac, array)
     return mac.hexdigest()
 
 
@@ -343,7 +343,7 @@ def _package_code() -> str:
 
 
 @functools.cache
-def _commit() -> str | None:
+def _commit_in_words() -> str | None:
     """The commit of the checkout that the package is in, and whether its files were changed; None if it is in none."""
     git = shutil.which("git")
     if git is None or not (_PACKAGE.parent / ".git").exists():

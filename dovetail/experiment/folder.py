@@ -170,7 +170,7 @@ class RunFolder:
             "leaves": len(checkpoint.leaves),
         }
         arrays = {f"leaf{i}": leaf for i, leaf in enumerate(checkpoint.leaves)}
-        content = _npz({"meta": np.array(json.dumps(meta)), **arrays})
+        content = _npz_bytes({"meta": np.array(json.dumps(meta)), **arrays})
         write_atomically(self.path / _CHECKPOINT, content, mode=0o600)
 
     def read_checkpoint(self) -> Checkpoint:
@@ -211,7 +211,7 @@ class RunFolder:
         if (seconds := privacy.pop("seconds_per_round", None)) is not None:
             write_json(self.path / _TIMING, {"banner": TIMING_BANNER, "seconds_per_round": seconds})
         released = {**record.to_json(), **{name: privacy[name] for name in SETTINGS if name in privacy}}
-        write_atomically(self.path / _MODEL, _npz(parameters))
+        write_atomically(self.path / _MODEL, _npz_bytes(parameters))
         write_json(self.path / _RECIPE, recipe.to_json())
         chain = self._make_chain(privacy.get("origin"), released)
         write_json(self.path / _LEDGER, {**released, "chain": chain})
@@ -235,7 +235,7 @@ class RunFolder:
         files = {
             name: (self.path / name).read_bytes() for name in (_CONFIG, _RECIPE, _MODEL) if name not in self.missing
         }
-        return _chain({name: hashlib.sha256(content).hexdigest() for name, content in (contents | files).items()})
+        return _hash_chain({name: hashlib.sha256(content).hexdigest() for name, content in (contents | files).items()})
 
     def find_changes(self) -> list[str]:
         """What in a finished run's folder is not what the run wrote there, by its ledger's chain: a sentence each."""
@@ -251,7 +251,7 @@ class RunFolder:
             for name in there
             if there[name] != hashes.get(name)
         ]
-        if not changes and stated != _chain(hashes):
+        if not changes and stated != _hash_chain(hashes):
             changes.append(f"the chain of hashes in {_LEDGER} does not add up")
         if not stated or privacy.get("ledger") != stated[-1].get("hash"):
             changes.append(f"the ledger's last hash in {_PRIVACY} is not that of {_LEDGER}")
@@ -367,7 +367,7 @@ def _null_if_not_finite(line: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _chain(hashes: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _hash_chain(hashes: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One entry {"entry": name, "sha256": digest, "hash": ...} for each hash, in this order.
 
     An entry's hash covers the hash of the entry before it, so the last one depends on all of them.
@@ -385,7 +385,7 @@ def _canonical_bytes(data: Any) -> bytes:
     return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+def _npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
     """The content of an .npz file with these arrays."""
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]

@@ -468,7 +468,7 @@ def _calibrate(
 
     Each trial gets the noise with which it would meet eps alone, times a factor that is the same for all trials.
     """
-    before = [_uncalibrated(config, task) for config in configs]
+    before = [_guarantee_and_noise(config, task) for config in configs]
     refusals: list[NotApplicable] = []
 
     def guarantees_at(factor: float) -> list[Guarantee]:
@@ -499,10 +499,11 @@ def _calibrate(
     return tuple(fixed)
 
 
-def _uncalibrated(config: Config, task: Task | None) -> tuple[Guarantee, float]:
+def _guarantee_and_noise(config: Config, task: Task | None) -> tuple[Guarantee, float]:
     """A setting's guarantee without its noise, and the noise at which this trial alone would meet the target.
 
-    Noise is a number that grows with the noise: the noise multiplier, or 1 / eps_local.
+    Noise is a number that grows with the noise: the noise multiplier, or 1 / eps_local. ValueError where the noise is
+    given, or is none to calibrate.
     """
     plan = prepare(config, task=task)
     protocol = protocol_of(config)

@@ -41,9 +41,11 @@ def apply(dataset: Dataset, features: Features, *, cache: Path | None = None) ->
     shape, test_shape = dataset.inputs.shape[1:], dataset.test_inputs.shape[1:]
     if shape != test_shape:
         raise ValueError(f"expected test records of shape {shape}, as those to train on, got {test_shape}")
-    folder = _folder(cache)
+    folder = _cache_folder(cache)
     pipeline = Pipeline(features, shape, folder)
-    inputs, test_inputs = (_rows(pipeline, images, folder) for images in (dataset.inputs, dataset.test_inputs))
+    inputs, test_inputs = (
+        _cached_feature_rows(pipeline, images, folder) for images in (dataset.inputs, dataset.test_inputs)
+    )
     declared = (*dataset.declared, *pipeline.declarations)
     return dataclasses.replace(dataset, inputs=inputs, test_inputs=test_inputs, declared=declared)
 
@@ -54,15 +56,15 @@ def pipeline_of(features: Features, shape: tuple[int, ...], *, cache: Path | Non
     Arguments:
         cache: the folder of what is computed once, such as axes of a whitening; by default that of `apply`.
     """
-    return Pipeline(features, shape, _folder(cache))
+    return Pipeline(features, shape, _cache_folder(cache))
 
 
-def _folder(cache: Path | None) -> Path:
+def _cache_folder(cache: Path | None) -> Path:
     """The folder of cached features: the given one, or the default."""
     return cache_folder() / "features" if cache is None else cache
 
 
-def _rows(pipeline: Pipeline, images: np.ndarray, folder: Path) -> np.ndarray:
+def _cached_feature_rows(pipeline: Pipeline, images: np.ndarray, folder: Path) -> np.ndarray:
     """The features of these images (as they are stored), memory-mapped from the cache; computed if not there."""
 
     def compute() -> Iterator[np.ndarray]:

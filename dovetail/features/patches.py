@@ -21,7 +21,7 @@ from dovetail.features.batches import in_batches, on_one_core
 from dovetail.features.synthetic import Synthetic
 from dovetail.features.whitening import unit_rows
 
-__all__ = ["COLOUR", "GREY", "Dictionary", "Patches", "dictionary", "respond", "windows"]
+__all__ = ["COLOUR", "GREY", "Dictionary", "Patches", "dictionary", "mean_windows", "respond"]
 
 COLOUR = ((4, 600), (6, 800), (8, 600))  # (side of a patch, filters)
 GREY = ((5, 400), (8, 400))
@@ -65,12 +65,12 @@ class Patches:
         _validate.in_interval(2, self.shape[0] // 2, side=self.side)
         if self.filters > _IMAGES:
             raise ValueError(f"expected at most {_IMAGES} filters, got filters={self.filters}")
-        self._source()
+        self._synthetic_source()
 
     @property
     def identity(self) -> str:
         """What determines the features of an image, for a cache."""
-        return f"patches {_VERSION} {self.side} {self.filters} {self._source().identity}"
+        return f"patches {_VERSION} {self.side} {self.filters} {self._synthetic_source().identity}"
 
     @property
     def size(self) -> int:
@@ -79,11 +79,11 @@ class Patches:
 
     def apply(self, images: np.ndarray) -> np.ndarray | jax.Array:
         """The features of float32 images `(batch, *shape)` with values in [0, 1]."""
-        filters = dictionary(self._source(), side=self.side, filters=self.filters)
+        filters = dictionary(self._synthetic_source(), side=self.side, filters=self.filters)
         tensor = images.reshape(len(images), *self.shape[:2], -1)
         return in_batches(functools.partial(_respond_compiled, filters), tensor, cpu=4, accelerator=128)
 
-    def _source(self) -> Synthetic:
+    def _synthetic_source(self) -> Synthetic:
         """The images that filters are cut from; refuses shapes that there are none for."""
         kind = "leaves" if self.shape[2:] == (3,) else "strokes+leaves"
         return Synthetic(kind=kind, shape=self.shape, count=_IMAGES, seed=1)
@@ -140,7 +140,7 @@ def respond(images: jax.Array, side: int, whiten: jax.Array, filters: jax.Array)
     white = jnp.dot(_normalise(patches), whiten, precision=_HIGH)
     white = white / jnp.sqrt(jnp.sum(white**2, axis=1, keepdims=True) + _FLAT)
     responses = jnp.dot(white, filters.T, precision=_HIGH).reshape(batch, rows, columns, -1)
-    down, across = windows(rows), windows(columns)
+    down, across = mean_windows(rows), mean_windows(columns)
     pools = [
         jnp.einsum("pi,bijf,qj->bpqf", down, jnp.maximum(sign * responses - _THRESHOLD, 0), across, precision=_HIGH)
         for sign in (1, -1)
@@ -149,7 +149,7 @@ def respond(images: jax.Array, side: int, whiten: jax.Array, filters: jax.Array)
     return unit_rows(roots - roots.mean(axis=1, keepdims=True))
 
 
-def windows(places: int) -> np.ndarray:
+def mean_windows(places: int) -> np.ndarray:
     """Weights (3, places) of three means over an axis: of places in its first half, its middle half, its last half."""
     middle = (np.arange(places) + 0.5) / places
     inside = np.stack([(low <= middle) & (middle < low + 0.5) for low in np.linspace(0, 0.5, _WINDOWS)])

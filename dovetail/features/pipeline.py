@@ -153,7 +153,7 @@ class Pipeline:
         if not self._blocks:
             return images
         rows = self._block_rows(images)
-        return np.asarray(rows if self._features.whiten is None else self._whiten(rows))
+        return np.asarray(rows if self._features.whiten is None else self._compiled_whiten(rows))
 
     def _block_rows(self, images: np.ndarray) -> np.ndarray | jax.Array:
         """The features before whitening: the blocks side by side, all of the same norm, rows of unit norm or less."""
@@ -174,7 +174,7 @@ class Pipeline:
         return self._whitening_axes.variances
 
     @functools.cached_property
-    def _whiten(self) -> Callable[[np.ndarray | jax.Array], jax.Array]:
+    def _compiled_whiten(self) -> Callable[[np.ndarray | jax.Array], jax.Array]:
         return self._whitening_axes.whitening(self._whitening.ridge)
 
     @property
@@ -322,24 +322,24 @@ class _OwnBlock:
             return f"{self._name} {_ONE} {identity}"
         file = inspect.getsourcefile(inspect.unwrap(self._function))
         code = hashlib.sha256(Path(file).read_bytes() if file else b"").hexdigest()
-        return f"{self._name} {_ONE} {code} {cache.digest(self._probe)}"
+        return f"{self._name} {_ONE} {code} {cache.digest(self._probe_rows)}"
 
     @property
     def size(self) -> int:
         """How many features the function gives."""
-        return self._probe.shape[1]
+        return self._probe_rows.shape[1]
 
     def apply(self, images: np.ndarray) -> np.ndarray:
         """The function's rows for these images, scaled to unit norm."""
-        parts = [self._rows(images[low : low + _BATCH]) for low in range(0, len(images), _BATCH)]
+        parts = [self._checked_rows(images[low : low + _BATCH]) for low in range(0, len(images), _BATCH)]
         return np.asarray(unit_rows(np.concatenate(parts)))
 
     @functools.cached_property
-    def _probe(self) -> np.ndarray:
+    def _probe_rows(self) -> np.ndarray:
         """The function's rows for two images of noise."""
-        return self._rows(np.random.default_rng(0).random((2, *self._shape), dtype=np.float32))
+        return self._checked_rows(np.random.default_rng(0).random((2, *self._shape), dtype=np.float32))
 
-    def _rows(self, images: np.ndarray) -> np.ndarray:
+    def _checked_rows(self, images: np.ndarray) -> np.ndarray:
         """What the function makes of these images; refuses what is not a row of finite numbers for each."""
         rows = np.asarray(self._per_record(images), dtype=np.float32)
         if rows.ndim != 2:

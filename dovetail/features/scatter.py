@@ -81,10 +81,10 @@ def transform(images: jax.Array) -> jax.Array:
         A row depends on its own image only.
     """
     if images.ndim == 3:
-        smooth = _channels(images)
+        smooth = _scattering_channels(images)
     else:
         planes = jnp.moveaxis(images, -1, 1)
-        smooth = _channels(planes.reshape(-1, *planes.shape[2:])).reshape(len(images), 3, _CHANNELS, -1)
+        smooth = _scattering_channels(planes.reshape(-1, *planes.shape[2:])).reshape(len(images), 3, _CHANNELS, -1)
         smooth = jnp.swapaxes(smooth, 1, 2)
     groups = smooth.reshape(len(images), -1, _GROUP)
     centred = groups - groups.mean(axis=-1, keepdims=True)
@@ -94,9 +94,9 @@ def transform(images: jax.Array) -> jax.Array:
     return rows / jnp.where(norms > 0, norms, 1.0)
 
 
-def _channels(planes: jax.Array) -> jax.Array:
+def _scattering_channels(planes: jax.Array) -> jax.Array:
     """S0, S1 and S2 of grey images (batch, side, side): (batch, 81, 8, 8), in this order."""
-    psi, low_pass, coarse_low_pass = _filters()
+    psi, low_pass, coarse_low_pass = _fourier_filters()
     margin = (_SIDE - planes.shape[1]) // 2
     x = jnp.pad(planes, ((0, 0), (margin, margin), (margin, margin)), mode="reflect")[:, None]
     spectrum = jnp.fft.fft2(x)
@@ -132,7 +132,7 @@ def _smooth(signals: jax.Array, low_pass: np.ndarray) -> jax.Array:
 
 
 @functools.cache
-def _filters() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _fourier_filters() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Fourier transforms of the 16 wavelets, fine scale first, and phi at every fourth pixel as two matrices.
 
     The first, (8, 32), is for signals at every pixel; the second, (8, 16), for those at every second one. The arrays
@@ -143,8 +143,8 @@ def _filters() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         sigma = 0.8 * 2**j
         frequency = 3 * math.pi / 4 / 2**j
         for k in range(_ANGLES):
-            wave = _gabor(sigma, frequency, angle=math.pi * k / _ANGLES)
-            envelope = _gabor(sigma, 0.0, angle=math.pi * k / _ANGLES)
+            wave = _gabor_wavelet(sigma, frequency, angle=math.pi * k / _ANGLES)
+            envelope = _gabor_wavelet(sigma, 0.0, angle=math.pi * k / _ANGLES)
             psi.append(np.fft.fft2(wave - wave.sum() / envelope.sum() * envelope).real)
     sigma = 0.8 * 2
     offsets = np.arange(-2 * _SIDE, 3 * _SIDE)
@@ -154,7 +154,7 @@ def _filters() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.stack(psi).astype(np.float32), low_pass.astype(np.float32), (2 * low_pass[:, ::2]).astype(np.float32)
 
 
-def _gabor(sigma: float, frequency: float, *, angle: float) -> np.ndarray:
+def _gabor_wavelet(sigma: float, frequency: float, *, angle: float) -> np.ndarray:
     """A plane wave under a Gaussian, `sigma` wide along the wave and 1/slant times that across it, made periodic."""
     slant = 4 / _ANGLES
     offsets = np.arange(-2 * _SIDE, 3 * _SIDE)

@@ -77,7 +77,7 @@ def strokes(rng: np.random.Generator, *, side: int) -> np.ndarray:
     radius = rng.uniform(0.8, 1.8, (CHUNK, 3)) * scale
     there = np.arange(3) < rng.integers(1, 4, (CHUNK, 1))
     points = _curve_points(corners.astype(np.float32))
-    return np.asarray(_ink(points, radius.astype(np.float32), there, np.arange(side, dtype=np.float32)))
+    return np.asarray(_draw_curves(points, radius.astype(np.float32), there, np.arange(side, dtype=np.float32)))
 
 
 def leaves(rng: np.random.Generator, *, side: int, colours: int) -> np.ndarray:
@@ -90,7 +90,7 @@ def leaves(rng: np.random.Generator, *, side: int, colours: int) -> np.ndarray:
     if colours == 3:
         paint = np.clip(paint + _TINT * rng.standard_normal((*size, 3)), 0, 1)
     noise = rng.standard_normal((CHUNK, side, side, colours))
-    images = _overlay(*(x.astype(np.float32) for x in (centres, radii, angles, paint, noise)))
+    images = _draw_leaves(*(x.astype(np.float32) for x in (centres, radii, angles, paint, noise)))
     return np.asarray(images if colours == 3 else images[..., 0])
 
 
@@ -103,7 +103,7 @@ def _curve_points(corners: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _ink(points: jax.Array, radius: jax.Array, there: jax.Array, place: jax.Array) -> jax.Array:
+def _draw_curves(points: jax.Array, radius: jax.Array, there: jax.Array, place: jax.Array) -> jax.Array:
     """Images of curves: full ink where a curve's nearest point is within the pen's radius, less up to a pixel further.
 
     Arguments:
@@ -120,7 +120,9 @@ def _ink(points: jax.Array, radius: jax.Array, there: jax.Array, place: jax.Arra
 
 
 @jax.jit
-def _overlay(centres: jax.Array, radii: jax.Array, angles: jax.Array, paint: jax.Array, noise: jax.Array) -> jax.Array:
+def _draw_leaves(
+    centres: jax.Array, radii: jax.Array, angles: jax.Array, paint: jax.Array, noise: jax.Array
+) -> jax.Array:
     """Images of leaves over each other, the later ones in front, with a little 1/f texture.
 
     Arguments:

@@ -28,8 +28,8 @@ from dovetail import audit
 from dovetail.guarantee import quotes
 from dovetail.protocols import PROTOCOLS, Protocol, register
 from dovetail.statements import NotApplicable
-from dovetail.testing.bench import Bench, from_messages, from_the_sum, without_messages
-from dovetail.testing.obligations import OBLIGATIONS, ContractError, NotOwed, densities, refuse
+from dovetail.testing.bench import Bench, tally_from_messages, tally_from_sum, tally_on_fast_path
+from dovetail.testing.obligations import OBLIGATIONS, ContractError, NotOwed, pairs_of_log_densities, refuse
 
 __all__ = [
     "OBLIGATIONS",
@@ -38,9 +38,9 @@ __all__ = [
     "ContractReport",
     "NotOwed",
     "check_protocol",
-    "from_messages",
-    "from_the_sum",
-    "without_messages",
+    "tally_from_messages",
+    "tally_from_sum",
+    "tally_on_fast_path",
 ]
 
 # rounds that can be attacked by counting
@@ -152,7 +152,7 @@ def _registration(protocol: type[Protocol]) -> Iterator[None]:
             PROTOCOLS[protocol.name] = before
 
 
-def _terms(protocol: type[Protocol], settings: Mapping[str, Any]) -> quotes.Terms:
+def _small_terms(protocol: type[Protocol], settings: Mapping[str, Any]) -> quotes.Terms:
     """A small round of the protocol, with noise that is calibrated where it can be."""
     dim = protocol.only_dim or _SMALL_DIM
     filled = {**protocol.example(dim, settings), **settings}
@@ -166,19 +166,21 @@ def _terms(protocol: type[Protocol], settings: Mapping[str, Any]) -> quotes.Term
 
 def _check_noise_direction(protocol: type[Protocol], settings: Mapping[str, Any], trials: int) -> None:
     """More noise is more private."""
-    terms = _terms(protocol, settings)
+    terms = _small_terms(protocol, settings)
     built = protocol(**terms.settings)
     if built.noise_field is None:
         raise NotOwed("it has no noise to calibrate")
     try:
-        eps = [quotes.quote(protocol.name, _at_noise(terms, built, factor)).certified.eps for factor in (1.0, 2.0)]
+        eps = [
+            quotes.quote(protocol.name, _terms_at_noise(terms, built, factor)).certified.eps for factor in (1.0, 2.0)
+        ]
     except NotApplicable as reason:
         raise NotOwed(str(reason)) from None
     if eps[1] > eps[0]:
         refuse(f"twice the noise must not cost more: eps {eps[0]:.4g} becomes {eps[1]:.4g}")
 
 
-def _at_noise(terms: quotes.Terms, built: Protocol, factor: float) -> quotes.Terms:
+def _terms_at_noise(terms: quotes.Terms, built: Protocol, factor: float) -> quotes.Terms:
     """The terms with the noise multiplied by `factor`, or a budget divided by it."""
     field = built.noise_field or ""
     value = getattr(built, field)
@@ -189,19 +191,19 @@ def _at_noise(terms: quotes.Terms, built: Protocol, factor: float) -> quotes.Ter
 
 def _check_view(protocol: type[Protocol], settings: Mapping[str, Any], trials: int) -> None:
     """Attacks on the running code find no more than `view` promises against whoever its scope names."""
-    _attack(protocol, _terms(protocol, settings), "analyzer", trials)
+    _attack(protocol, _small_terms(protocol, settings), "analyzer", trials)
 
 
 def _check_own_reports(protocol: type[Protocol], settings: Mapping[str, Any], trials: int) -> None:
     """Attacks on a client's own reports find no more than `own_reports` promises."""
-    terms = _terms(protocol, settings)
+    terms = _small_terms(protocol, settings)
     _attack(protocol, terms, "colluding", trials)
     local = quotes.quote(protocol.name, terms).local
     bench = Bench(unsettled=protocol(**terms.settings), dim=terms.dim, clients=terms.num_users)
     if local.delta > 0:
         return
     with contextlib.suppress(NotOwed):
-        reached = max(float(np.abs((own - other).sum(axis=1)).max()) for own, other in densities(bench))
+        reached = max(float(np.abs((own - other).sum(axis=1)).max()) for own, other in pairs_of_log_densities(bench))
         if reached > local.eps * (1 + 1e-6) + 1e-6:
             refuse(
                 f"`own_reports` promises eps={local.eps:.4g}, but `randomize` sent reports whose log densities on two "

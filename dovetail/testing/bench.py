@@ -15,7 +15,7 @@ from dovetail.events import Everyone
 from dovetail.protocols import Cohort, Protocol, fast_path
 from dovetail.shufflers import Reports, deliver, shuffle
 
-__all__ = ["FAR", "Bench", "from_messages", "from_the_sum", "without_messages"]
+__all__ = ["FAR", "Bench", "tally_from_messages", "tally_from_sum", "tally_on_fast_path"]
 
 FAR = 1e6  # an update that every protocol clips
 
@@ -97,7 +97,7 @@ class Bench:
     @property
     def quickest(self) -> Path:
         """How a simulation adds up a round: without messages, if it can."""
-        return without_messages if fast_path(self.protocol, self.dim).summable else from_messages
+        return tally_on_fast_path if fast_path(self.protocol, self.dim).summable else tally_from_messages
 
 
 def _client_keys(seed: Any, clients: int) -> jax.Array:
@@ -118,14 +118,14 @@ def _reports(bench: Bench, updates: jax.Array, seed: Any) -> Reports:
 _shuffle = jax.jit(shuffle, static_argnums=1)
 
 
-def from_messages(bench: Bench, updates: jax.Array, seed: Any) -> Any:
+def tally_from_messages(bench: Bench, updates: jax.Array, seed: Any) -> Any:
     """The tally of a round whose messages are formed, shuffled and added up."""
     key = jax.random.key(seed + 10**6)
     messages = _shuffle(bench.reports(updates, seed), bench.protocol.layout(bench.dim), key=key)
     return bench.protocol.tally(messages, bench.dim)
 
 
-def without_messages(bench: Bench, updates: jax.Array, seed: Any) -> Any:
+def tally_on_fast_path(bench: Bench, updates: jax.Array, seed: Any) -> Any:
     """The tally of a round by the protocol's fast path."""
     path = fast_path(bench.protocol, bench.dim)
     collected = path.collect(
@@ -138,7 +138,7 @@ def without_messages(bench: Bench, updates: jax.Array, seed: Any) -> Any:
     return path.finish(collected, key=jax.random.key(seed + 2 * 10**6))
 
 
-def from_the_sum(bench: Bench, updates: jax.Array, seed: Any) -> Any:
+def tally_from_sum(bench: Bench, updates: jax.Array, seed: Any) -> Any:
     """The tally of a round from the sum of the scaled updates alone."""
     path = fast_path(bench.protocol, bench.dim)
     scale = path.scaling(jnp.linalg.norm(updates, axis=1), bench.protocol.init(bench.dim))
@@ -147,7 +147,7 @@ def from_the_sum(bench: Bench, updates: jax.Array, seed: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _program(bench: Bench, path: Path) -> Callable[[Any, Any], jax.Array]:
+def _compiled_rounds(bench: Bench, path: Path) -> Callable[[Any, Any], jax.Array]:
     """The compiled rounds of a bench on one path: from updates and seeds to estimates, (seeds, dim)."""
 
     def run(updates: jax.Array, seed: Any) -> jax.Array:
@@ -160,4 +160,4 @@ def _program(bench: Bench, path: Path) -> Callable[[Any, Any], jax.Array]:
 def _estimates(bench: Bench, path: Path, updates: bytes) -> np.ndarray:
     """The estimates of all runs; cached by the updates' bytes, so do not write to them."""
     rows = np.frombuffer(updates, np.float32).reshape(bench.clients, bench.dim)
-    return np.asarray(_program(bench, path)(rows, jnp.arange(bench.runs)), np.float64)
+    return np.asarray(_compiled_rounds(bench, path)(rows, jnp.arange(bench.runs)), np.float64)

@@ -20,9 +20,9 @@ from dovetail.mechanisms import ExactSampler
 from dovetail.protocols import Contribution, Fast, Messages, Protocol, fast_path
 from dovetail.shufflers import mask_absent
 from dovetail.statements import NotApplicable
-from dovetail.testing.bench import FAR, Bench, from_messages, from_the_sum, without_messages
+from dovetail.testing.bench import FAR, Bench, tally_from_messages, tally_from_sum, tally_on_fast_path
 
-__all__ = ["OBLIGATIONS", "ContractError", "NotOwed", "densities", "refuse"]
+__all__ = ["OBLIGATIONS", "ContractError", "NotOwed", "pairs_of_log_densities", "refuse"]
 
 _ERRORS = 5.0  # standard errors that an average may be off
 _ROUNDING = 1e-6  # of float32, on updates of length about one
@@ -54,7 +54,7 @@ def _is_close(first: Any, second: Any) -> bool:
     return all(np.allclose(left, right, rtol=1e-4, atol=1e-4) for left, right in leaves)
 
 
-def _rows(table: Any, rows: Any) -> Any:
+def _select_rows(table: Any, rows: Any) -> Any:
     """These rows of every array in a tree."""
     return jax.tree.map(lambda leaf: leaf[rows], table)
 
@@ -86,12 +86,12 @@ def check_tally(bench: Bench) -> None:
     reports = bench.reports(bench.updates)
     half = bench.clients // 2
     whole = bench.tally(reports)
-    first = bench.tally(_rows(reports, slice(half)))
-    parts = jax.tree.map(jnp.add, first, bench.tally(_rows(reports, slice(half, None))))
+    first = bench.tally(_select_rows(reports, slice(half)))
+    parts = jax.tree.map(jnp.add, first, bench.tally(_select_rows(reports, slice(half, None))))
     if not _is_close(whole, parts):
         refuse("the tally is not additive: tallies of two halves of the messages do not add up to the tally of all")
     order = np.random.default_rng(1).permutation(bench.clients)
-    if not _is_close(whole, bench.tally(_rows(reports, order))):
+    if not _is_close(whole, bench.tally(_select_rows(reports, order))):
         refuse("the tally depends on the order of the messages")
     if not _is_close(first, bench.tally(mask_absent(reports, jnp.arange(bench.clients) < half))):
         refuse("the tally counts reports that are not valid: clients that are absent must add nothing")
@@ -106,7 +106,7 @@ def check_unbiased(bench: Bench, *, bias: float | None = None) -> None:
     allowed = bench.protocol.bias(bench.dim) if bias is None else bias
     for about, updates in (("updates of all sizes", bench.updates), ("updates beyond every clip norm", bench.corners)):
         truth = bench.expected_mean(updates)
-        estimates = bench.estimates(updates, from_messages)
+        estimates = bench.estimates(updates, tally_from_messages)
         if not np.isfinite(estimates).all():
             refuse(f"the estimate is not finite on {about}")
         mean = estimates.mean(axis=0)
@@ -147,7 +147,7 @@ def check_noiseless(bench: Bench) -> None:
         try:
             quiet = bench if noise is None else dataclasses.replace(bench, unsettled=bench.unsettled.with_noise(noise))
             for updates in (bench.updates, bench.corners):
-                estimates = quiet.estimates(updates, from_messages)
+                estimates = quiet.estimates(updates, tally_from_messages)
                 if _standard_error(estimates).max() <= 2 * _ROUNDING:
                     _check_mean(quiet, estimates.mean(axis=0), quiet.expected_mean(updates))
                     return
@@ -203,7 +203,7 @@ def check_not_finite(bench: Bench) -> None:
         )
 
 
-def _same_law(first: np.ndarray, second: np.ndarray, about: str) -> None:
+def _check_same_law(first: np.ndarray, second: np.ndarray, about: str) -> None:
     """Mean and variance of two sets of estimates, by a z-test and a ratio of variances."""
     spread = np.hypot(_standard_error(first), _standard_error(second)) + 1e-6
     off = np.abs((first.mean(axis=0) - second.mean(axis=0)) / spread)
@@ -221,12 +221,12 @@ def check_fast(bench: Bench) -> None:
         raise NotOwed("it is not `Fast`")
     if not path.summable:
         raise NotOwed("sums do not serve under these settings")
-    quick, slow = (bench.estimates(bench.updates, way) for way in (without_messages, from_messages))
+    quick, slow = (bench.estimates(bench.updates, way) for way in (tally_on_fast_path, tally_from_messages))
     if path.same_keys:
         if np.abs(quick - slow).max() > 1e-5:
             refuse("`collect` and `finish` must give the tally of the messages from the same keys (`same_keys`)")
         return
-    _same_law(quick, slow, "estimates by `collect` and `finish` and estimates from messages")
+    _check_same_law(quick, slow, "estimates by `collect` and `finish` and estimates from messages")
 
 
 def check_sum(bench: Bench) -> None:
@@ -234,11 +234,11 @@ def check_sum(bench: Bench) -> None:
     path = fast_path(bench.protocol, bench.dim)
     if path.scaling(jnp.ones(1), bench.protocol.init(bench.dim)) is None:
         raise NotOwed("`randomize` does more than to scale an update")
-    quick, slow = (bench.estimates(bench.updates, way) for way in (from_the_sum, from_messages))
-    _same_law(quick, slow, "estimates by `tally_of_sum` and estimates from messages")
+    quick, slow = (bench.estimates(bench.updates, way) for way in (tally_from_sum, tally_from_messages))
+    _check_same_law(quick, slow, "estimates by `tally_of_sum` and estimates from messages")
 
 
-def densities(bench: Bench) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def pairs_of_log_densities(bench: Bench) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Log densities of reports on their own update and on another one, for some pairs: (samples, columns) each."""
     protocol = bench.protocol
     state = bench.protocol.init(bench.dim)
@@ -265,7 +265,7 @@ def densities(bench: Bench) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def check_density(bench: Bench) -> None:
     """`log_density` is the density of what `randomize` sends: likelihood ratios average to one."""
-    for own, other in densities(bench):
+    for own, other in pairs_of_log_densities(bench):
         if np.isneginf(own).any():
             refuse("`randomize` sends reports that `log_density` calls impossible")
         ratio = np.exp(other - own)
@@ -321,7 +321,7 @@ def _check_estimate(bench: Bench, protocol: Protocol, tally: Any, about: str) ->
     """One estimate from exact randomness, against the law of the simulated ones."""
     state = protocol.init(bench.dim)
     estimate = np.asarray(protocol.estimate(tally, bench.clients, state, key=jax.random.key(0))[0], np.float64)
-    estimates = bench.estimates(bench.updates, from_messages)
+    estimates = bench.estimates(bench.updates, tally_from_messages)
     allowed = 6 * estimates.std(axis=0, ddof=1) + bench.protocol.bias(bench.dim) + 1e-5
     off = np.abs(estimate - estimates.mean(axis=0)) - allowed
     if not np.isfinite(estimate).all() or (off > 0).any():
@@ -334,7 +334,7 @@ def _check_estimate(bench: Bench, protocol: Protocol, tally: Any, about: str) ->
 
 def check_contribution(bench: Bench) -> None:
     """What clients share between aggregators has one length, and its sum gives the estimate of the simulation."""
-    protocol, contribution = _share(bench)
+    protocol, contribution = _settle_for_shares(bench)
     sampler = ExactSampler()
     budgets = protocol.budgets or (None,) * bench.clients
     shared = [contribution.draw(x, sampler=sampler, budget=b) for x, b in zip(bench.updates, budgets, strict=True)]
@@ -350,7 +350,7 @@ def check_contribution(bench: Bench) -> None:
     _check_estimate(bench, protocol, contribution.tally(total, bench.clients), "shared sums")
 
 
-def _share(bench: Bench) -> tuple[Protocol, Contribution]:
+def _settle_for_shares(bench: Bench) -> tuple[Protocol, Contribution]:
     """The protocol settled for two aggregators (or as it settles without), and what its clients contribute.
 
     Raises `NotOwed` with the first refusal where it has no contribution.

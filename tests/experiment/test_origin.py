@@ -118,7 +118,9 @@ FOUR_AND_ONE = np.concatenate([FOUR, FOUR[:1]])
 )
 def test_the_same_bytes_are_other_data_in_another_shape_type_or_place(other):
     """A fingerprint of bytes alone would take one record of four numbers for two records of two."""
-    assert fingerprint._mac(bytes(32), other) != fingerprint._mac(bytes(32), columns(inputs=FOUR, test_inputs=FOUR))
+    assert fingerprint._hmac_of_dataset(bytes(32), other) != fingerprint._hmac_of_dataset(
+        bytes(32), columns(inputs=FOUR, test_inputs=FOUR)
+    )
 
 
 def test_another_key_is_told_from_other_data(tmp_path, key):

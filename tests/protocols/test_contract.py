@@ -133,7 +133,7 @@ def promises_nothing(protocol):
 @only(lambda case: case.name in ("apes", "s_apes"))
 def test_the_bias_of_apes_is_small_at_large_budgets(case, protocol):
     """Of what it states, the whole box, a part: a fifth of an end of it, two fifths if reports are sparsified."""
-    drawn = case.bench.estimates(case.bench.updates, testing.from_messages)
+    drawn = case.bench.estimates(case.bench.updates, testing.tally_from_messages)
     error = np.abs(drawn.mean(axis=0) - case.bench.expected_mean(case.bench.updates))
     spread = drawn.std(axis=0, ddof=1) / np.sqrt(len(drawn)) + 1e-6
     assert (error <= 5 * spread + {"apes": 0.2, "s_apes": 0.4}[case.name] * protocol.clip_value).all()
@@ -164,7 +164,7 @@ def test_sums_over_clients_are_in_full_precision(case, protocol, updates):
     found = products(lambda x: tally_of(protocol, reports_of(protocol, x)), updates)
     way = fast_path(protocol, DIM)
     if way.summable:
-        found += products(lambda x: testing.without_messages(case.bench, x, 0), updates)
+        found += products(lambda x: testing.tally_on_fast_path(case.bench, x, 0), updates)
     if way.clip_norm_at(protocol.init(DIM)) is not None:
         found += products(
             lambda x: way.tally_of_sum(x, jnp.float32(CLIENTS), key=jax.random.key(0)), updates.sum(axis=0)
@@ -215,7 +215,7 @@ def test_events_match_what_ran(case, protocol, updates):
             largest_ratio(protocol, ClipLaplace if mechanism.kind == "clip_laplace" else RealLaplace)
         case SkellamNoise():
             still = np.zeros_like(case.bench.updates)
-            noise = case.bench.estimates(still, testing.from_messages) * CLIENTS * mechanism.scale
+            noise = case.bench.estimates(still, testing.tally_from_messages) * CLIENTS * mechanism.scale
             whole = getattr(protocol, "noise", "users") == "aggregators"
             times = protocol.aggregators if whole else 1  # all users are honest; of the aggregators one is counted
             assert noise.var() == pytest.approx(times * mechanism.noise_variance, rel=0.06)

@@ -83,7 +83,7 @@ def _log_first_moment(dim: int, threshold: float) -> float:
 
 
 def eps(cap: Cap) -> Bound:
-    """The pure eps of one report, rounded up."""
+    """The pure eps of one report, rounded up; `NotApplicable` where the cap's mass underflows."""
     mass = _require_cap_mass(cap)
     up = math.log(cap.prob) - math.log1p(-cap.prob) + math.log1p(-mass) - math.log(mass)
     if up >= 0:
