@@ -40,8 +40,7 @@ __all__ = [
     "Users",
     "err_console",
     "flag",
-    "from_hex",
-    "listens",
+    "key_id_from",
     "out_console",
     "print_error",
     "print_guarantees",
@@ -53,6 +52,7 @@ __all__ = [
     "progress_console",
     "public_key",
     "relation_of",
+    "say_address",
     "settings_of",
 ]
 
@@ -228,7 +228,7 @@ def print_guarantees(certified: Any, local: Any) -> None:
     out_console.print(str(local), markup=False, highlight=False)
 
 
-def from_hex(text: str) -> bytes:
+def key_id_from(text: str) -> bytes:
     """The id of a key: in hex, or of the public key in a file."""
     if Path(text).is_file():
         return public_key(Path(text)).key_id
@@ -253,7 +253,7 @@ def print_error(words: str) -> None:
     err_console.print(f"dovetail: {' '.join(words.split())}", style="red", markup=False, highlight=False)
 
 
-def listens(name: str) -> Callable[[str], None]:
+def say_address(name: str) -> Callable[[str], None]:
     """Says on stderr at which address a party listens."""
     return lambda address: err_console.print(f"{name} listens on {address}", markup=False, highlight=False)
 

@@ -67,16 +67,18 @@ def amplify(
         if bound is None or row.name == bound
     ]
     try:
-        best = amplification.best(_report(randomizer, eps_local), num_users=n, delta=delta, colluders=colluders)
+        best = amplification.best(
+            _report_of_options(randomizer, eps_local), num_users=n, delta=delta, colluders=colluders
+        )
     except NotApplicable:
         best = None
     if plot is not None:
         from dovetail.pages import plots  # loads nearly everything
 
-        figures.save(plots.amplification(num_users=n, eps_local=eps_local, delta=delta, over=over), plot)
+        figures.save(plots.amplification_figure(num_users=n, eps_local=eps_local, delta=delta, over=over), plot)
     if as_json:
         facts = {"n": n, "eps_local": eps_local, "delta": delta, "colluders": colluders}
-        print_json({**facts, "bounds": [_row(row) for row in rows], "best": _row(best) if best else None})
+        print_json({**facts, "bounds": [_row_json(row) for row in rows], "best": _row_json(best) if best else None})
         return
     table = Table("bound", "eps", "theorem, or why it does not apply")
     for row in rows:
@@ -108,7 +110,7 @@ def account_protocol(
     """Print the certified, claimed and local statements of a protocol."""
     from dovetail.guarantee import quotes
 
-    terms = _terms(n, dim, delta, rounds, colluders, neighbors, set_)
+    terms = _terms_of_options(n, dim, delta, rounds, colluders, neighbors, set_)
     with progress_console.status("accounting"):
         quote = quotes.quote(name, _with_sampling(terms, participation, population))
     if as_json:
@@ -141,7 +143,9 @@ def calibrate(
     """Find the protocol parameter that meets a target (eps, delta), rounded conservatively."""
     from dovetail.guarantee import quotes
 
-    terms = _with_sampling(_terms(n, dim, delta, rounds, colluders, neighbors, set_), participation, population)
+    terms = _with_sampling(
+        _terms_of_options(n, dim, delta, rounds, colluders, neighbors, set_), participation, population
+    )
     with progress_console.status("calibrating"):
         calibrated, value, quote = quotes.calibrate(name, terms, eps=eps, parameter=parameter)
     if as_json:
@@ -153,7 +157,7 @@ def calibrate(
     _print_quote(quote)
 
 
-def _terms(
+def _terms_of_options(
     n: int,
     dim: int,
     delta: float,
@@ -208,7 +212,7 @@ def _quote_json(quote: Any) -> dict[str, Any]:
     return facts
 
 
-def _report(randomizer: str, eps_local: float) -> Any:
+def _report_of_options(randomizer: str, eps_local: float) -> Any:
     from dovetail import _validate
     from dovetail.events import Report
 
@@ -217,7 +221,7 @@ def _report(randomizer: str, eps_local: float) -> Any:
     return Report(kind=kinds[randomizer], eps_local=eps_local)
 
 
-def _row(row: Any) -> dict[str, Any]:
+def _row_json(row: Any) -> dict[str, Any]:
     return {
         "name": row.name,
         "eps": None if row.bound is None else row.bound.eps,

@@ -101,7 +101,7 @@ def audit(
     )
     if view == "shuffler":
         with progress_console.status("attacking indices"):
-            indices = _indices(target, plan, task, confidence, seed)
+            indices = _audit_indices(target, plan, task, confidence, seed)
         print_json(indices.to_json()) if as_json else _print_indices(indices)
         return
     with steps(1) as bar:
@@ -145,7 +145,7 @@ def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as
             )
         if not quick:
             bar.begin("ss_topk, indices")
-            indices = _indices("ss_topk", audits.INDICES, None, confidence, seed)
+            indices = _audit_indices("ss_topk", audits.INDICES, None, confidence, seed)
     consistent = all(finding.consistent for finding in findings)
     if as_json:
         rows = [{**finding.to_json(), "case": case.label} for case, finding in zip(cases, findings, strict=True)]
@@ -171,7 +171,7 @@ def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as
     _fail_unless(consistent)
 
 
-def _indices(name: str, plan: Any, task: str | None, confidence: float, seed: int) -> Any:
+def _audit_indices(name: str, plan: Any, task: str | None, confidence: float, seed: int) -> Any:
     import jax
 
     from dovetail.audit.indices import Population, audit_indices, noiseless_updates

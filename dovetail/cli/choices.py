@@ -75,7 +75,7 @@ def choose(
     if as_json:
         print_json(choice.to_json())
         return
-    _print(choice)
+    _print_choice(choice)
 
 
 def _ask_for_missing(options: dict[str, Any], participation: str | None) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _ask_for_missing(options: dict[str, Any], participation: str | None) -> dict
     return answers
 
 
-def _print(choice: Any) -> None:
+def _print_choice(choice: Any) -> None:
     situation = choice.situation
     lines = [
         f"({at_most(situation.eps)}, {at_most(situation.delta)})-DP for {situation.rounds:,} rounds of "
@@ -106,14 +106,14 @@ def _print(choice: Any) -> None:
     if situation.records_per_user > 1:
         lines.append(f"all {situation.records_per_user:,} records of a user are protected together, at the same noise")
     out_console.print("\n".join(lines), markup=False, highlight=False)
-    out_console.print(_table(choice) if choice.fitting else "no protocol fits", highlight=False)
+    out_console.print(_choice_table(choice) if choice.fitting else "no protocol fits", highlight=False)
     for protocol in choice.ruled_out:
         out_console.print(f"{protocol.protocol}: ruled out, {protocol.reason}", markup=False, highlight=False)
-    out_console.print(_source(choice), markup=False, highlight=False)
+    out_console.print(_source_of_accuracy(choice), markup=False, highlight=False)
     out_console.print("what each statement assumes: dovetail account protocol NAME, or --json here", highlight=False)
 
 
-def _table(choice: Any) -> Table:
+def _choice_table(choice: Any) -> Table:
     columns = ("protocol", "trusts", "certified", "without trust", "noise", "std per coordinate of the mean",
                "sent per user and round", "client s", "server s", "accuracy")  # fmt: skip
     table = Table(*columns, box=None)
@@ -122,8 +122,8 @@ def _table(choice: Any) -> Table:
         cells = (
             fitting.protocol,
             fitting.trust,
-            f"{_pair(fitting.certified)}, {fitting.certified.neighbors.value}",
-            "no guarantee" if fitting.local.is_unbounded else _pair(fitting.local),
+            f"{_eps_and_delta(fitting.certified)}, {fitting.certified.neighbors.value}",
+            "no guarantee" if fitting.local.is_unbounded else _eps_and_delta(fitting.local),
             f"{fitting.parameter} {round_safely(fitting.value)}",
             f"{fitting.std:.3g} x {fitting.clip}",
             _upload_cell(fitting.costs),
@@ -135,7 +135,7 @@ def _table(choice: Any) -> Table:
     return table
 
 
-def _pair(statement: Any) -> str:
+def _eps_and_delta(statement: Any) -> str:
     return f"({at_most(statement.eps)}, {at_most(statement.delta)})"
 
 
@@ -145,7 +145,7 @@ def _upload_cell(costs: Any) -> str:
     return bytes_in_words(costs.bytes)
 
 
-def _source(choice: Any) -> str:
+def _source_of_accuracy(choice: Any) -> str:
     """Where accuracies come from, or why there are nfitting."""
     if choice.source is None:
         return (

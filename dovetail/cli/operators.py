@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dovetail.cli._shared import Authority, flag, from_hex, out_console
+from dovetail.cli._shared import Authority, flag, key_id_from, out_console
 
 __all__ = ["party"]
 
@@ -26,14 +26,14 @@ def party_status(
     as_json: Annotated[bool, flag("--json", "Print JSON.")] = False,
 ) -> None:
     """Print whether services are ready, and which round they are in; exits with status 1 if one is not ready."""
-    services = [_probe(address, ca, keys) for address in url]
+    services = [_probe_service(address, ca, keys) for address in url]
     if as_json:
         out_console.print_json(json.dumps(services))
     else:
         for service in services:
             state = "ready" if service["ready"] else "not ready" if service["healthy"] else "does not answer"
             words = [service["url"], state]
-            words += [] if service["round"] is None else [f"round {service['round']}{_until(service)}"]
+            words += [] if service["round"] is None else [f"round {service['round']}{_open_until(service)}"]
             words += [f"{name}: {count}" for name, count in sorted((service["counts"] or {}).items())]
             out_console.print("; ".join(words), highlight=False, markup=False, soft_wrap=True)
     if not all(service["ready"] for service in services):
@@ -69,7 +69,7 @@ def party_model(
             f"--out must end with {suffix} {'without' if config is None else 'with'} --config, got {str(out)!r}"
         )
     with contextlib.closing(IntermediaryClient(url, ca=ca, timeout=60.0)) as link:
-        task = verify(link.task(), signer=from_hex(signer), fresh=False)
+        task = verify(link.task(), signer=key_id_from(signer), fresh=False)
         status = link.status()
         round = status.round if status.over else status.round - 1
         model = link.model(round)
@@ -82,14 +82,14 @@ def party_model(
     out_console.print(f"task {task.task_id.hex()[:16]}; {len(model):,} parameters after {of}: {out}", highlight=False)
 
 
-def _until(service: dict[str, Any]) -> str:
+def _open_until(service: dict[str, Any]) -> str:
     """Until when a round is open."""
     if service["over"] or not service["closes"]:
         return ", over" if service["over"] else ""
     return f", closes {datetime.datetime.fromtimestamp(service['closes'], datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _probe(url: str, ca: Path | None, keys: Path | None) -> dict[str, Any]:
+def _probe_service(url: str, ca: Path | None, keys: Path | None) -> dict[str, Any]:
     import contextlib
 
     from dovetail.parties.common.http_clients import IntermediaryClient, Rejected, Unreachable

@@ -14,8 +14,8 @@ from dovetail.cli._shared import (
     Authority,
     err_console,
     flag,
-    from_hex,
-    listens,
+    key_id_from,
+    say_address,
 )
 
 __all__ = ["aggregator", "analyzer", "shuffler"]
@@ -101,13 +101,13 @@ def analyzer(
     ready = _prepare_process("analyzer", json_logs)
     _refuse_half_tls(certificate, private_key, plain)
     signed = read_json(task, SignedTask, "a signed task")
-    _await_beginning(verify(signed, signer=from_hex(signer), fresh=False).begins)
+    _await_beginning(verify(signed, signer=key_id_from(signer), fresh=False).begins)
     party = Analyzer(
         folder,
         signed=signed,
-        signer=from_hex(signer),
+        signer=key_id_from(signer),
         keys=KeyRing(keys, "seal"),
-        learning=_learning(config, model, learning_rate),
+        learning=_learning_of_options(config, model, learning_rate),
         workers=workers,
         store=store,
     )
@@ -211,7 +211,7 @@ def _intermediary(
     ready = _prepare_process(kind.kind, json_logs)
     _refuse_half_tls(where["certificate"], where["private_key"], where.pop("plain"))
     signed = read_json(task, SignedTask, "a signed task")
-    services = kind.service_keys(verify(signed, signer=from_hex(signer), fresh=False))
+    services = kind.service_keys(verify(signed, signer=key_id_from(signer), fresh=False))
     if index >= len(services):
         raise ValueError(f"the task has {len(services)} {kind.kind}s, counted from 0: there is no --index {index}")
     pairs = ServicePairs.find(keys, services[index])
@@ -219,7 +219,7 @@ def _intermediary(
 
     def make(**role: Any) -> tuple[Any, IntermediaryService]:
         alone = role.get("coordinates", True)
-        party = kind(folder, signed=signed, signer=from_hex(signer), index=index, keys=pairs, alone=alone, **options)
+        party = kind(folder, signed=signed, signer=key_id_from(signer), index=index, keys=pairs, alone=alone, **options)
         return party, IntermediaryService(
             party,
             enrolled=Listed(clients, most=party.task.max_clients, services=len(services)),
@@ -258,8 +258,8 @@ def _watch_notices(path: Path | None, signer: str, recovery: str | None) -> Any:
     from dovetail.parties.common.files import WatchedFile
     from dovetail.parties.common.notices import read_notices
 
-    key = from_hex(signer)
-    recovery_key = None if recovery is None else from_hex(recovery)
+    key = key_id_from(signer)
+    recovery_key = None if recovery is None else key_id_from(recovery)
     return (
         None
         if path is None
@@ -275,10 +275,10 @@ def _prepare_process(name: str, json_logs: bool) -> Callable[[str], None]:
     from dovetail.parties.http.monitoring import log_as_json
 
     os.umask(0o077)
-    return log_as_json(name) if json_logs else listens(name)
+    return log_as_json(name) if json_logs else say_address(name)
 
 
-def _learning(config: str | None, model: Path | None, learning_rate: float) -> Any:
+def _learning_of_options(config: str | None, model: Path | None, learning_rate: float) -> Any:
     import numpy as np
 
     from dovetail.experiment import config as configs

@@ -35,7 +35,7 @@ def predict(
 
     with progress_console.status("predicting"):
         loaded = experiment.load(run, model=None if model is None else _own_model(model), trust_code=trust_code)
-        rows = _rows(loaded.predictor, data)
+        rows = _rows_with_answers(loaded.predictor, data)
     if out is not None:
         write_table(out, rows)
     if as_json:
@@ -64,7 +64,7 @@ def _is_model_or_maker(value: object) -> TypeGuard[Any]:
     return value is not None and (callable(value) or type(value).__name__ == "Model")
 
 
-def _rows(predictor: Any, data: Path) -> list[dict[str, Any]]:
+def _rows_with_answers(predictor: Any, data: Path) -> list[dict[str, Any]]:
     """One row per record: the answer, and beside it what the model thinks of every other."""
     import numpy as np
 

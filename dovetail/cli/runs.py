@@ -55,7 +55,7 @@ def runs(
 
     if plot is not None:
         figures.check_file(plot)
-    shown = [run for place in places or [_DEFAULT] for run in reading.find_runs(_folder(place))]
+    shown = [run for place in places or [_DEFAULT] for run in reading.find_runs(_run_folder(place))]
     if compare and len(shown) < 2:
         raise ValueError(f"--compare needs two runs or more, got {len(shown)}")
     if plot is not None:
@@ -144,7 +144,7 @@ def _numbers(statement: Any) -> str:
     return f"{numbers}, {statement.neighbors.value}, per {statement.unit.value}"
 
 
-def _folder(place: Path) -> Path:
+def _run_folder(place: Path) -> Path:
     """The folder itself, or the one of this name among the runs."""
     return _DEFAULT / place if not place.exists() and (_DEFAULT / place).is_dir() else place
 
@@ -159,8 +159,8 @@ def _runs_table(runs: list[Any]) -> Table:
             row["task"],
             row["protocol"],
             _statement_cell(run),
-            f"{row['score']} {_number(row['score'], row['value'])}" if row["score"] else "-",
-            _number(row["score"], row["baseline"]),
+            f"{row['score']} {_score_cell(row['score'], row['value'])}" if row["score"] else "-",
+            _score_cell(row["score"], row["baseline"]),
             str(row["rounds"]),
             "-" if seconds is None else f"{seconds:.3g}",
             f"{run.when:%Y-%m-%d %H:%M}" if run.summary is not None else "-",
@@ -179,7 +179,7 @@ def _statement_cell(run: Any) -> str:
     return f"{_numbers(statement)}, {statement.trust.value}"
 
 
-def _number(score: str | None, value: float | None) -> str:
+def _score_cell(score: str | None, value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.2%}" if score == "accuracy" else f"{value:.4g}"
@@ -190,11 +190,11 @@ def _differences_table(runs: list[Any], differences: dict[str, list[Any]]) -> Ta
     for key, values in differences.items():
         if key == "assumptions":
             values = ["see report.html"] * len(values)
-        table.add_row(key, *(_cell(key, value) for value in values))
+        table.add_row(key, *(_difference_cell(key, value) for value in values))
     return table
 
 
-def _cell(key: str, value: Any) -> str:
+def _difference_cell(key: str, value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -61,11 +61,11 @@ def compare(
         comparison = comparing.compare(
             contenders, task=task, model=model, eps=eps, delta=delta, seeds=seeds, out=target, observe=bar.begin
         )
-    pages.comparison(target)
+    pages.write_comparison_page(target)
     if as_json:
         print_json({**comparison.to_json(), "out": str(target)})
         return
-    out_console.print(_ranking(comparison.runs, comparison.baseline))
+    out_console.print(_ranking_table(comparison.runs, comparison.baseline))
     for outcome in comparison.outcomes:
         if outcome.reason:
             out_console.print(f"{outcome.protocol}: not run, {outcome.reason}", markup=False, highlight=False)
@@ -84,7 +84,7 @@ def compare(
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
 
 
-def _ranking(runs: Mapping[str, Run], baseline: float | None) -> Table:
+def _ranking_table(runs: Mapping[str, Run], baseline: float | None) -> Table:
     columns = ("protocol", "accuracy", "rounds", "eps", "verdict", "trusts", "eps without trust", "messages per user",
                "bytes per user and round", "server s")  # fmt: skip
     table = Table(*columns, box=None)
@@ -98,10 +98,10 @@ def _ranking(runs: Mapping[str, Run], baseline: float | None) -> Table:
             name,
             f"{run.mean:.2%}{spread}",
             str(run.rounds),
-            _eps(row["certified"]),
+            _eps_cell(row["certified"]),
             run.certified.verdict.value,
             run.trust,
-            _eps(run.without_trust.to_json()),
+            _eps_cell(run.without_trust.to_json()),
             f"{run.costs.messages:,}",
             f"{run.costs.bytes:,}",
             f"{run.costs.server_seconds:.3g}",
@@ -112,7 +112,7 @@ def _ranking(runs: Mapping[str, Run], baseline: float | None) -> Table:
     return table
 
 
-def _eps(statement: dict[str, Any]) -> str:
+def _eps_cell(statement: dict[str, Any]) -> str:
     return "unbounded" if statement["unbounded"] else at_most(statement["eps"])
 
 
@@ -153,15 +153,15 @@ def reproduce(
             papers.reproduce(
                 study, out=folders[study.name], quick=quick, seeds=seeds, only=only, observe=bar.say, begin=bar.begin
             )
-            pages.reproduction(folders[study.name])
+            pages.write_paper_page(folders[study.name])
     page = out / "report.html"
     if paper == "all":
-        page = pages.index(out)
+        page = pages.write_index_page(out)
     if as_json:
         print_json({"papers": {name: _read_exhibits(folder) for name, folder in folders.items()}, "page": str(page)})
         return
     for study in studies:
-        out_console.print(_summary(study, folders[study.name]))
+        out_console.print(_summary_table(study, folders[study.name]))
     out_console.print(f"report: {page}", markup=False, highlight=False)
 
 
@@ -177,17 +177,17 @@ def _read_exhibits(folder: Path) -> dict[str, Any]:
 
 def _eps_with_verdict(statement: dict[str, Any]) -> str:
     """An eps with its verdict, unless that is the column's own."""
-    return _eps(statement) + ("" if statement["verdict"] == "certified" else f" ({statement['verdict']})")
+    return _eps_cell(statement) + ("" if statement["verdict"] == "certified" else f" ({statement['verdict']})")
 
 
-def _summary(paper: Any, folder: Path) -> Table:
+def _summary_table(paper: Any, folder: Path) -> Table:
     """One line per row, for the terminal; the page has everything."""
     table = Table(paper.name, "paper", "claimed", "certified", "audited", "ours", box=None)
     for exhibit in _read_exhibits(folder)["exhibits"].values():
         table.add_section()
         table.add_row(exhibit["title"], style="bold")
         for row in exhibit["rows"]:
-            claimed = row["claimed"] and f"{_eps(row['claimed'])} {row['claimed']['verdict'].partition(', ')[2]}"
+            claimed = row["claimed"] and f"{_eps_cell(row['claimed'])} {row['claimed']['verdict'].partition(', ')[2]}"
             audited = row["audited"] and (
                 "unbounded" if row["audited"]["unbounded"] else f">= {at_least(row['audited']['eps_lower'])}"
             )

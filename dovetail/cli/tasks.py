@@ -19,7 +19,7 @@ from dovetail.cli._shared import (
     Measures,
     Overrides,
     flag,
-    from_hex,
+    key_id_from,
     out_console,
     print_guarantees,
     print_json,
@@ -158,8 +158,8 @@ def task_new(
         round_seconds=round_seconds,
         measures=measures,
         held_out=held_out,
-        begins=_second(begins),
-        ends=_second(ends),
+        begins=_parse_second(begins),
+        ends=_parse_second(ends),
         nonce=secrets.token_bytes(16),
         **_analyzer_keys(analyzer),
         shufflers=tuple(read_json(path, ServiceKeys, "a shuffler's public keys") for path in shuffler or ()),
@@ -195,7 +195,7 @@ def task_show(
     from dovetail.parties.common.task import SignedTask, verify
 
     signed = read_json(path, SignedTask, "a signed task")
-    made = verify(signed, signer=signed.signer.key_id if signer is None else from_hex(signer))
+    made = verify(signed, signer=signed.signer.key_id if signer is None else key_id_from(signer))
     certified, local = certify_task(made, made.rounds)
     if as_json:
         facts = {"certified": certified.to_json(), "without_trust": local.to_json()}
@@ -312,7 +312,7 @@ def task_revoke(
         notice = revoke_key(by, rotation=replaced, stolen=stolen, standing=kept)
         effect = f"{revoked.hex()} is revoked and followed by {replaced.new.hex()}"
     else:
-        revoked = from_hex(key or "")
+        revoked = key_id_from(key or "")
         tasks = _standing_tasks(notices, revoked, standing or ())
         kept = (*tasks, *_read_notices(notices, revoked).standing(revoked))
         notice = revoke_key(by, key=revoked, standing=kept)
@@ -403,7 +403,7 @@ def _analyzer_keys(path: Path) -> dict[str, Any]:
     return {"analyzer": keys} if isinstance(keys, PublicKey) else {"analyzer": keys.seal, "analyzer_sign": keys.sign}
 
 
-def _second(text: str | None) -> int | None:
+def _parse_second(text: str | None) -> int | None:
     """The second that a date and time names."""
     if text is None:
         return None

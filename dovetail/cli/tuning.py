@@ -101,7 +101,7 @@ def tune(
         return
     _print_trials(tuning.facts)
     result = tuning.result
-    out_console.print(f"chosen: {_spell(tuning.best_setting)}", markup=False, highlight=False)
+    out_console.print(f"chosen: {_setting_in_words(tuning.best_setting)}", markup=False, highlight=False)
     scores = headline(result.metrics, result.baseline)
     out_console.print(f"test {scores} after {result.rounds} rounds", highlight=False)
     print_result(result, explained=explain)
@@ -118,9 +118,11 @@ def _print_trials(facts: Mapping[str, Any]) -> None:
         return
     table = Table("setting", facts["score"], box=None)
     for trial in facts["trials"]:
-        table.add_row(_spell(trial["setting"]), "none" if trial["score"] is None else f"{trial['score']:.4g}")
+        table.add_row(
+            _setting_in_words(trial["setting"]), "none" if trial["score"] is None else f"{trial['score']:.4g}"
+        )
     out_console.print(table)
 
 
-def _spell(setting: Mapping[str, Any]) -> str:
+def _setting_in_words(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in setting.items())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dovetail.cli._shared import Authority, err_console, flag, from_hex, listens, out_console, print_error
+from dovetail.cli._shared import Authority, err_console, flag, key_id_from, out_console, print_error, say_address
 
 if TYPE_CHECKING:
     from dovetail.parties.user.policy import Policy
@@ -85,8 +85,8 @@ def client_new(
             "--any-service to trust whichever the signer names: one of the two"
         )
     policy = Policy(
-        signer=from_hex(signer),
-        analyzer=from_hex(analyzer),
+        signer=key_id_from(signer),
+        analyzer=key_id_from(analyzer),
         min_clients=min_clients,
         eps_round=eps_round,
         eps_task=eps_task,
@@ -94,9 +94,9 @@ def client_new(
         eps_local=eps_local,
         delta_lifetime=delta_lifetime,
         epoch_seconds=epoch_seconds,
-        shufflers=tuple(from_hex(text) for text in shuffler or ()) if names_services else None,
-        aggregators=tuple(from_hex(text) for text in aggregator or ()) if names_services else None,
-        recovery=None if recovery is None else from_hex(recovery),
+        shufflers=tuple(key_id_from(text) for text in shuffler or ()) if names_services else None,
+        aggregators=tuple(key_id_from(text) for text in aggregator or ()) if names_services else None,
+        recovery=None if recovery is None else key_id_from(recovery),
         verified=verified,
         follow_rotations=follow_rotations,
     )
@@ -150,7 +150,7 @@ def client_revoke(
     """Take users off the list that a service accepts uploads from; a running service notices within two seconds."""
     from dovetail.parties.intermediary.enrolment import revoke
 
-    count = revoke(clients, [from_hex(text) for text in user])
+    count = revoke(clients, [key_id_from(text) for text in user])
     out_console.print(f"{count} users in {clients}", highlight=False)
 
 
@@ -230,7 +230,7 @@ def client_spent(
     for row in rows:
         pair = None if row["eps"] is None else f"({at_most(row['eps'])}, {at_most(row['delta'])})-DP {row['means']}"
         words = [f"task {row['task'][:16]}", row["name"] or "unknown", f"analyzer {row['analyzer'] or 'unknown'}"]
-        words += [_rounds(row["rounds"]), pair or "without a guarantee"]
+        words += [_rounds_in_words(row["rounds"]), pair or "without a guarantee"]
         words += [word for word, key in (("left", "left"), ("set back", "set_back")) if row[key]]
         out_console.print("; ".join(words), highlight=False, markup=False, soft_wrap=True)
 
@@ -267,8 +267,8 @@ def client_run(
     from dovetail.parties.user.policy import Policy
 
     os.umask(0o077)
-    numbers = _numbers(users)
-    hostile_numbers = _numbers(hostile) if hostile else []
+    numbers = _parse_numbers(users)
+    hostile_numbers = _parse_numbers(hostile) if hostile else []
     tls = tls_context(ca)
     learned = federation(configs.read(config))
 
@@ -293,7 +293,7 @@ def client_run(
     finally:
         for user, each in participations.items():
             ended = "; the task was withdrawn" if each.is_withdrawn else ""
-            err_console.print(f"user {user} reported in {_rounds(each.reported)}{ended}", highlight=False)
+            err_console.print(f"user {user} reported in {_rounds_in_words(each.reported)}{ended}", highlight=False)
 
 
 @client.command("agent")
@@ -313,15 +313,15 @@ def client_agent(
     policy = Policy.read(folder / "policy.json")
     key = KeyPair.load(folder / "key.json")
     party = Client(folder, policy=policy, key=key, witness=True if witness is None else witness)
-    listens("agent")(str(socket))
+    say_address("agent")(str(socket))
     serve_agent(party, socket, group=group)
 
 
-def _rounds(count: int) -> str:
+def _rounds_in_words(count: int) -> str:
     return f"{count} round{'' if count == 1 else 's'}"
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:

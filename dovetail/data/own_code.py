@@ -3,7 +3,8 @@
 A model that is built by a function gets a `RecordSpec`, which holds no record. A view or a function for features is
 applied to one record at a time (`PerRecord`): if JAX can trace it, the compiled program for one record is mapped over
 the batch, and no Python runs while records are read; otherwise the function is called with a batch of one record after
-the other, and could keep something of one for the next. `escapes` finds what leads from compiled code back to Python.
+the other, and could keep something of one for the next. `escape_routes` finds what leads from compiled code back to
+Python.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jax.extend.core import Primitive
 if TYPE_CHECKING:
     from dovetail.data._base import Dataset, Target
 
-__all__ = ["PerRecord", "RecordSpec", "escapes", "refusal_of_records"]
+__all__ = ["PerRecord", "RecordSpec", "escape_routes", "refusal_of_records"]
 
 _FOREIGN = (
     *("custom_vmap_call", "custom_partitioning", "pallas_call"),  # their authors say what becomes of batches
@@ -107,7 +108,7 @@ class PerRecord:
     def is_isolated(self) -> bool:
         """Whether JAX can compile it, so that no Python of its author runs while records are read."""
         try:
-            return not escapes(jax.make_jaxpr(self._apply_to_one)(self._record))
+            return not escape_routes(jax.make_jaxpr(self._apply_to_one)(self._record))
         except Exception:  # of whatever kind: it computes outside JAX, and says so in its own way
             return False
 
@@ -133,13 +134,13 @@ class PerRecord:
         return made[0]
 
 
-def escapes(traced: Any) -> tuple[str, ...]:
+def escape_routes(traced: Any) -> tuple[str, ...]:
     """The names of what leads out of a traced function: callbacks, foreign calls, own rules for batches, shared state.
 
     A primitive that is not JAX's own counts, for whoever wrote it wrote its rule for batches: Equinox's `unvmap_max`
     is the largest number of all users that are mapped over.
     """
-    primitives = set(_primitives(traced.jaxpr))
+    primitives = set(_primitives_in(traced.jaxpr))
     own = primitives - _primitives_of_jax()
     names = {primitive.name for primitive in primitives if primitive in own or _leads_out(primitive.name)}
     return tuple(sorted(names | {type(effect).__name__ for effect in traced.effects}))
@@ -156,13 +157,13 @@ def _primitives_of_jax() -> set[Primitive]:
     return {value for module in theirs for value in list(vars(module).values()) if isinstance(value, Primitive)}
 
 
-def _primitives(jaxpr: Any) -> Iterator[Primitive]:
+def _primitives_in(jaxpr: Any) -> Iterator[Primitive]:
     """Every primitive in a traced function, and in the functions that it calls."""
     for equation in jaxpr.eqns:
         yield equation.primitive
         for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
             if _is_jaxpr(value):
-                yield from _primitives(getattr(value, "jaxpr", value))
+                yield from _primitives_in(getattr(value, "jaxpr", value))
 
 
 def _is_jaxpr(value: Any) -> bool:

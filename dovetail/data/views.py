@@ -59,7 +59,7 @@ def rotate(degrees: float) -> View:
 
     def rotate_images(images: jax.Array) -> jax.Array:
         down, right = _offsets_from_centre(images.shape)
-        return _bilinear(images, cosine * down + sine * right, cosine * right - sine * down)
+        return _read_bilinearly(images, cosine * down + sine * right, cosine * right - sine * down)
 
     return rotate_images
 
@@ -70,7 +70,7 @@ def zoom(factor: float) -> View:
 
     def zoom_images(images: jax.Array) -> jax.Array:
         down, right = _offsets_from_centre(images.shape)
-        return _bilinear(images, down / factor, right / factor)
+        return _read_bilinearly(images, down / factor, right / factor)
 
     return zoom_images
 
@@ -185,7 +185,7 @@ def _offsets_from_centre(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     return down, right
 
 
-def _bilinear(images: jax.Array, down: np.ndarray, right: np.ndarray) -> jax.Array:
+def _read_bilinearly(images: jax.Array, down: np.ndarray, right: np.ndarray) -> jax.Array:
     """Images whose pixels are read elsewhere, bilinearly; beyond the edge, the edge is repeated.
 
     Arguments:

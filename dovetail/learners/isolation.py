@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.data._base import Dataset, HostLearner, Loss, Model
-from dovetail.data.own_code import RecordSpec, escapes
+from dovetail.data.own_code import RecordSpec, escape_routes
 from dovetail.learners import losses
 from dovetail.learners.functions import FunctionLearner
 
@@ -112,7 +112,7 @@ def _declarations_of_jax(model: Model, loss: str | Loss, spec: RecordSpec) -> tu
     """What the author of a JAX model or loss has to vouch for; nothing if its program for one record is closed.
 
     Only the program for one record is ever run. It is not closed if it, or its gradient, calls Python or foreign code,
-    or has rules of its own for batches (`own_code.escapes`).
+    or has rules of its own for batches (`own_code.escape_routes`).
     """
     own = losses.loss_function(loss)
     parameters = jax.eval_shape(model.init, jax.random.key(0))
@@ -122,8 +122,8 @@ def _declarations_of_jax(model: Model, loss: str | Loss, spec: RecordSpec) -> tu
     def total(parameters: Any, inputs: Any, labels: Any) -> jax.Array:
         return jnp.sum(own(model.apply(parameters, inputs), labels))
 
-    ways_out = set(escapes(jax.make_jaxpr(total)(parameters, inputs, labels)))
-    ways_out |= set(escapes(jax.make_jaxpr(jax.grad(total))(parameters, inputs, labels)))
+    ways_out = set(escape_routes(jax.make_jaxpr(total)(parameters, inputs, labels)))
+    ways_out |= set(escape_routes(jax.make_jaxpr(jax.grad(total))(parameters, inputs, labels)))
     if not ways_out:
         return ()
     return (

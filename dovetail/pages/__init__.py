@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from dovetail.pages.registry import registry
 from dovetail.pages.run import write
-from dovetail.pages.studies import comparison, index, reproduction
+from dovetail.pages.studies import write_comparison_page, write_index_page, write_paper_page
 
-__all__ = ["comparison", "index", "registry", "reproduction", "write"]
+__all__ = ["registry", "write", "write_comparison_page", "write_index_page", "write_paper_page"]

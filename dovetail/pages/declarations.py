@@ -47,13 +47,13 @@ def declarations(origin: Mapping[str, Any], recipe: Mapping[str, Any] | None) ->
         meaning = "everybody has it; every line below was taken from it"
         lines.append(Declaration("The whole data set", f"{declared['name']}, which is published", meaning))
     if recipe is not None:
-        lines += [*_inputs(recipe), _target(recipe["answer"], declared.get("classes"))]
+        lines += [*_input_lines(recipe), _target_line(recipe["answer"], declared.get("classes"))]
     if "tests" in declared:
-        lines.append(_tests(declared["tests"]))
-    return [*lines, *_counts(origin, declared)]
+        lines.append(_test_line(declared["tests"]))
+    return [*lines, *_count_lines(origin, declared)]
 
 
-def _inputs(recipe: Mapping[str, Any]) -> Iterator[Declaration]:
+def _input_lines(recipe: Mapping[str, Any]) -> Iterator[Declaration]:
     """How inputs were read: a line for all columns that were declared alike."""
     if recipe.get("columns") is None:
         size = " x ".join(map(str, recipe["shape"])) or "1"
@@ -62,12 +62,12 @@ def _inputs(recipe: Mapping[str, Any]) -> Iterator[Declaration]:
         return
     alike: dict[tuple[str, str], list[str]] = {}
     for column in recipe["columns"]:
-        alike.setdefault(_read_as(column), []).append(column["name"])
+        alike.setdefault(_reading_in_words(column), []).append(column["name"])
     for (value, meaning), names in alike.items():
-        yield Declaration(f"Column{'s' * (len(names) > 1)} {_listed(names)}", value, meaning)
+        yield Declaration(f"Column{'s' * (len(names) > 1)} {_list_in_words(names)}", value, meaning)
 
 
-def _read_as(column: Mapping[str, Any]) -> tuple[str, str]:
+def _reading_in_words(column: Mapping[str, Any]) -> tuple[str, str]:
     """What was declared of a column, and what that means."""
     known = ("name", "bounds", "categories", "missing", "fill")
     more = "".join(
@@ -79,25 +79,25 @@ def _read_as(column: Mapping[str, Any]) -> tuple[str, str]:
         more += f"; a missing value is read as {middle if fill is None else fill}, and marked by an input of its own"
     if column.get("categories") is not None:
         return (
-            f"{len(column['categories'])} values: {_listed(column['categories'])}{more}",
+            f"{len(column['categories'])} values: {_list_in_words(column['categories'])}{more}",
             "no other value was accepted",
         )
     if column.get("bounds") is not None:
-        low, high = map(_exact, column["bounds"])
+        low, high = map(_exact_number, column["bounds"])
         return f"range {low} to {high}{more}", "what lies outside counted as the nearest end"
     return f"no range{more}", "its numbers were taken as they are; nothing about them was declared"
 
 
-def _target(answer: Mapping[str, Any], classes: str | None) -> Declaration:
+def _target_line(answer: Mapping[str, Any], classes: str | None) -> Declaration:
     """What is predicted, and the values that it may have."""
-    what = f"Target {_listed(answer['columns'])}" if answer.get("columns") else "Target"
+    what = f"Target {_list_in_words(answer['columns'])}" if answer.get("columns") else "Target"
     if answer["kind"] == "number":
         if answer.get("bounds") is None:
             return Declaration(what, "a number, no range", "its numbers were taken as they are")
-        low, high = map(_exact, answer["bounds"])
+        low, high = map(_exact_number, answer["bounds"])
         return Declaration(what, f"a number, range {low} to {high}", "what lies outside counted as the nearest end")
     several = "labels, of which several may apply" if answer["kind"] == "labels" else "classes"
-    names = "" if answer.get("classes") is None else f": {_listed(answer['classes'])}"
+    names = "" if answer.get("classes") is None else f": {_list_in_words(answer['classes'])}"
     meaning = {
         "read off the data": "read off the data: public only if everybody knows that each of these values occurs",
         "declared": "which values there are was declared, not looked up",
@@ -105,7 +105,7 @@ def _target(answer: Mapping[str, Any], classes: str | None) -> Declaration:
     return Declaration(what, f"{answer['size']} {several}{names}", meaning)
 
 
-def _tests(tests: Mapping[str, Any] | None) -> Declaration:
+def _test_line(tests: Mapping[str, Any] | None) -> Declaration:
     """The test records: how many, and how they were chosen."""
     if tests is None:
         return Declaration("Test records", "none", "held-out records are protected like all others")
@@ -118,7 +118,7 @@ def _tests(tests: Mapping[str, Any] | None) -> Declaration:
     )
 
 
-def _counts(origin: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Declaration]:
+def _count_lines(origin: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Declaration]:
     """How many users, records and so on there are, as far as the page or the noise depends on it."""
     if origin.get("users") is not None:
         if declared.get("roster") is not None:
@@ -141,12 +141,12 @@ def _counts(origin: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[
         yield Declaration("Users who hold records of one person", most, "declared in the config (task.spread)")
 
 
-def _exact(value: float) -> str:
+def _exact_number(value: float) -> str:
     """A number as it was declared, not rounded to fewer digits."""
     return f"{value:.15g}"
 
 
-def _listed(values: Sequence[Any]) -> str:
+def _list_in_words(values: Sequence[Any]) -> str:
     """The first values, and how many more there are."""
     shown = ", ".join(map(str, values[:_SHOWN]))
     return shown if len(values) <= _SHOWN else f"{shown} and {len(values) - _SHOWN:,} more (recipe.json)"

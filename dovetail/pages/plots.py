@@ -10,10 +10,10 @@ from dovetail import _validate
 from dovetail.accounting.amplification import table
 from dovetail.figures import Figure, Line
 
-__all__ = ["amplification"]
+__all__ = ["amplification_figure"]
 
 
-def amplification(*, num_users: int, eps_local: float, delta: float, over: str = "n") -> Figure:
+def amplification_figure(*, num_users: int, eps_local: float, delta: float, over: str = "n") -> Figure:
     """Every applicable amplification bound against the number of users or the local budget.
 
     Arguments:

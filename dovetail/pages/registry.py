@@ -35,7 +35,7 @@ def registry(folder: Path) -> dict[str, Any]:
     summary = json.loads(path.read_text(encoding="utf-8"))
     statement = Statement.from_json(summary["certified"])
     origin = summary.get("origin") or {}
-    tuned = review.tuning(statement, summary)
+    tuned = review.tuning_in_words(statement, summary)
     return {
         "to_fill": list(_OWNERS),
         **dict.fromkeys(_OWNERS),

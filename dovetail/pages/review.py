@@ -18,12 +18,12 @@ __all__ = [
     "Party",
     "checklist",
     "delta_in_words",
-    "exposure",
+    "exposure_in_words",
     "facts",
     "noise_in_words",
     "owner_of",
     "parties",
-    "tuning",
+    "tuning_in_words",
 ]
 
 _USERS = "their own records and updates, and every released model"
@@ -94,11 +94,11 @@ def parties(
     )
     public = Party(name="Public", sees=_MODELS, trusted="with nothing", holds=certified)
     between = {
-        Trust.CURATOR: _curator,
-        Trust.LOCAL: _server,
-        Trust.SHUFFLE: _shuffler_and_analyzer,
-        Trust.SHARES: _aggregators_and_analyzer,
-        Trust.NONE: _server_without_guarantee,
+        Trust.CURATOR: _parties_with_curator,
+        Trust.LOCAL: _parties_with_server,
+        Trust.SHUFFLE: _parties_with_shuffler,
+        Trust.SHARES: _parties_with_aggregators,
+        Trust.NONE: _parties_without_guarantee,
     }[statement.trust]
     return [users, *between(statement, protocol, local, shuffler), public]
 
@@ -106,7 +106,7 @@ def parties(
 # The parties between users and public, by model of trust. All five functions take what `parties` takes.
 
 
-def _curator(
+def _parties_with_curator(
     statement: Statement, protocol: Mapping[str, Any], local: Statement | None, shuffler: Statement | None
 ) -> list[Party]:
     return [
@@ -119,7 +119,7 @@ def _curator(
     ]
 
 
-def _server(
+def _parties_with_server(
     statement: Statement, protocol: Mapping[str, Any], local: Statement | None, shuffler: Statement | None
 ) -> list[Party]:
     return [
@@ -132,7 +132,7 @@ def _server(
     ]
 
 
-def _shuffler_and_analyzer(
+def _parties_with_shuffler(
     statement: Statement, protocol: Mapping[str, Any], local: Statement | None, shuffler: Statement | None
 ) -> list[Party]:
     count = protocol.get("shufflers")  # None where there is one
@@ -155,7 +155,7 @@ def _shuffler_and_analyzer(
     return [shufflers, analyzer]
 
 
-def _aggregators_and_analyzer(
+def _parties_with_aggregators(
     statement: Statement, protocol: Mapping[str, Any], local: Statement | None, shuffler: Statement | None
 ) -> list[Party]:
     together = "" if local is None else f"; all of them with the analyzer: {words.numbers(local)}"
@@ -174,13 +174,13 @@ def _aggregators_and_analyzer(
     return [aggregators, analyzer]
 
 
-def _server_without_guarantee(
+def _parties_without_guarantee(
     statement: Statement, protocol: Mapping[str, Any], local: Statement | None, shuffler: Statement | None
 ) -> list[Party]:
     return [Party(name="Server", sees="every user's update", trusted="with everything", holds="no guarantee")]
 
 
-def exposure(statement: Statement, setting: str | None) -> list[str]:
+def exposure_in_words(statement: Statement, setting: str | None) -> list[str]:
     """What was at risk before any noise was added, in two sentences: in this run, and where it is deployed.
 
     Arguments:
@@ -213,19 +213,19 @@ def facts(statement: Statement, summary: Mapping[str, Any]) -> list[tuple[str, s
     unit = statement.unit.value
     return [
         ("Setting", setting_in_words(origin.get("setting"))),
-        ("Users", _count(origin.get("users"))),
-        ("Records", _count(origin.get("records"))),
+        ("Users", _count_in_words(origin.get("users"))),
+        ("Records", _count_in_words(origin.get("records"))),
         ("Privacy unit", words.whom(statement).partition(";")[0]),
         ("Neighbours", _RELATIONS[statement.neighbors].format(unit=unit)),
         ("Delta", delta_in_words(statement)),
         ("Noise", noise_in_words(summary)),
-        *_early_end(summary),
-        *_code(origin),
-        *_data(origin.get("data") or {}),
+        *_early_end_facts(summary),
+        *_code_facts(origin),
+        *_data_facts(origin.get("data") or {}),
     ]
 
 
-def _early_end(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _early_end_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A fact about rounds that are charged and were not run; nothing where all were."""
     charged = summary.get("charged_rounds")
     if charged is None:
@@ -275,11 +275,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _count(value: int | None) -> str:
+def _count_in_words(value: int | None) -> str:
     return "not recorded" if value is None else f"{value:,}"
 
 
-def _code(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _code_facts(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Facts about the code that ran: version, commit, and hashes of the package and of code from outside it."""
     library = origin.get("library")
     if not library:
@@ -294,7 +294,7 @@ def _code(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _data(data: Mapping[str, str]) -> list[tuple[str, str]]:
+def _data_facts(data: Mapping[str, str]) -> list[tuple[str, str]]:
     """The fact about the data's fingerprint, or why there is none (see `experiment.fingerprint.origin_of`)."""
     if "hmac_sha256" not in data:
         return [("Data", f"no fingerprint: {data.get('missing', 'not recorded')}")]
@@ -344,7 +344,7 @@ def checklist(statement: Statement, origin: Mapping[str, Any]) -> list[Item]:
     return boxes
 
 
-def tuning(statement: Statement, summary: Mapping[str, Any]) -> str:
+def tuning_in_words(statement: Statement, summary: Mapping[str, Any]) -> str:
     """How the settings were chosen, and whether eps covers that, in a sentence or two."""
     search = summary.get("tuning")
     if search is None:

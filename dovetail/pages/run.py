@@ -112,12 +112,12 @@ def _review(statement: Statement, others: Mapping[str, Statement], summary: dict
     return {
         "parties": review.parties(statement, protocol, local=others.get("local"), shuffler=others.get("shuffler")),
         "setting": origin.get("setting"),
-        "exposure": review.exposure(statement, origin.get("setting")),
+        "exposure": review.exposure_in_words(statement, origin.get("setting")),
         "mechanism": [
             (key, value if isinstance(value, str | bool) else number(value)) for key, value in settings.items()
         ],
         "checklist": review.checklist(statement, origin),
-        "tuning": review.tuning(statement, summary),
+        "tuning": review.tuning_in_words(statement, summary),
     }
 
 

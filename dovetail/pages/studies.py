@@ -20,7 +20,7 @@ from dovetail.pages.words import at_least, at_most, badge, number, view_of
 from dovetail.statements import Statement
 from dovetail.templating import draw_inline, write_page
 
-__all__ = ["comparison", "index", "reproduction"]
+__all__ = ["write_comparison_page", "write_index_page", "write_paper_page"]
 
 _MANY = 14  # a table with more rows is folded away;
 _MANY_BESIDE_A_FIGURE = 6  # so is one with more than this where a figure shows the same
@@ -34,7 +34,7 @@ _COLUMNS = {
 _CLAIMS = {"claimed, holds": "hold", "claimed, unproven": "are unproven", "claimed, refuted": "are refuted"}
 
 
-def comparison(folder: Path) -> Path:
+def write_comparison_page(folder: Path) -> Path:
     """Write the page of a comparison and return its path."""
     compared = Comparison.read(folder)
     eps, delta = at_most(compared.eps), at_most(compared.delta)
@@ -87,7 +87,7 @@ def _comparison_row(name: str, run: Run) -> dict[str, Any]:
     }
 
 
-def reproduction(folder: Path) -> Path:
+def write_paper_page(folder: Path) -> Path:
     """Write the page of one paper and return its path."""
     paper = _read_paper(folder)
     if paper is None:
@@ -101,13 +101,13 @@ def reproduction(folder: Path) -> Path:
         version=paper["version"],
         citation=paper["citation"],
         has_index=(folder.parent / "index.json").exists(),
-        facts=claims + _facts(exhibits),
+        facts=claims + _paper_boxes(exhibits),
         exhibits=[_exhibit_view(exhibit) for exhibit in exhibits],
-        reference=_reference(paper),
+        reference=_bibliography_entry(paper),
     )
 
 
-def index(folder: Path) -> Path:
+def write_index_page(folder: Path) -> Path:
     """Write the page of all papers that were reproduced and return its path."""
     names = json.loads((folder / "index.json").read_text(encoding="utf-8"))["papers"]
     papers = {name: paper for name in names if (paper := _read_paper(folder / name)) is not None}
@@ -116,7 +116,7 @@ def index(folder: Path) -> Path:
         "papers.html.jinja",
         title="Papers reproduced",
         version=next((paper["version"] for paper in reversed(papers.values())), None),
-        cards=[_card(name, paper, list(_read_exhibits(folder / name, paper))) for name, paper in papers.items()],
+        cards=[_paper_card(name, paper, list(_read_exhibits(folder / name, paper))) for name, paper in papers.items()],
     )
 
 
@@ -135,7 +135,7 @@ def _read_exhibits(folder: Path, paper: dict[str, Any]) -> Iterator[dict[str, An
             yield json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
 
 
-def _facts(exhibits: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _paper_boxes(exhibits: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Boxes for a paper: its best accuracy, if anything was trained, and how many parts it has."""
     facts = []
     best = _most_accurate(exhibits)
@@ -145,7 +145,7 @@ def _facts(exhibits: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return facts
 
 
-def _rows(exhibits: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _rows_of_all_parts(exhibits: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The rows of all parts, as `papers.exhibits.Row.to_json` gives them."""
     for exhibit in exhibits:
         yield from exhibit["rows"]
@@ -153,24 +153,24 @@ def _rows(exhibits: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _verdicts(exhibits: list[dict[str, Any]]) -> dict[str, int]:
     """How many of the paper's claims hold, are unproven and are refuted, in this order; without those that none are."""
-    counts = Counter(row["claimed"]["verdict"] for row in _rows(exhibits) if row.get("claimed"))
+    counts = Counter(row["claimed"]["verdict"] for row in _rows_of_all_parts(exhibits) if row.get("claimed"))
     return {verdict: counts[verdict] for verdict in _CLAIMS if counts[verdict]}
 
 
 def _most_accurate(exhibits: list[dict[str, Any]]) -> float | None:
     """The largest mean accuracy that we measured in any row; None where nothing was trained."""
-    ours = (row["ours"] for row in _rows(exhibits) if row.get("ours"))
+    ours = (row["ours"] for row in _rows_of_all_parts(exhibits) if row.get("ours"))
     return max((result["mean"] for result in ours if result["metric"] == "accuracy"), default=None)
 
 
-def _card(name: str, paper: dict[str, Any], exhibits: list[dict[str, Any]]) -> dict[str, Any]:
+def _paper_card(name: str, paper: dict[str, Any], exhibits: list[dict[str, Any]]) -> dict[str, Any]:
     """A paper's card on the index page, as the template shows it."""
     return {
         "name": name,
         "title": paper["title"],
         "citation": paper["citation"],
         "verdicts": [(badge(verdict), count) for verdict, count in _verdicts(exhibits).items()],
-        "facts": _facts(exhibits),
+        "facts": _paper_boxes(exhibits),
     }
 
 
@@ -186,11 +186,11 @@ def _exhibit_view(exhibit: dict[str, Any]) -> dict[str, Any]:
         "columns": {name: head for name, head in _COLUMNS.items() if any(row[name] for row in rows)},
         "rows": rows,
         "notes": exhibit.get("notes", []),
-        "run": _origin(exhibit["run"]) if exhibit.get("run") else None,
+        "run": _origin_in_words(exhibit["run"]) if exhibit.get("run") else None,
     }
 
 
-def _origin(run: dict[str, Any]) -> str:
+def _origin_in_words(run: dict[str, Any]) -> str:
     """How a part was computed, as text: version, machine, seconds, seeds. Parts of a page may differ in that."""
     facts = [f"dovetail {run.get('version', '')}", run.get("machine", "")]
     if run.get("seconds"):
@@ -212,7 +212,7 @@ def _row_view(row: dict[str, Any]) -> dict[str, Any]:
         "label": row["label"],
         "note": row.get("note"),
         "more": more,
-        "paper": [(name, _value(name, value)) for name, value in (row.get("paper") or {}).items()],
+        "paper": [(name, _value_as_text(name, value)) for name, value in (row.get("paper") or {}).items()],
         "claimed": claimed,
         "certified": certified,
         "audited": _audit_cell(row["audited"]) if row.get("audited") else None,
@@ -237,12 +237,12 @@ def _ours_cell(row: dict[str, Any]) -> dict[str, Any] | None:
     return {
         "not_here": None,
         "metric": ours["metric"],
-        "mean": _value(ours["metric"], ours["mean"]),
-        "spread": None if ours.get("spread") is None else _value(ours["metric"], ours["spread"]),
+        "mean": _value_as_text(ours["metric"], ours["mean"]),
+        "spread": None if ours.get("spread") is None else _value_as_text(ours["metric"], ours["spread"]),
     }
 
 
-def _value(name: str, value: Any) -> str:
+def _value_as_text(name: str, value: Any) -> str:
     """A value as text: accuracies as percentages, other numbers in few characters; `name` tells which it is."""
     if "accuracy" in name and isinstance(value, int | float) and abs(value) <= 1:
         return f"{value:.2%}"
@@ -253,7 +253,7 @@ def _text(value: Any) -> str:
     return number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-def _reference(paper: dict[str, Any]) -> references.Entry | None:
+def _bibliography_entry(paper: dict[str, Any]) -> references.Entry | None:
     """The bibliography's entry for the paper; None if it has none."""
     try:
         return references.entry(paper["reference"])

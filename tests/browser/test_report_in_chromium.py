@@ -41,15 +41,15 @@ def pages_drawn(tmp_path_factory):
     no_target = ("privacy", {"delta": 1e-5})
     papers = samples.index(folder / "papers")
     for name in ("flame", "apes"):
-        pages.reproduction(papers / name)
+        pages.write_paper_page(papers / name)
     return {
         "run": trained(folder / "run"),
         "personal": trained(folder / "personal", personal, no_target),
         "live": folder / "run" / "live.html",
         "nothing": trained(folder / "nothing", ("protocol", {"name": "fedavg"}), no_target),
-        "comparison": pages.comparison(samples.comparison(folder / "comparison")),
+        "comparison": pages.write_comparison_page(samples.comparison(folder / "comparison")),
         "paper": papers / "flame" / "report.html",
-        "index": pages.index(papers),
+        "index": pages.write_index_page(papers),
     }
 
 

@@ -190,9 +190,9 @@ def test_what_does_not_beat_a_constant_guess_is_not_called_best(tmp_path):
     assert found.best_single_shuffler is None, "ss_topk is above it with two seeds of three"
     found.write(folder)
     assert Comparison.read(folder) == found
-    page = pages.comparison(folder).read_text()
+    page = pages.write_comparison_page(folder).read_text()
     assert page.count("no better than a constant guess") == 2
     assert "best constant guess" in page
     assert "best with one shuffler" not in page
-    table = str(studies._ranking(found.runs, found.baseline).columns[0]._cells)
+    table = str(studies._ranking_table(found.runs, found.baseline).columns[0]._cells)
     assert table.index("split_and_mix") < table.index("ss_topk") < table.index("best constant guess")

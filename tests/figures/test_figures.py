@@ -312,7 +312,7 @@ def test_without_a_converter_a_picture_says_what_to_install_and_svg_needs_nothin
 
 
 def test_amplification_draws_every_bound_that_applies():
-    drawn = plots.amplification(num_users=200, eps_local=1.0, delta=1e-4)
+    drawn = plots.amplification_figure(num_users=200, eps_local=1.0, delta=1e-4)
     names = [one.name for one in drawn.lines]
     assert {"clones23-numerical", "blanket-hoeffding-generic"} <= set(names)
     assert "erlingsson19" not in names, "it needs eps_local below 1/2"
@@ -321,7 +321,7 @@ def test_amplification_draws_every_bound_that_applies():
     known = [y for y in best.y if y is not None]
     assert known == sorted(known, reverse=True)
     with pytest.raises(ValueError, match="expected over to be one of n, eps-local"):
-        plots.amplification(num_users=1000, eps_local=1.0, delta=1e-6, over="delta")
+        plots.amplification_figure(num_users=1000, eps_local=1.0, delta=1e-6, over="delta")
 
 
 def test_a_single_point_of_a_trade_off_is_a_mark():

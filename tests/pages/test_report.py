@@ -416,7 +416,7 @@ def test_what_is_not_covered_depends_on_the_statement():
 
 
 def test_a_comparison_ranks_by_accuracy_and_says_what_is_equal(tmp_path):
-    page = read(pages.comparison(samples.comparison(tmp_path)))
+    page = read(pages.write_comparison_page(samples.comparison(tmp_path)))
     places = [
         page.text.index(f" {name} ", page.text.index("Ranking")) for name in ("dp_fl", "split_and_mix", "ss_topk")
     ]
@@ -431,11 +431,11 @@ def test_a_comparison_ranks_by_accuracy_and_says_what_is_equal(tmp_path):
 def test_a_comparison_of_nothing_says_so(tmp_path):
     data = json.loads((samples.comparison(tmp_path) / "comparison.json").read_text())
     (tmp_path / "comparison.json").write_text(json.dumps({**data, "rows": [], "figures": []}))
-    assert "No protocol has been compared." in read(pages.comparison(tmp_path)).text
+    assert "No protocol has been compared." in read(pages.write_comparison_page(tmp_path)).text
 
 
 def test_a_paper_shows_verdicts_and_what_was_not_run(tmp_path):
-    page = read(pages.reproduction(samples.paper(tmp_path)))
+    page = read(pages.write_paper_page(samples.paper(tmp_path)))
     for text in (
         "claimed (recomputed)",
         "holds",
@@ -458,19 +458,19 @@ def test_a_paper_that_is_not_finished_says_so(tmp_path):
     folder = samples.paper(tmp_path)
     data = json.loads((folder / "headline.json").read_text())
     (folder / "headline.json").write_text(json.dumps({**data, "finished": False}))
-    assert "Not finished" in read(pages.reproduction(folder)).text
+    assert "Not finished" in read(pages.write_paper_page(folder)).text
 
 
 def test_a_paper_that_was_stopped_has_no_page(tmp_path):
     samples.index(tmp_path)
     (tmp_path / "apes" / "paper.json").write_text("{}")
-    assert read(pages.index(tmp_path)).links == ["flame/report.html"]
+    assert read(pages.write_index_page(tmp_path)).links == ["flame/report.html"]
     with pytest.raises(ValueError, match="holds no reproduced paper"):
-        pages.reproduction(tmp_path / "apes")
+        pages.write_paper_page(tmp_path / "apes")
 
 
 def test_the_index_links_to_every_paper_that_is_there(tmp_path):
-    page = read(pages.index(samples.index(tmp_path)))
+    page = read(pages.write_index_page(samples.index(tmp_path)))
     assert page.links == ["flame/report.html", "apes/report.html"]
     assert "best accuracy, ours: 86.7%" in page.text
-    assert read(pages.reproduction(tmp_path / "flame")).links == ["../index.html"]
+    assert read(pages.write_paper_page(tmp_path / "flame")).links == ["../index.html"]

@@ -78,8 +78,10 @@ def test_what_holds_against_a_party_is_its_own_statement():
 
 
 def test_raw_data_on_one_machine_are_exposed():
-    assert "the raw data of all users were collected on one machine" in review.exposure(stated(), "simulation")[0]
-    assert "stay with the users" in review.exposure(stated(), "deployment")[0]
+    assert (
+        "the raw data of all users were collected on one machine" in review.exposure_in_words(stated(), "simulation")[0]
+    )
+    assert "stay with the users" in review.exposure_in_words(stated(), "deployment")[0]
 
 
 # the checklist
@@ -144,10 +146,10 @@ def test_what_tuning_cost():
         "trials": [{}, {}],
         "mean_trials": None,
     }
-    assert "Nothing was spent on tuning" in review.tuning(stated(), {})
-    assert "by composition among 2 trials" in review.tuning(stated(), {"tuning": told})
+    assert "Nothing was spent on tuning" in review.tuning_in_words(stated(), {})
+    assert "by composition among 2 trials" in review.tuning_in_words(stated(), {"tuning": told})
     random = {**told, "by": "selection", "trials": None, "mean_trials": 4.0}
-    assert "4 trials on average" in review.tuning(stated(), {"tuning": random})
+    assert "4 trials on average" in review.tuning_in_words(stated(), {"tuning": random})
 
 
 # the page
