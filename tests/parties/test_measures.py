@@ -65,7 +65,7 @@ def test_every_measure_of_its_own_has_norm_one_at_most(facts, as_if, held_out, w
 def test_quantiles_of_noisy_shares_do_not_fall_back():
     """Noise may make the share of an interval negative: what is below a later edge is no less for it."""
     for counts, median in (([60.0, -20.0, 30.0, 30.0], 20.0), ([55.0, -25.0, 5.0, 65.0], 20.0)):
-        found = AGE.read(np.array(counts), 1.0)["quantiles"]
+        found = AGE.read_statistic(np.array(counts), 1.0)["quantiles"]
         assert found["0.5"] == median
         assert list(found.values()) == sorted(found.values())
 
