@@ -88,7 +88,7 @@ class Record:
 
     def statements_by_unit(self) -> Mapping[Unit, Statement]:
         """A statement for every unit (item, user, subject), at the record's delta."""
-        statements = units.table(self.own, self.replaced, self.spread, delta=self.delta)
+        statements = units.statements_by_unit(self.own, self.replaced, self.spread, delta=self.delta)
         training = {unit: statement.with_verdict(self.verdict) for unit, statement in statements.items()}
         if self.evaluation is None:
             return training

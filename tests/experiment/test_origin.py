@@ -319,4 +319,4 @@ def test_a_checkout_that_git_does_not_answer_for_has_no_commit(tmp_path, monkeyp
     (tmp_path / ".git").mkdir()
     monkeypatch.setattr(fingerprint, "_PACKAGE", tmp_path / "dovetail")
     monkeypatch.setattr(fingerprint.shutil, "which", lambda name: str(git))
-    assert fingerprint._commit.__wrapped__() == commit
+    assert fingerprint._commit_in_words.__wrapped__() == commit
