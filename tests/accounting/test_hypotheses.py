@@ -17,6 +17,7 @@ import dovetail.accounting
 import dovetail.claims
 from dovetail.accounting import (
     accountants,
+    adaptive,
     certification,
     compose,
     conversion,
@@ -215,6 +216,10 @@ CASES = {
     gaussian.mu_of: [
         (BAD, "eps >= 0", lambda: gaussian.mu_of(-1.0, delta=1e-6)),
         (BAD, "0 < delta < 1", lambda: gaussian.mu_of(1.0, delta=0.0)),
+    ],
+    adaptive.gaussian_bound: [
+        (OUTSIDE, "needs 0 < delta < 1", lambda: adaptive.gaussian_bound(gaussian_rounds(), delta=0.0)),
+        (OUTSIDE, "Gaussian", lambda: adaptive.gaussian_bound(sampled_rounds(), delta=1e-6)),
     ],
     symmetric.nodes_for: [(BAD, "folds >= 1", lambda: symmetric.nodes_for(0))],
     numerics.binomial_pmf: [(BAD, "prob=1.5", lambda: numerics.binomial_pmf(1, 2, 1.5))],
@@ -700,6 +705,9 @@ CASES = {
 
 # Nothing is outside these: they answer for every event (which has checked itself) or every order.
 EVERYWHERE = {
+    adaptive.add_up: "any bounds add up",
+    adaptive.gaussian_shift: "None for what is not Gaussian",
+    adaptive.total_delta: "any bounds add up, to 1 at most",
     exposure.distinct: "any rounds",
     numerics.lower_hull: "any points at rising x",
     numerics.power: "any array to any power",
@@ -752,6 +760,14 @@ def a_pair():
 
 def a_law():
     return clones.CloneCounts(counts=np.arange(2), weights=np.ones(2) / 2, below=0.0, above=0.0)
+
+
+def gaussian_rounds():
+    return [Round(mechanism=Gaussian(std=1.0, sensitivity=1.0, neighbors=ADD), participation=Everyone())]
+
+
+def sampled_rounds():
+    return [dataclasses.replace(of_all, participation=Poisson(prob=0.5)) for of_all in gaussian_rounds()]
 
 
 def noiseless():
