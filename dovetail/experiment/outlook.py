@@ -32,7 +32,7 @@ _FAR = 1e6  # longer than any clip norm
 # last, nothing is left to learn from
 _LITTLE = 0.02
 _MUCH = 0.03
-_HOPELESS = 1.0
+_HOPELESS = 1.5
 _SUMS = ("dp_fl", "secagg", "split_and_mix", "fedavg")  # have no more noise than a trusted curator
 
 

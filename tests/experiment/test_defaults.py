@@ -103,8 +103,8 @@ def test_the_rule_for_classes_and_numbers_linear_or_not():
         return defaults.Learned(target=target, dim=dim, is_linear=linear, has_known_scale=True).server(0.5)
 
     assert learned("classes", 50, linear=True) == {"optimizer": "adam", "learning_rate": 0.033, "average": 0.2}
-    assert learned("labels", 50) == {"optimizer": "adam", "learning_rate": 0.05, "average": 0.2}
-    assert learned("classes", 100_000)["learning_rate"] == 0.005
+    assert learned("labels", 50) == {"optimizer": "adam", "learning_rate": 0.03, "average": 0.0}
+    assert learned("classes", 100_000)["learning_rate"] == 0.003
     assert learned("number", 50) == {"optimizer": "adam", "learning_rate": 0.025, "average": 0.5}
     assert learned("number", 50, linear=True)["learning_rate"] == 0.017
 
