@@ -40,25 +40,29 @@ def release_of(protocol, layout, relation=Neighbors.REPLACE_ONE):
     return release_for(training, layout, eps=EPS, colluders=0, spread=Spread(users=PEOPLE), assumptions=())
 
 
-def halved(release):
-    """The same release with half of the noise, still stated as before."""
+def sabotaged(release, share):
+    """The same release with this share of the noise, still stated as before."""
     protocol = release.protocol
-    less = 2.0 if protocol.noise_field == "eps_local" else 0.5
+    less = 1 / share if protocol.noise_field == "eps_local" else share
     weak = dataclasses.replace(protocol, **{protocol.noise_field: getattr(protocol, protocol.noise_field) * less})
-    sabotaged = dataclasses.replace(release.guarantee, protocol=weak)
-    return dataclasses.replace(release, guarantee=sabotaged)
+    return dataclasses.replace(release, guarantee=dataclasses.replace(release.guarantee, protocol=weak))
 
 
 @pytest.mark.parametrize(("protocol", "layout"), [*CASES, *[later(*case) for case in MORE]])
 def test_an_attack_stays_within_the_statement_and_finds_half_the_noise(protocol, layout):
-    """With 95 % confidence each; the test is decided on half of the trials and counted on the others."""
+    """With 95 % confidence each; the test is decided on half of the trials and counted on the others.
+
+    What a person can hold in bins or ranges moves the sum by less than the vectors of norm 1 that are accounted for:
+    there a third of the noise is found.
+    """
+    share = 0.5 if layout in ("classes", "alone") else 1 / 3
     layout, first, second = LAYOUTS[layout]
     release = release_of(protocol, layout)
     stated = release.guarantee.record().certified_statement()
     assert stated.eps <= EPS
     honest = attack_scores(release, first, second, delta=DELTA, trials=8000)
-    assert 0.3 < honest.eps <= stated.eps
-    assert attack_scores(halved(release), first, second, delta=DELTA, trials=8000).eps > stated.eps
+    assert 0.2 < honest.eps <= stated.eps
+    assert attack_scores(sabotaged(release, share), first, second, delta=DELTA, trials=8000).eps > stated.eps
 
 
 def test_an_attack_on_whether_somebody_is_there_stays_within_the_statement():
@@ -68,4 +72,4 @@ def test_an_attack_on_whether_somebody_is_there_stays_within_the_statement():
     assert stated.neighbors is Neighbors.ADD_REMOVE
     honest = attack_scores(release, RIGHT, None, delta=DELTA, trials=8000)
     assert 0.3 < honest.eps <= stated.eps <= EPS
-    assert attack_scores(halved(release), RIGHT, None, delta=DELTA, trials=8000).eps > stated.eps
+    assert attack_scores(sabotaged(release, 0.5), RIGHT, None, delta=DELTA, trials=8000).eps > stated.eps
