@@ -71,12 +71,22 @@ class RoundsBar:
 
 
 @contextlib.contextmanager
-def rounds_bar(rounds: int, *, reproducible: bool) -> Iterator[Any]:
-    """A callback that moves a bar on stderr, which goes away at the end."""
+def rounds_bar(rounds: int, *, reproducible: bool, opening: str = "") -> Iterator[Any]:
+    """A callback that moves a bar on stderr, which goes away at the end.
+
+    Arguments:
+        rounds: how many are planned.
+        reproducible: whether the noise follows from the seed, which is said beside eps.
+        opening: what is said when the first round is about to begin, after everything that could be refused was not.
+    """
     from dovetail.experiment import Callback
 
     class Watcher(Callback):
         """Moves the bar."""
+
+        def on_start(self, start: Any) -> None:
+            if opening:
+                progress_console.print(opening, markup=False, highlight=False)
 
         def on_round(self, progress: Any) -> None:
             shown.update(progress)

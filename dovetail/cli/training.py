@@ -97,10 +97,10 @@ def run(
     plan = _prepare(source, set_ or [], fall_back=config is None and source == DEFAULT_PRESET, resume=resume)
     outlook = Outlook.of(plan)
     outlook.refuse(force=force or resume)
-    progress_console.print(outlook.describe(), markup=False, highlight=False)
     target = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
-        with rounds_bar(plan.num_rounds, reproducible=plan.sampler.schedule.randomness.reproducible) as bar:
+        is_seeded = plan.sampler.schedule.randomness.reproducible
+        with rounds_bar(plan.num_rounds, reproducible=is_seeded, opening=outlook.describe()) as bar:
             watchers = [bar, *(live_page(target) if live else ())]
             result = experiment.run(
                 plan,

@@ -98,7 +98,7 @@ def test_quick_commands_run(block, command, tmp_path, monkeypatch):
         assert program == "dovetail"
         status, out, err = command(*words)
         assert status == 0, err
-        assert "DP [" in out
+        assert "guarantee: (" in out or "DP [" in out
 
 
 @pytest.mark.soak
