@@ -448,9 +448,8 @@ def clip_factors(
         records: how many records each client has of its own.
 
     Returns: (factors, to be formed), both (clients,). `spread` keeps factors from exceeding the exact ones where
-    records
-        cancel (see the module). They are 0 for clients that do not count and for those to be formed: whose records
-        cancel to less than a sixteenth, or whose products may be lost.
+    records cancel (see the module). They are 0 for clients that do not count and for those to be formed: whose records
+    cancel to less than a sixteenth, or whose products may be lost.
     """
     norm = jnp.sqrt(sum(gradient.squared_norms(clip_norm) for gradient in gradients))
     sum_of_norms = sum(gradient.sum_of_norms(clip_norm) for gradient in gradients)
