@@ -88,7 +88,7 @@ def test_simulations_reports_and_accounting_run_on_every_system(tmp_path):
     assert [status for status, _ in found] == [0, 0, 0, 0, 0, 0, 0, 2, 0], found[-1][1]
     (_, helped), (_, ran), *_, (_, last) = found
     assert "dovetail [OPTIONS]" in helped
-    assert "-DP [curator;" in ran
+    assert "guarantee: (" in ran
     assert "-DP [curator;" in last
     assert "deployed parties need Linux or another POSIX system, and this one has no module 'fcntl'" in last
     assert (tmp_path / run / "report.html").stat().st_size > 10_000

@@ -85,7 +85,7 @@ def noisy_sum(protocol: Protocol, vectors: jax.Array, key: jax.Array) -> jax.Arr
 def adds_own_noise(training: Guarantee) -> bool:
     """Whether held-out people add all noise themselves: beside a training where they trust nobody, or one shuffler."""
     trust = training.scope.trust
-    return trust is Trust.LOCAL or (trust is Trust.SHUFFLE and training.protocol.name != "split_and_mix")
+    return trust is Trust.LOCAL or (trust is Trust.SHUFFLE and training.protocol.trust_settings is None)
 
 
 def release_for(
@@ -155,11 +155,8 @@ def _protocol_for(training: Guarantee) -> Protocol:
         if training.relation is not Neighbors.REPLACE_ONE:
             raise NotApplicable(f"evaluate='private' with protocol {protocol.name!r} needs replace-one: {instead}")
         return protocols.build("ldp_fl", {"randomizer": "laplace", "clip_value": 1.0})
-    if protocol.name in ("secagg", "split_and_mix") and type(protocol) in protocols.BUNDLED:
-        kept = {"secagg": ("aggregators", "noise", "verified")}.get(
-            protocol.name, ("shufflers", "colluding_shufflers", "mixing_error")
-        )
-        return protocols.build(protocol.name, {key: getattr(protocol, key) for key in kept})
+    if protocol.trust_settings is not None and type(protocol) in protocols.BUNDLED:
+        return protocols.build(protocol.name, {key: getattr(protocol, key) for key in protocol.trust_settings})
     if training.scope.trust is Trust.CURATOR:
         return protocols.build("dp_fl", {"clip_norm": 1.0})
     raise NotApplicable(f"evaluate='private' does not know how to sum scores as {protocol.name!r} does: {instead}")

@@ -254,7 +254,7 @@ def prepare(
     engine = Engine(
         model=model,
         dataset=dataset,
-        clients=sampler.table,
+        clients=sampler.engine_clients,
         update=config.client,
         protocol=sampler.protocol,
         server=server,

@@ -236,7 +236,7 @@ class Record:
 
 
 PARALLEL = Theorem(
-    key="parallel",
+    key="dovetail.parallel",
     where="scores on people who are not trained on: whoever is on one side has that side's guarantee "
     "(docs/proofs/private-evaluation.md)",
 )

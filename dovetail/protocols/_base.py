@@ -165,6 +165,8 @@ class Protocol(abc.ABC):
     secret_rounds: ClassVar[bool] = False  # whether users may decide secretly whether their data enter a round
     uncompared: ClassVar[str | None] = None  # why it is in no comparison of trainings, where there is a reason
     same_noise_as: ClassVar[str | None] = None  # a protocol whose estimate has the same law, and so the same accuracy
+    # the settings that say whom to trust, where it sums any vectors: scores are summed by it, too
+    trust_settings: ClassVar[tuple[str, ...] | None] = None
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class RecordSampler(Sampler):
         return self.noise_of is not None
 
     @property
-    def table(self) -> Clients:
+    def engine_clients(self) -> Clients:
         """The clients that the engine runs on: users with steps of their own, or every record as a client by itself."""
         if self.protocol.private_steps:
             return self.clients
@@ -60,7 +60,7 @@ class RecordSampler(Sampler):
 
     @property
     def size(self) -> int:
-        """How many clients of the table a round has: users as planned, or records with room for a large draw."""
+        """How many of the `engine_clients` a round has: users as planned, or records with room for a large draw."""
         return self.schedule.size if self.protocol.private_steps else self.draws.capacity
 
     @property

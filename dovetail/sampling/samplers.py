@@ -1,9 +1,9 @@
 """Who takes part in a round and with what, asked the same way whether users or records are sampled.
 
 A round starts from its users, as the schedule draws them. A sampler says what the engine then works on: which clients
-there are (`table`) and which of them, with what, in a round (`sample`). And it says what a round's sum is: whose
-updates add up to it, how often, divided by what and under which noise, which is all that an attack on the sum has to
-know.
+there are (`engine_clients`) and which of them, with what, in a round (`sample`). And it says what a round's sum is:
+whose updates add up to it, how often, divided by what and under which noise, which is all that an attack on the sum has
+to know.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Items(NamedTuple):
 
 
 class RoundSample(NamedTuple):
-    """What a round works on: `users` by their place in the engine's table, with private steps on `items` if any.
+    """What a round works on: `users` by their place among `engine_clients`, with private steps on `items` if any.
 
     `size` is the public number that a noised sum is divided by, `noise_scale` the noise over the protocol's own.
     """
@@ -64,18 +64,18 @@ class Sampler(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def table(self) -> Clients:
+    def engine_clients(self) -> Clients:
         """The clients that the engine runs on: the rows that `RoundSample.users` counts."""
 
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """How many clients of the table a round has as planned; chunks are laid out for them."""
+        """How many of the `engine_clients` a round has as planned; chunks are laid out for them."""
 
     @property
     @abc.abstractmethod
     def capacity(self) -> int:
-        """As many clients of the table as a round is prepared for; a larger draw is rare, and costs time alone."""
+        """As many of the `engine_clients` as a round is prepared for; a larger draw is rare, and costs time alone."""
 
     @abc.abstractmethod
     def sample(self, index: int, users: np.ndarray) -> RoundSample:
@@ -120,7 +120,7 @@ class UserSampler(Sampler):
     """Users with all that they hold, as the schedule draws them."""
 
     @property
-    def table(self) -> Clients:
+    def engine_clients(self) -> Clients:
         """The clients that the engine runs on: the users themselves."""
         return self.clients
 
@@ -159,12 +159,12 @@ class UserSampler(Sampler):
 class SecretSampler(UserSampler):
     """Every user uploads in every round; those whose coin says no do so without data.
 
-    In the engine's table user i has a twin at population + i that holds nothing: its update is zero, and its noise is
-    like anyone's, with keys of its own.
+    Among the `engine_clients` user i has a twin at population + i that holds nothing: its update is zero, and its noise
+    is like anyone's, with keys of its own.
     """
 
     @property
-    def table(self) -> Clients:
+    def engine_clients(self) -> Clients:
         """The clients that the engine runs on: the users, and then their twins without records."""
         counts = self.clients.counts
         return Clients(records=self.clients.records, counts=np.concatenate([counts, np.zeros_like(counts)]))

@@ -199,7 +199,7 @@ def test_own_reports_are_attacked_exactly_under_the_relation_that_they_were_writ
 def test_changes_are_looked_at_from_two_rounds_on(rounds):
     moves = np.arange(4 * rounds * 3.0).reshape(4, rounds, 3) ** 2
     worlds = SimpleNamespace(direction=np.ones((rounds, 3)))
-    game = SimpleNamespace(rounds=rounds, likelihood=False, worlds=worlds)
+    game = SimpleNamespace(rounds=rounds, knows_likelihood=False, worlds=worlds)
     shown = {**dict.fromkeys(TrialView._fields), "own": moves, "estimate": 2 * moves, "state": moves[:, :, :1]}
     found = scores_of_trials(game, TrialView(**shown), view="colluding", trust=Trust.LOCAL)
     reports = [found.get(f"change of the {what}") for what in ("victim's reports", "estimate")]

@@ -190,7 +190,7 @@ def test_a_coin_changes_one_canary_and_nothing_that_is_public(unit, swapped, ite
     np.testing.assert_array_equal(one.dataset.inputs, other.dataset.inputs)
     mine, theirs = holdings(one), holdings(other)
     changed = {record for user in mine for record in set(mine[user]) ^ set(theirs[user])}
-    first, second = tossed(coins, unit, swapped=swapped, items=items).rows(len(one.dataset.labels))
+    first, second = tossed(coins, unit, swapped=swapped, items=items).record_numbers(len(one.dataset.labels))
     expected = set(range(first[7], first[7] + items)) | (set() if second is None else {int(second[7])})
     assert changed == expected
     if one.dataset.subjects is not None:
@@ -217,7 +217,7 @@ def test_who_was_removed_contributes_nothing_and_who_was_replaced_something_else
     assert len(replaced.taking_part(users, RECORDS + 20)) == len(users)
     data, clients = replaced.join(load(), partition.one_record(RECORDS, users=None, seed=0))
     held = replaced.draw_presence(clients, len(data.labels))
-    first, second = replaced.rows(len(data.labels))
+    first, second = replaced.record_numbers(len(data.labels))
     np.testing.assert_array_equal(held.records[RECORDS:], np.where(coins, first, second))
     np.testing.assert_array_equal(data.inputs[first], -data.inputs[second])
 

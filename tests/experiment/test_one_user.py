@@ -265,7 +265,7 @@ def test_models_that_mix_records_are_refused_where_records_are_protected(protoco
         "privacy.unit": "item",
         "privacy.neighbors": "add-remove",
     }
-    given = {"protocol": protocol, "eps": 8.0, "settings": settings}
+    given = {"protocol": protocol, "eps": 8.0, "settings": settings, "force": True}
     with pytest.raises(
         ValueError, match="the output of model 'own' for a record depends on the other records of a batch"
     ):

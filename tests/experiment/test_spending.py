@@ -382,7 +382,7 @@ def test_all_trials_of_a_tuning_are_one_entry(ledger):
     base = config.parse({**RUN, "privacy": {"delta": 1e-5}}, ())
     space = tuning.Space(axes={"server.learning_rate": (0.5,)})
     options = {"eps": 2.0, "public_test": True, "by": "composition", "task": PRIVATE, "ledger": ledger.path}
-    result = tuning.tune(base, space, **options).result
+    result = tuning.run_trials(base, space, **options).result
     (run,) = ledger.runs()
     assert run.what == "tuning" and run.ended and result.across_runs.runs == 1
     assert run.spending.statement.eps == pytest.approx(2.0, rel=1e-3)

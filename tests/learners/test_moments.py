@@ -46,15 +46,15 @@ def test_the_norm_of_one_record_follows_from_that_of_its_features():
     inputs, labels = records(8)
     formed = jax.vmap(lambda x, y: LAYOUT(x[None], y[None], 1))(jnp.asarray(inputs), jnp.asarray(labels))
     reach = np.linalg.norm(with_constant(inputs), axis=1)
-    np.testing.assert_allclose(LAYOUT.norm(jnp.asarray(reach)), np.linalg.norm(formed, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(LAYOUT.norm_of_vector(jnp.asarray(reach)), np.linalg.norm(formed, axis=1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("project", [None, 2])
 def test_without_noise_the_model_is_that_of_ridge_regression(project):
     layout = Moments(features=4, classes=3, constant=0.5, weight=2.0, project=project)
     inputs, labels = records()
-    flat = layout.model(np.asarray(layout(inputs, labels, len(labels))), ridge=0.1, relative_ridge=0.0)
-    seen = np.asarray(layout.rows(jnp.asarray(inputs)), np.float64)
+    flat = layout.solve_model(np.asarray(layout(inputs, labels, len(labels))), ridge=0.1, relative_ridge=0.0)
+    seen = np.asarray(layout.augmented_features(jnp.asarray(inputs)), np.float64)
     assert seen.shape == (50, layout.size)
     targets = np.eye(3)[labels] - 1 / 3
     weights = np.linalg.solve(seen.T @ seen / 50 + 0.1 * np.eye(layout.size), seen.T @ targets / 50)
@@ -66,9 +66,9 @@ def test_negative_eigenvalues_count_as_zero_and_the_share_is_of_their_mean():
     layout = Moments(features=1, classes=2, constant=1.0)
     vector = np.asarray(layout.pack(jnp.diag(jnp.array([-3.0, 2.0])), jnp.ones((2, 2))))
     np.testing.assert_allclose(
-        layout.model(vector, ridge=0.5, relative_ridge=0.25), [1 / 0.75, 1 / 0.75, 1 / 2.75, 1 / 2.75]
+        layout.solve_model(vector, ridge=0.5, relative_ridge=0.25), [1 / 0.75, 1 / 0.75, 1 / 2.75, 1 / 2.75]
     )
-    assert not np.any(layout.model(np.zeros(layout.dim), ridge=0.0, relative_ridge=0.0))
+    assert not np.any(layout.solve_model(np.zeros(layout.dim), ridge=0.0, relative_ridge=0.0))
 
 
 def test_the_noise_of_a_gram_matrix_has_the_norm_that_is_said():
@@ -87,7 +87,7 @@ def test_the_ridge_follows_from_the_noise_and_the_options():
         .for_rounds(1, moments=LAYOUT, noise_std=0.1)
     )
     params, state = server.step(jnp.zeros(LAYOUT.dim), server.init(jnp.zeros(LAYOUT.dim)), mean)
-    expected = LAYOUT.model(np.asarray(mean), ridge=2 * 0.1 * np.sqrt(10), relative_ridge=0.0)
+    expected = LAYOUT.solve_model(np.asarray(mean), ridge=2 * 0.1 * np.sqrt(10), relative_ridge=0.0)
     np.testing.assert_allclose(server.model_to_publish(params, state), expected, rtol=1e-6)
     assert "uploads once" in server.notes[0]
 

@@ -191,6 +191,7 @@ class SecAgg(NoisySum):
     references: ClassVar[tuple[str, ...]] = ("AKL21",)
     undeployed: ClassVar[str] = "shares sums between aggregators and has no messages for a shuffler"
     same_noise_as: ClassVar[str | None] = "split_and_mix"
+    trust_settings: ClassVar[tuple[str, ...] | None] = ("aggregators", "noise", "verified")
 
     aggregators: int = 2
     """Number of aggregators between which sums are shared; all but one may collude with the analyzer."""

@@ -49,6 +49,7 @@ class SplitAndMixProtocol(NoisySum):
     name: ClassVar[str] = "split_and_mix"
     references: ClassVar[tuple[str, ...]] = ("BBGN20", "AKL21")
     unshared: ClassVar[str] = "hides its sums by mixing shares in shufflers; use 'secagg' with aggregators"
+    trust_settings: ClassVar[tuple[str, ...] | None] = ("shufflers", "colluding_shufflers", "mixing_error")
 
     shares: int | None = None
     """Number of shares per coordinate; follows from `mixing_error`."""
