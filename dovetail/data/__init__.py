@@ -9,6 +9,7 @@ from dovetail.data import adult, cifar10, digits, mnist, toxicity
 from dovetail.data._base import (
     Clients,
     Dataset,
+    HeldOut,
     HeldOutPeople,
     HostLearner,
     LoadData,
@@ -24,6 +25,7 @@ __all__ = [
     "TASKS",
     "Clients",
     "Dataset",
+    "HeldOut",
     "HeldOutPeople",
     "HostLearner",
     "LoadData",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import pkgutil
 import re
 import shlex
 import shutil
@@ -25,6 +26,7 @@ import protocol_facts
 import pytest
 import test_runnable_examples
 
+import dovetail
 from dovetail._fields import fields, is_settings, summary
 from dovetail.engine import Performance
 from dovetail.experiment.config import Config
@@ -210,6 +212,14 @@ def test_pages_of_keys_and_commands_name_all_of_them():
     assert "\n## dovetail account protocol\n" in commands
     assert "| `--delta` | required |" in commands
     assert "```text\ndovetail run [OPTIONS] [CONFIG]\n```" in commands
+
+
+def test_the_reference_has_every_package():
+    shown = {package.split(".")[1] for packages in generated_pages.MODULES.values() for package in packages}
+    packages = {entry.name for entry in pkgutil.iter_modules(dovetail.__path__) if entry.ispkg}
+    assert packages - shown == {"cli"}  # has a page of commands
+    toctree = (DOCS / "reference" / "index.md").read_text().partition("```{toctree}")[2].split()
+    assert {f"generated/{page}" for page in generated_pages.MODULES} <= set(toctree)
 
 
 def test_what_the_reference_shows_is_shown_once_and_what_it_points_to_is_shown():
