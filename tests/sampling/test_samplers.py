@@ -72,7 +72,7 @@ def test_only_users_that_are_there_and_what_they_hold_are_drawn(name, kind):
     for index in range(ROUNDS):
         users = ready.schedule.draw(index)
         drawn = ready.sample(index, users)
-        held = ready.table
+        held = ready.engine_clients
         for place, client in enumerate(drawn.users):
             mine = held.records_of(client)
             if drawn.items is not None:
@@ -91,7 +91,7 @@ def test_what_joins_is_what_the_engine_works_on(name, kind):
         if drawn.items is not None:
             worked_on = drawn.items.rows[drawn.items.rows >= 0]
         else:
-            table = ready.table
+            table = ready.engine_clients
             worked_on = np.concatenate([table.records_of(i) for i in drawn.users] or [[]])
         joined = np.concatenate([row[:count] for row, count in zip(rows, counts, strict=True)] or [[]])
         np.testing.assert_array_equal(np.sort(joined), np.sort(worked_on))
@@ -129,7 +129,7 @@ def test_a_resumed_sampler_draws_what_it_drew_before(name, kind):
 @every_sampler
 def test_the_capacity_covers_what_is_drawn(name, kind):
     ready = sampler(name, kind)
-    assert 1 <= ready.size <= ready.capacity <= ready.table.num_clients
+    assert 1 <= ready.size <= ready.capacity <= ready.engine_clients.num_clients
     for index in range(ROUNDS):
         assert len(ready.sample(index, ready.schedule.draw(index)).users) <= ready.capacity
 
