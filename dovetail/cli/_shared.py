@@ -259,7 +259,7 @@ def say_address(name: str) -> Callable[[str], None]:
 
 
 def relation_of(text: str | None) -> Neighbors | None:
-    """The neighbouring relation of this name; None if it was not given."""
+    """The neighbouring relation of this name, whose option was given; None lets the protocol choose its own."""
     if text is None:
         return None
     _validate.one_of([relation.value for relation in Neighbors], neighbors=text)

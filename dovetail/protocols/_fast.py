@@ -28,7 +28,7 @@ class Fast:
         return True
 
     @property
-    def same_keys(self) -> bool:
+    def matches_messages_exactly(self) -> bool:
         """Whether `collect` and `finish` give the tally of the messages from the same keys, and not only its law."""
         return type(self).collect is Fast.collect and type(self).finish is Fast.finish
 
@@ -93,7 +93,7 @@ class _Messages(Fast):
         return self.protocol.layout(self.dim).padding is None
 
     @property
-    def same_keys(self) -> bool:
+    def matches_messages_exactly(self) -> bool:
         """True: the sums are those of the messages themselves."""
         return True
 

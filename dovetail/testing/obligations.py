@@ -215,16 +215,19 @@ def _check_same_law(first: np.ndarray, second: np.ndarray, about: str) -> None:
 
 
 def check_fast(bench: Bench) -> None:
-    """The fast path of `Fast` gives what the messages give: from the same keys, or in law, as `same_keys` says."""
+    """The fast path of `Fast` gives what the messages give: exactly, as `matches_messages_exactly` says, or in law."""
     path = fast_path(bench.protocol, bench.dim)
     if not isinstance(bench.protocol, Fast):
         raise NotOwed("it is not `Fast`")
     if not path.summable:
         raise NotOwed("sums do not serve under these settings")
     quick, slow = (bench.estimates(bench.updates, way) for way in (tally_on_fast_path, tally_from_messages))
-    if path.same_keys:
+    if path.matches_messages_exactly:
         if np.abs(quick - slow).max() > 1e-5:
-            refuse("`collect` and `finish` must give the tally of the messages from the same keys (`same_keys`)")
+            refuse(
+                "`collect` and `finish` must give the tally of the messages from the same keys, for "
+                "`matches_messages_exactly` says so"
+            )
         return
     _check_same_law(quick, slow, "estimates by `collect` and `finish` and estimates from messages")
 

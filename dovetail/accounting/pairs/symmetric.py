@@ -414,7 +414,9 @@ def pair_of(
             break
     eps.append(eps_pure)
     deltas.append(0.0)
-    return _pair_of_lower_hull(np.tanh(np.array(eps) / 2) * (1 + 1e-15), np.array(deltas) / (1 + np.exp(eps)), folds)
+    return _pair_of_lower_hull(
+        np.tanh(np.array(eps) / 2) * (1 + 1e-15), np.array(deltas) / (1 + np.exp(eps)), folds=folds
+    )
 
 
 def sampled_pair(
@@ -466,12 +468,12 @@ def _sampled_loss(prob: float, loss: np.ndarray) -> np.ndarray:
     return np.log1p(prob * np.expm1(loss))
 
 
-def _pair_of_lower_hull(t: np.ndarray, excess: np.ndarray, folds: int) -> SymmetricPair:
-    """The pair of the lower hull of points (t, E[(s - t)_+]) at rising t >= 0; its arrays cannot be written to.
+def _pair_of_lower_hull(tanh: np.ndarray, excess: np.ndarray, *, folds: int) -> SymmetricPair:
+    """The pair of the lower hull of points (t, E[(s - t)_+]) at rising t = tanh(eps/2) >= 0; its arrays are read-only.
 
     The first t is 0, the last the largest |s|: 1 where a loss may be infinite.
     """
-    points, mass = law_of_lower_hull(t, excess)
+    points, mass = law_of_lower_hull(tanh, excess)
     for array in (points, mass):
         array.flags.writeable = False
     last = float(points[-1])

@@ -102,7 +102,7 @@ class AnalyzerStore(Database):
         return int(closes)
 
     def batch(self, round: int, sender: int) -> bytes | None:
-        """The batch that a sender has begun in a round: the first of which anything was counted."""
+        """The batch of a sender in a round: the first of which anything was counted, or that the sender closed with."""
         row = self._one("SELECT batch FROM batches WHERE round = ? AND sender = ?", round, sender)
         return None if row is None else row[0]
 
@@ -187,7 +187,10 @@ class AnalyzerStore(Database):
         return int((row or (0,))[0])
 
     def note_closed(self, round: int, sender: int, closed: Closed) -> None:
-        """Note how a sender closed a round; refuses to change it later."""
+        """Note how a sender closed a round; refuses to change it later.
+
+        The batch that it names becomes the sender's if it has none; the caller has refused another one before.
+        """
         with self._transaction():
             row = self._one("SELECT said FROM closed WHERE round = ? AND sender = ?", round, sender)
             body = msgspec.json.encode(closed)
@@ -264,6 +267,7 @@ class AnalyzerStore(Database):
                 self._database.clear(table, round)
 
     def _pin_batch(self, round: int, sender: int, batch: bytes) -> None:
+        """Note the batch of a sender in a round; the first one stays."""
         self._do("INSERT INTO batches VALUES (?, ?, ?) ON CONFLICT DO NOTHING", round, sender, batch)
 
     def end_task(self, reason: str) -> None:

@@ -149,23 +149,23 @@ class IntermediaryService:
         return requests.model_response(request, *self._model[1])
 
     async def _get_roster(self, request: Request) -> Response:
-        round = self._authenticate_peer(request)
+        round = self._round_of_authentic_peer(request)
         return _msgpack_response(await asyncio.to_thread(self._party.store.roster, round))
 
     async def _get_agreed(self, request: Request) -> Response:
-        round = self._authenticate_peer(request)
+        round = self._round_of_authentic_peer(request)
         return _msgpack_response(await asyncio.to_thread(self._party.store.agreed_digest, round))
 
     async def _get_challenge(self, request: Request) -> Response:
-        round = self._authenticate_peer(request)
+        round = self._round_of_authentic_peer(request)
         return _msgpack_response(await asyncio.to_thread(self._party.challenge, round))
 
     async def _get_verifiers(self, request: Request) -> Response:
-        round = self._authenticate_peer(request)
+        round = self._round_of_authentic_peer(request)
         first = request.path_params["first"]
         return _msgpack_response(await asyncio.to_thread(self._party.verifiers, round, first))
 
-    def _authenticate_peer(self, request: Request) -> int:
+    def _round_of_authentic_peer(self, request: Request) -> int:
         """The round that another shuffler or aggregator of the task asks about."""
         round = number_of(request.path_params, self._party.task.task_id)
         if not self._others:

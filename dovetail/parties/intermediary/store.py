@@ -210,7 +210,7 @@ class RoundStore(Database, abc.ABC):
             if state != "frozen":
                 raise ValueError(f"round {round} is {state}; only a frozen round can be closed")
             self._do(_KEEP_IDS, round)
-            self._keep_only(round, roster)
+            self._delete_uploads_off_roster(round, roster)
             count = int((self._one("SELECT COUNT(*) FROM uploads WHERE round = ?", round) or (0,))[0])
             name = secrets.token_bytes(BATCH_ID) if batch is None else batch
             self._do("UPDATE rounds SET uploads = ?, batch = ? WHERE round = ?", count, name, round)
@@ -284,7 +284,11 @@ class RoundStore(Database, abc.ABC):
             clients={client for _, client in held},
         )
 
-    def _keep_only(self, round: int, roster: Collection[bytes] | None) -> None:
+    def _delete_uploads_off_roster(self, round: int, roster: Collection[bytes] | None) -> None:
+        """Delete the uploads of a round whose report id is not on the roster, with their contents; None: all stay.
+
+        What `extra_tables` hold is kept by round alone, and goes when the round closes.
+        """
         if roster is None:
             return
         self._database.script("CREATE TEMP TABLE IF NOT EXISTS roster (report BLOB PRIMARY KEY) WITHOUT ROWID")

@@ -224,7 +224,7 @@ class Flame(Protocol, Fast):
         return self.padding is None or self.padding.overflow == "keep" or self.padding.blanket.binary
 
     @property
-    def same_keys(self) -> bool:
+    def matches_messages_exactly(self) -> bool:
         """Whether the fast path gives the messages' tally from the same keys.
 
         It does unless noise or dummies are drawn as sums.

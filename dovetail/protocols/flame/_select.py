@@ -152,7 +152,10 @@ def _top_mask_of_short_rows(rows: jax.Array, k: int) -> jax.Array:
 
 
 def _choose_candidates(xs: jax.Array, k: int) -> tuple[jax.Array, jax.Array, _Boundary]:
-    """Coordinates and magnitudes of the candidates, (clients, slots), and the boundary of the k largest of each row."""
+    """Coordinates and magnitudes of the candidates, (clients, slots), and the boundary of the k largest of each row.
+
+    Slots beyond a row's candidates have coordinate 0 and magnitude -1, below every boundary.
+    """
     dim = xs.shape[1]
     most = min(dim, k + math.ceil(6 * math.sqrt(k)))
     maxima, rank = _group_maxima(xs, (k + most) / 2 / dim)

@@ -152,7 +152,7 @@ class SsTopk(SharedLevels, Padded, Claimed):
         return jnp.where(top_mask(x, self.k), self.clip_update(x, state), 0.0)
 
     @property
-    def same_keys(self) -> bool:
+    def matches_messages_exactly(self) -> bool:
         """False: the fast path draws decoys with the dummies."""
         return False
 

@@ -81,7 +81,7 @@ class PrivUnit(Protocol, Fast):
         return Reports(slot=None, value=self.local(len(x))(x, key=key), valid=jnp.ones(()))
 
     @property
-    def same_keys(self) -> bool:
+    def matches_messages_exactly(self) -> bool:
         """True: the fast path adds up the same messages in another order."""
         return True
 

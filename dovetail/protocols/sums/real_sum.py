@@ -195,7 +195,7 @@ class RealSum(ReportedSum, Fast):
         return SlotSums(self.sharing.tally(reports, dim), jnp.sum(valid, keepdims=True, dtype=jnp.int32))
 
     @property
-    def same_keys(self) -> bool:
+    def matches_messages_exactly(self) -> bool:
         """Whether the fast path gives the messages' tally from the same keys.
 
         Not with shares, whose noise is one draw.
