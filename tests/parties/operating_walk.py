@@ -605,7 +605,7 @@ class Walk:
         for name in SERVICES[1:]:
             wait_until(lambda name=name: not self._contents(name, number), f"nothing left at {name}", 15)
             said = operator.said(name)
-            require(why in said and "open rounds are dropped" in said, said)
+            require(why in said and "open rounds are deleted" in said, said)
         wait_until(lambda: self._over("aggregator-0"), "an analyzer that says it is over", 15)
         facts = json.loads(self._told())
         require(self._rows("analyzer", f"state-{number}", "parts") == 0, "a sum was handed to the analyzer")
