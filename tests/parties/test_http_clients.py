@@ -28,7 +28,7 @@ from dovetail.parties.common.http_clients import (
 from dovetail.parties.common.keys import KeyPair, ServicePairs
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.task import sign
-from dovetail.parties.common.wire import RoundStatus
+from dovetail.parties.common.wire import RoundStatus, Verifiers
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import take_part
 from dovetail.parties.user.policy import Refused
@@ -221,3 +221,29 @@ def test_users_hear_whether_to_come_back_to_go_on_or_to_give_up(status, kind, wo
                 link.answers(f"/{status}")
             assert heard.type is kind
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("pages", "reports", "results"),
+    [
+        ([[]], 0, []),
+        ([[b"a", b"b"], [b"c"]], 3, [b"a", b"b", b"c"]),
+        ([[b"a"], []], 3, None),  # an aggregator that stops short: asked no further
+        ([[b"a"], None], 3, None),
+    ],
+)
+def test_pages_of_verifiers_are_asked_for_until_they_are_all_there_or_one_is_empty(
+    monkeypatch, pages, reports, results
+):
+    monkeypatch.setattr(IntermediaryClient, "_path_prefix", "/v1/tasks/00")
+    client = IntermediaryClient.__new__(IntermediaryClient)
+    answers = iter(pages)
+
+    def ask(method, path):
+        page = next(answers)
+        return msgspec.msgpack.encode(None if page is None else Verifiers(index=0, total=reports, results=page))
+
+    client._ask = ask
+    told = client.verifiers(1, reports=reports)
+    assert (told if told is None else told.results) == results
+    assert next(answers, "all were asked for") == "all were asked for"
