@@ -33,11 +33,12 @@ from dovetail.experiment.ledgers import (
     parse_ceiling,
     resolve_ledger,
 )
+from dovetail.experiment.preparation import Plan
 from dovetail.files import make_folder
 from dovetail.guarantee import Record
 from dovetail.guarantee.across import RunSpending
 
-__all__ = ["Account", "conclude", "open_account"]
+__all__ = ["Account", "conclude", "open_account", "open_account_of_plan"]
 
 _SWITCH = {"on": True, "off": False}
 
@@ -175,6 +176,27 @@ def open_account(
     if account.ledger is None and account.ceiling is not None:
         raise ValueError(f"a ceiling needs a ledger of what was spent, and there is none: {account.missing}")
     return account
+
+
+def open_account_of_plan(
+    plan: Plan,
+    *,
+    ledger: str | Path | bool | None,
+    ceiling: float | str | Sequence[float] | Ceiling | None = None,
+    what: str = "run",
+    out: Path | None = None,
+) -> Account:
+    """The place of a run of this plan in the ledger of its people; `open_account` says what the arguments are."""
+    return open_account(
+        ledger=ledger,
+        ceiling=ceiling,
+        people=plan.dataset.people,
+        published=plan.task.published,
+        task=plan.dataset.name or plan.task.name,
+        protocol=plan.sampler.protocol.name,
+        what=what,
+        out=out,
+    )
 
 
 def _keyed(people: bytes, out: Path | None, *, needed: bool) -> str | None:

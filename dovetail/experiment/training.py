@@ -48,7 +48,7 @@ from dovetail.experiment.outlook import Outlook
 from dovetail.experiment.preparation import Plan, prepare, rounds_due
 from dovetail.experiment.result import Progress, Provenance, Result, describe_protocol
 from dovetail.experiment.scores import describe
-from dovetail.experiment.spending import Account, conclude, open_account
+from dovetail.experiment.spending import Account, conclude, open_account_of_plan
 from dovetail.guarantee import Guarantee, Quote, Record
 
 __all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
@@ -264,9 +264,12 @@ def run(
     with contextlib.ExitStack() as locks, watching.notify_failure():
         if plan.config.noise == "os":
             plan = plan.with_randomness(devices.shared_randomness(plan.config.seed))
-        account = _open_account(plan, out, ledger, ceiling)
+        is_first = jax.process_index() == 0  # of several processes the first alone has a ledger and a folder
+        account = open_account_of_plan(
+            plan, ledger=ledger if is_first else False, ceiling=ceiling if is_first else None, out=out
+        )
         if not resume:
-            if out is not None and jax.process_index() == 0:  # the others would refuse what the first one made
+            if out is not None and is_first:  # the others would refuse what the first one made
                 RunFolder.refuse_taken(out)
             account.reserve(_record_to_charge(plan))
         run: _Run | None = None
@@ -286,22 +289,6 @@ def run(
             raise
         watching.on_end(result := run.finish(out))
         return result
-
-
-def _open_account(
-    plan: Plan, out: Path | None, ledger: str | Path | bool | None, ceiling: float | str | Sequence[float] | None
-) -> Account:
-    """The run's place in the ledger of its people; only the first of several processes has one."""
-    first = jax.process_index() == 0
-    return open_account(
-        ledger=ledger if first else False,
-        ceiling=ceiling if first else None,
-        people=plan.dataset.people,
-        published=plan.task.published,
-        task=plan.dataset.name or plan.task.name,
-        protocol=plan.sampler.protocol.name,
-        out=out,
-    )
 
 
 def _record_to_charge(plan: Plan, released: Sequence[int] = (), *, start: int = 0) -> Record:

@@ -36,7 +36,7 @@ from dovetail.experiment.declared import UNNAMED
 from dovetail.experiment.folder import RunFolder
 from dovetail.experiment.preparation import Plan, prepare, protocol_of
 from dovetail.experiment.result import Result
-from dovetail.experiment.spending import Account, open_account
+from dovetail.experiment.spending import Account, open_account_of_plan
 from dovetail.experiment.training import run, start_of
 from dovetail.guarantee import Guarantee, Quote, Record, trials
 from dovetail.statements import NotApplicable, Trust
@@ -364,16 +364,7 @@ def run_trials(
     configs = _calibrate(settings, strategy, eps=eps, task=task)
     prepared = functools.cache(lambda index: prepare(configs[index], task=task))
     planned = [plan.record(range(plan.num_rounds)) for plan in map(prepared, range(len(configs)))]
-    account = open_account(
-        ledger=ledger,
-        ceiling=ceiling,
-        people=first.dataset.people,
-        published=first.task.published,
-        task=first.dataset.name or first.task.name,
-        protocol=first.sampler.protocol.name,
-        what="tuning",
-        out=out,
-    )
+    account = open_account_of_plan(first, ledger=ledger, ceiling=ceiling, what="tuning", out=out)
     account.reserve(strategy.combine(planned))
     finished = [_train(prepared(index), strategy.settings[index], score) for index in strategy.draw_settings()]
     record = strategy.record(planned, finished)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -405,3 +406,22 @@ def test_the_report_adds_up_all_runs(plan, ledger, tmp_path):
     jsonschema.validate(json.loads((tmp_path / "run" / "privacy.json").read_text()), schema)
     experiment.run(plan, ledger=False, out=tmp_path / "alone")
     assert "No ledger counted this run" in pages.write(tmp_path / "alone").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("protocol", ["dp_fl", "secagg"])
+def test_runs_with_private_scores_add_up_for_whoever_changes_sides(tmp_path, protocol):
+    """Nobody is on both sides of one run, but anybody may be on another side of the next: both are counted in full."""
+    rng = np.random.default_rng(0)
+    rows = {"patient": [f"p{number}" for number in range(200)], "age": rng.uniform(0, 90, 200), "ill": [0, 1] * 100}
+    path = tmp_path / "hospital.json"
+    totals = []
+    for seed in range(2):
+        data = read(rows, test_share=0.3, test_seed=seed)
+        settings = {"cohort.rounds": 3}
+        result = dovetail.train(
+            data, protocol=protocol, eps=2, evaluate="private", settings=settings, ledger=path, force=True
+        )
+        totals.append(result.across_runs.spent[0])
+    assert totals[0].eps == pytest.approx(2, rel=1e-3)
+    least = 2 * math.sqrt(2) * 0.98 if protocol == "dp_fl" else 2 * 2 * 0.99
+    assert least < totals[1].eps <= 2 * 2 * (1 + 1e-9)

@@ -32,7 +32,7 @@ from dovetail.data import Task
 from dovetail.engine.devices import to_host
 from dovetail.experiment.config import Config
 from dovetail.experiment.preparation import Plan, prepare, protocol_of, rounds_due
-from dovetail.experiment.spending import open_account
+from dovetail.experiment.spending import open_account_of_plan
 from dovetail.protocols.subjects import require_item_level
 from dovetail.statements import Neighbors, Statement, Unit
 
@@ -126,15 +126,7 @@ def audit(
             f"an attack on {guarantee.protocol.name!r} needs privacy.unit={guarantee.scope.unit.value!r}, the unit "
             f"that it protects, got {guarantee.target_unit.value!r}"
         )
-    account = open_account(
-        ledger=ledger,
-        ceiling=None,
-        people=plan.dataset.people,
-        published=plan.task.published,
-        task=plan.dataset.name or plan.task.name,
-        protocol=plan.sampler.protocol.name,
-        what="audit",
-    )
+    account = open_account_of_plan(plan, ledger=ledger, what="audit")
     account.reserve(plan.record(range(plan.num_rounds)))
     released: list[int] = []
     scores = (_score_white_box if attack == "white-box" else _score_black_box)(plan, hidden, released)
