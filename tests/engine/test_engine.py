@@ -24,6 +24,7 @@ from dovetail.learners.client import ClientUpdate
 from dovetail.learners.server import ServerSettings
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols import Cohort, build
+from dovetail.protocols.curator.dp_fl import DpFl
 from dovetail.randomness import Randomness
 from dovetail.sampling import RoundSample
 
@@ -82,12 +83,14 @@ def train(
 ):
     data = data or dataset()
     data, built = models.build(model, data)
+    if isinstance(protocol, str):
+        protocol = build(protocol, settings or {**PROTOCOLS, **SHUFFLED}[protocol])
     engine = Engine(
         model=built,
         dataset=data,
         clients=clients(width),
         update=UPDATES[update],
-        protocol=build(protocol, settings or {**PROTOCOLS, **SHUFFLED}[protocol]).settle(COHORT, dim_of(built)),
+        protocol=protocol.settle(COHORT, dim_of(built)),
         server=ServerSettings(optimizer="sgd", learning_rate=0.7, options={"momentum": 0.9}).build(),
         cohort_size=20,
         randomness=Randomness.from_seed(3),
@@ -326,6 +329,31 @@ def test_a_rounds_noise_scale_reaches_its_noise():
     )
     start = np.asarray(engine.start().params)
     np.testing.assert_allclose(four - start, 4 * (one - start), rtol=1e-5, atol=1e-7)
+
+
+class Counting(DpFl):
+    """What is released is the number of clients whose updates were added up, in every coordinate."""
+
+    def tally_of_sum(self, total, count, *, key):
+        return jnp.full_like(total, count)
+
+    def estimate(self, tally, size, state, *, key):
+        return tally, state
+
+
+@pytest.mark.parametrize(
+    ("model", "width", "update", "strategy"),
+    [
+        ("logistic", WIDTH, "fedavg", "linear"),
+        ("mlp", 1, "fedsgd", "clipped"),
+    ],
+)
+def test_every_sum_counts_the_first_client_and_no_padding(model, width, update, strategy):
+    protocol = Counting(clip_norm=0.3, noise_multiplier=1.0)
+    with_first, engine, _ = train(model=model, width=width, update=update, protocol=protocol, rounds=1, fast=True)
+    assert engine._classes[0].strategy == strategy
+    moved = with_first - train(model=model, width=width, update=update, protocol=protocol, rounds=0)[0]
+    np.testing.assert_allclose(moved, 0.7 * 20, rtol=1e-5)  # 20 users, among them user 0, at a server's rate of .7
 
 
 def test_a_draw_beyond_the_capacity_costs_time_alone():

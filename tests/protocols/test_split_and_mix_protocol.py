@@ -200,6 +200,17 @@ def test_the_declared_noise_is_that_of_the_enforced_minimum_of_honest_clients():
     assert PROTOCOL.noise_std(USERS, DIM) == pytest.approx(drawn(by_sums, PROTOCOL, still).std() / USERS, rel=0.03)
 
 
+def test_integers_are_wide_enough_for_the_noise_of_everybody_who_may_come():
+    """Each honest client adds its part of the noise that a minimum of honest ones owes; more come, and add more."""
+    std = PROTOCOL.noise_multiplier * PROTOCOL.clip_norm
+    everybody = std * math.sqrt(USERS / 14)  # 16 at least, of whom 2 collude
+    assert (PROTOCOL.scale, PROTOCOL.modulus) == skellam.choose_resolution(
+        clip_norm=PROTOCOL.clip_norm, dim=DIM, num_users=USERS, noise_std=everybody
+    )
+    variance = PROTOCOL.part_variance * USERS
+    assert math.sqrt(variance) == pytest.approx(everybody * PROTOCOL.scale)
+
+
 def test_a_smaller_crowd_than_settled_for_is_declared_with_less_noise():
     fewer = dataclasses.replace(COHORT, min_size=9)
     assert event_of(PROTOCOL, fewer).noise_variance == pytest.approx(event_of(PROTOCOL).noise_variance * 7 / 14)
