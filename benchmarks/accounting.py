@@ -70,7 +70,7 @@ def renyi_coordinates() -> None:
 
 
 def personal_budgets() -> None:
-    for cached in (personal.victim_groups, personal._draws_for_all, personalized._pairs_by_group):
+    for cached in (personal.victim_groups, personal._draws_for_any_victim, personalized._pairs_by_group):
         cached.cache_clear()
     budgets = tuple(np.linspace(0.05, 1.0, 10_000).tolist())
     personalized.eps(Personalized(kind="clip_laplace", eps_locals=budgets, coordinates=7850), delta=3.6e-5)

@@ -1,7 +1,7 @@
 """The composition theorems: each turns what one user is exposed to into a curve of eps and delta.
 
 - `exact_gaussian`: Gaussian releases in which nobody is sampled, without any loss, or releases close to Gaussian;
-- `noise_ratio`: releases close to Gaussian, sampled or not, by the ratio of the laws of their noise;
+- `ratio_to_gaussian`: releases close to Gaussian, sampled or not, by the ratio of the laws of their noise;
 - `equal_rounds`: one release, repeated, by a theorem of its own (personal budgets);
 - `privacy_loss` and `renyi`: numerical privacy-loss distributions and Renyi orders, of every release that has them;
 - `pure`: basic composition, the only one that needs no delta.
@@ -32,7 +32,7 @@ from dovetail.accounting.search import eps_after_spending
 from dovetail.events import Everyone, FixedSize, Poisson
 from dovetail.statements import Neighbors, NotApplicable, Proof, Spent, Theorem
 
-__all__ = ["BASIC", "equal_rounds", "exact_gaussian", "noise_ratio", "privacy_loss", "pure", "renyi"]
+__all__ = ["BASIC", "equal_rounds", "exact_gaussian", "privacy_loss", "pure", "ratio_to_gaussian", "renyi"]
 
 BASIC = Theorem(key="DR14.thm3.16", where="basic composition (Dwork, Roth 2014, Thm. 3.16)")
 RENYI_POISSON = Theorem(
@@ -73,10 +73,10 @@ def exact_gaussian(exposures: Sequence[Exposure]) -> Curve:
     """The curve of Gaussian releases in which nobody is sampled.
 
     It is exact, and has a `lower` end, where all noise is Gaussian. Noise that is only close to Gaussian costs its
-    distance from that (`_charge_distance`), and then there is no lower end.
+    distance from that (`_charge_gaussian_distance`), and then there is no lower end.
     """
     mu = _total_mu(exposures)
-    curve = _charge_distance(exposures, _gaussian_curve(exposures, mu))
+    curve = _charge_gaussian_distance(exposures, _gaussian_curve(exposures, mu))
     if not curve.delta_spent(0.0) and not delta_spent(exposures, eps=0.0):
         least = mu * (1 - 4 * _SUM_ERROR * (len(exposures) + 4))  # undoes the rounding up in `_total_mu`, and more
         return dataclasses.replace(
@@ -87,7 +87,7 @@ def exact_gaussian(exposures: Sequence[Exposure]) -> Curve:
     return _charge_spending(exposures, curve)
 
 
-def noise_ratio(exposures: Sequence[Exposure]) -> Curve:
+def ratio_to_gaussian(exposures: Sequence[Exposure]) -> Curve:
     """The curve of releases whose noise is close to Gaussian, by the ratio of the laws of all noise.
 
     Users may be sampled. Beside exact Gaussian releases at least one must be only close to one, or `exact_gaussian` and
@@ -107,7 +107,7 @@ def noise_ratio(exposures: Sequence[Exposure]) -> Curve:
     )
 
     def tails(eps: float) -> tuple[Spent, ...]:
-        return (Spent(gaussian.tail_cost(base.delta, eps=eps), _NOT_GAUSSIAN),)
+        return (Spent(gaussian.ratio_tail_cost(base.delta, eps=eps), _NOT_GAUSSIAN),)
 
     # eps and delta of this curve have paid for the tails already
     return dataclasses.replace(_charge_spending(exposures, curve), delta_spent=tails)
@@ -141,7 +141,7 @@ def _gaussian_curve(exposures: Sequence[Exposure], mu: float) -> Curve:
     )
 
 
-def _charge_distance(exposures: Sequence[Exposure], curve: Curve) -> Curve:
+def _charge_gaussian_distance(exposures: Sequence[Exposure], curve: Curve) -> Curve:
     """The curve, with the delta added that some releases cost because they are only close to Gaussian.
 
     `curve` treats every release that is close to Gaussian as that Gaussian. Divergences add up over releases, rounded
@@ -177,7 +177,7 @@ def renyi(exposures: Sequence[Exposure]) -> Curve:
     curve = Curve(
         proof=_cite_releases(exposures, proof),
         eps=lambda delta: conversion.eps_of(at, total, delta=_require_proper_delta(delta)) * _OUTWARD,
-        delta=lambda eps: numerics.probability(conversion.delta_of(at, total, eps=eps) * _OUTWARD),
+        delta=lambda eps: numerics.as_probability_bound(conversion.delta_of(at, total, eps=eps) * _OUTWARD),
     )
     return _charge_spending(exposures, curve)
 
@@ -201,14 +201,14 @@ def privacy_loss(exposures: Sequence[Exposure]) -> Curve:
     Where a release has several possible losses, so does the composition, and the worst counts. Different releases are
     combined in every way, also in those that no one subject can bring about.
     """
-    return _charge_spending(exposures, _charge_distance(exposures, _loss_curve(tuple(exposures))))
+    return _charge_spending(exposures, _charge_gaussian_distance(exposures, _loss_curve(tuple(exposures))))
 
 
 @functools.lru_cache(maxsize=8)
 def _loss_curve(exposures: tuple[Exposure, ...]) -> Curve:
     """The curve of the losses alone, kept for later questions: `delta_spent` of releases is not taken off yet.
 
-    Noise that is close to Gaussian counts as Gaussian here; callers charge the difference (`_charge_distance`).
+    Noise that is close to Gaussian counts as Gaussian here; callers charge the difference (`_charge_gaussian_distance`).
     """
     grid = _grid_interval(exposures)
     possible = [releases.losses(exposure.mechanism, exposure.sampling, grid) for exposure in exposures]
@@ -228,20 +228,20 @@ def _loss_curve(exposures: tuple[Exposure, ...]) -> Curve:
     )
 
 
-def _lower_eps(exposures: Sequence[Exposure], grid: float, delta: float) -> float:
+def _lower_eps(exposures: Sequence[Exposure], upper_interval: float, delta: float) -> float:
     """A number that is never above the exact eps of the same releases at this delta.
 
     Losses are rounded down, on a grid finer than the upper bound's, because rounding down costs more tightness.
 
     Arguments:
         exposures: what one user is exposed to.
-        grid: the interval of losses that the upper bound used.
+        upper_interval: the interval of losses that the upper bound used.
         delta: at which eps is asked for, in (0, 1).
     """
-    scales = [(exposure.times, exposure.release.scale(exposure.sampling)) for exposure in exposures]
+    scales = [(exposure.times, exposure.release.loss_scale(exposure.sampling)) for exposure in exposures]
     spread = math.hypot(*(scale.std * math.sqrt(times) for times, scale in scales if scale is not None))
-    interval = max(grid / _FINER, spread * _DEVIATIONS / _MOST_BELOW)
-    possible = [exposure.release.losses_below(exposure.sampling, interval) for exposure in exposures]
+    interval = max(upper_interval / _FINER, spread * _DEVIATIONS / _MOST_BELOW)
+    possible = [exposure.release.losses_rounded_down(exposure.sampling, interval) for exposure in exposures]
     parts = [
         [loss_distributions.self_compose(loss, exposure.times) for loss in losses]
         for exposure, losses in zip(exposures, possible, strict=True)
@@ -266,7 +266,7 @@ def _grid_interval(exposures: Sequence[Exposure]) -> float:
     for_subjects = any(exposure.release.concerns_subjects for exposure in exposures)
     if not for_subjects and len(exposures) <= _FEW:
         finest = min(_finest_interval(exposure) for exposure in exposures)
-        scales = [(exposure.times, exposure.release.scale(exposure.sampling)) for exposure in exposures]
+        scales = [(exposure.times, exposure.release.loss_scale(exposure.sampling)) for exposure in exposures]
         known_scales = [(times, scale) for times, scale in scales if scale is not None]
         spread = math.hypot(*(min(scale.std, 1e6) * math.sqrt(times) for times, scale in known_scales))
         widest = max((min(scale.width, 1e12) for _, scale in known_scales), default=0.0)
@@ -278,7 +278,7 @@ def _grid_interval(exposures: Sequence[Exposure]) -> float:
     count = 0
     others = []
     for exposure in exposures:
-        scale = exposure.release.scale(exposure.sampling)
+        scale = exposure.release.loss_scale(exposure.sampling)
         if scale is None:
             others.append(exposure.release.resolution)
         else:
@@ -287,12 +287,12 @@ def _grid_interval(exposures: Sequence[Exposure]) -> float:
             count = count + exposure.times * scale.sums
     if not count:
         return min(others)
-    return min([mixtures.interval_for(math.sqrt(squares / count), widest, releases=count), *others])
+    return min([mixtures.interval_for(math.sqrt(squares / count), widest, num_releases=count), *others])
 
 
 def _finest_interval(exposure: Exposure) -> float:
     """The interval that a release asks for: a finer one where users are sampled, who lose little in most rounds."""
-    scale = None if exposure.sampling == Everyone() else exposure.release.scale(exposure.sampling)
+    scale = None if exposure.sampling == Everyone() else exposure.release.loss_scale(exposure.sampling)
     wanted = exposure.release.resolution
     return wanted if scale is None else min(wanted, scale.std / _PARTS)
 
@@ -341,7 +341,9 @@ def _charge_spending(exposures: Sequence[Exposure], curve: Curve) -> Curve:
             raise NotApplicable(f"not certified: {what} alone takes {at_least:.3g} of delta, more than delta={delta}")
         return eps_after_spending(curve.eps, spent_at, delta=_require_proper_delta(delta))
 
-    return dataclasses.replace(curve, eps=eps, delta=lambda eps: numerics.probability(curve.delta(eps) + spent_at(eps)))
+    return dataclasses.replace(
+        curve, eps=eps, delta=lambda eps: numerics.as_probability_bound(curve.delta(eps) + spent_at(eps))
+    )
 
 
 def _cite_releases(exposures: Sequence[Exposure], proof: Proof) -> Proof:

@@ -18,7 +18,7 @@ from dovetail.events import Everyone, Round
 from dovetail.numbers import round_to
 from dovetail.statements import Bound, NotApplicable, Theorem
 
-__all__ = ["ACROSS_RUNS", "add_up", "gaussian_bound", "gaussian_shift", "total_delta"]
+__all__ = ["ACROSS_RUNS", "add_up", "gaussian_bound", "total_delta", "total_gaussian_mu"]
 
 ACROSS_RUNS = Theorem(
     key="dovetail.across-runs",
@@ -46,7 +46,7 @@ def total_delta(bounds: Sequence[Bound]) -> float:
     return min(1.0, near if Fraction(near) >= exact else math.nextafter(float(exact), 1))
 
 
-def gaussian_shift(rounds: Sequence[Round]) -> float | None:
+def total_gaussian_mu(rounds: Sequence[Round]) -> float | None:
     """mu of all rounds together, where every release is Gaussian and no users are sampled; None for others."""
     exposures = exposures_of(rounds)
     shifts = [exposure.release.mu for exposure in exposures if exposure.sampling == Everyone()]

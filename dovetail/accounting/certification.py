@@ -46,7 +46,7 @@ def certify(
     """
     span = _span_in_words(rounds)
     if bound is not None:
-        return _statement(bound, scope, exposures_of(rounds), span=span)
+        return _state_bound(bound, scope, exposures_of(rounds), span=span)
     check_target(delta, eps)
     why = reason_for_refusal(rounds)
     if why is not None:
@@ -65,17 +65,17 @@ def certify(
     several = exposures if len(exposures) > 1 or any(exposure.times > 1 for exposure in exposures) else ()
     one_by_one = several if len(several) <= _MOST_PREMISES else ()
     premises = tuple(_state_one_round(exposure, scope, delta, eps) for exposure in one_by_one)
-    return _statement(best, scope, exposures, span=span, premises=premises, per_user=_eps_per_user(exposures, best))
+    return _state_bound(best, scope, exposures, span=span, premises=premises, per_user=_eps_per_user(exposures, best))
 
 
 def _state_one_round(exposure: Exposure, scope: Scope, delta: float | None, eps: float | None) -> Statement:
     """The statement about one of these rounds alone, at the same delta or eps: a premise of the whole."""
     single = dataclasses.replace(exposure, times=1)
     best = best_bound((single,), delta=delta, eps=eps)
-    return _statement(best, scope, (single,), span=f"one of {exposure.times} rounds")
+    return _state_bound(best, scope, (single,), span=f"one of {exposure.times} rounds")
 
 
-def _statement(
+def _state_bound(
     bound: Bound,
     scope: Scope,
     exposures: Sequence[Exposure],
@@ -100,7 +100,7 @@ def _eps_per_user(exposures: Sequence[Exposure], best: Bound) -> tuple[float, ..
     """Every user's own eps, where users differ and one event says it all; nobody's is above everybody's."""
     if len(exposures) != 1 or exposures[0].sampling != Everyone() or not 0 < best.delta < 1:
         return None
-    per_user = exposures[0].release.per_user(exposures[0].times, delta=best.delta)
+    per_user = exposures[0].release.eps_per_user(exposures[0].times, delta=best.delta)
     return None if per_user is None else tuple(np.minimum(per_user, best.eps).tolist())
 
 

@@ -31,7 +31,7 @@ Accountant = Callable[[Sequence[Exposure]], Curve]
 
 _TIGHTEST_FIRST: tuple[Accountant, ...] = (
     accountants.exact_gaussian,
-    accountants.noise_ratio,
+    accountants.ratio_to_gaussian,
     accountants.equal_rounds,
     accountants.privacy_loss,
     accountants.renyi,
@@ -39,7 +39,7 @@ _TIGHTEST_FIRST: tuple[Accountant, ...] = (
 )
 _CHEAPEST_FIRST: tuple[Accountant, ...] = (
     accountants.exact_gaussian,
-    accountants.noise_ratio,
+    accountants.ratio_to_gaussian,
     accountants.renyi,
     accountants.pure,
     accountants.equal_rounds,
@@ -226,7 +226,7 @@ def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
     times = sum(exposure.times for exposure in exposures)
     eps, spent = [], []
     for exposure in exposures:
-        single = exposure.release.local(delta=delta / times)
+        single = exposure.release.local_bound(delta=delta / times)
         if math.isinf(single.eps):
             return Bound(eps=math.inf, delta=delta, proof=single.proof)
         eps.append(exposure.times * single.eps)

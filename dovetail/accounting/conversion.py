@@ -43,7 +43,7 @@ def eps_of(orders: np.ndarray, divergences: np.ndarray, *, delta: float) -> floa
     bounds = _as_upper_bounds(divergences)
     if delta**2 * (1 - 1e-12) > -math.expm1(-float(bounds.min(initial=math.inf))):
         return 0.0
-    return numerics.eps_bound(numerics.smallest(eps_by_order(orders, bounds, delta=delta)))
+    return numerics.as_eps_bound(numerics.smallest_bound(eps_by_order(orders, bounds, delta=delta)))
 
 
 def delta_of(orders: np.ndarray, divergences: np.ndarray, *, eps: float) -> float:
@@ -57,8 +57,8 @@ def delta_of(orders: np.ndarray, divergences: np.ndarray, *, eps: float) -> floa
     _validate.non_negative(eps=eps)
     bounds = _as_upper_bounds(divergences)
     at_zero = 0.5 * math.log(-math.expm1(-float(bounds.min(initial=math.inf))))
-    log_delta = min(at_zero, numerics.smallest(log_delta_by_order(orders, bounds, eps=eps)), 0.0)
-    return numerics.probability(max(math.exp(log_delta + 1e-12), _LEAST))
+    log_delta = min(at_zero, numerics.smallest_bound(log_delta_by_order(orders, bounds, eps=eps)), 0.0)
+    return numerics.as_probability_bound(max(math.exp(log_delta + 1e-12), _LEAST))
 
 
 def _as_upper_bounds(divergences: np.ndarray) -> np.ndarray:

@@ -70,7 +70,7 @@ def exposures_of(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
                 counts[item.mechanism, sampling] += times[id(item)]
     for mechanisms in epochs.values():
         counts[_worst_mechanism(mechanisms), Everyone()] += 1
-    return _simplified_exposures(counts)
+    return _simplify_exposures(counts)
 
 
 def without_sampling(exposures: Sequence[Exposure]) -> tuple[Exposure, ...] | None:
@@ -89,10 +89,10 @@ def without_sampling(exposures: Sequence[Exposure]) -> tuple[Exposure, ...] | No
     counts: Counter[tuple[Mechanism, Sampling]] = Counter()
     for exposure in exposures:
         counts[exposure.mechanism, Everyone()] += exposure.times
-    return _simplified_exposures(counts)
+    return _simplify_exposures(counts)
 
 
-def _simplified_exposures(counts: Counter[tuple[Mechanism, Sampling]]) -> tuple[Exposure, ...]:
+def _simplify_exposures(counts: Counter[tuple[Mechanism, Sampling]]) -> tuple[Exposure, ...]:
     """One exposure for each mechanism and sampling, each mechanism in the form that accountants know best."""
     plain: Counter[tuple[Mechanism, Sampling]] = Counter()
     for (mechanism, sampling), count in counts.items():

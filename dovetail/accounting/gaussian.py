@@ -47,7 +47,7 @@ __all__ = [
     "log_ratio_slack",
     "lower_eps_of",
     "mu_of",
-    "tail_cost",
+    "ratio_tail_cost",
 ]
 
 ANALYTIC = Theorem(
@@ -94,7 +94,7 @@ def delta_of(mu: float, *, eps: float) -> float:
     first = math.exp(log_first)
     exact = first * -math.expm1(min(0.0, log_second - log_first))
     rounding = 8 * _ULP * first * (1 + abs(log_first) + abs(log_second) + eps)
-    above = numerics.probability(math.nextafter(exact * (1 + _RELATIVE_SLACK) + rounding, math.inf))
+    above = numerics.as_probability_bound(math.nextafter(exact * (1 + _RELATIVE_SLACK) + rounding, math.inf))
     return min(at_most, max(above, _LEAST))
 
 
@@ -269,7 +269,7 @@ def distance_delta(divergence: float, *, eps: float) -> float:
     if divergence == 0:
         return 0.0
     log_spent = float(np.logaddexp(0.0, eps)) + math.log(divergence / 2) / 2
-    return numerics.probability(math.exp(min(0.0, log_spent + 1e-15 * abs(log_spent))) * _OUTWARD)
+    return numerics.as_probability_bound(math.exp(min(0.0, log_spent + 1e-15 * abs(log_spent))) * _OUTWARD)
 
 
 def log_ratio_slack(draws: Sequence[SkellamDraws], *, tail: float) -> float:
@@ -307,10 +307,10 @@ def log_ratio_slack(draws: Sequence[SkellamDraws], *, tail: float) -> float:
     return float(np.min(needed / slope)) * _OUTWARD
 
 
-def _largest_log_ratio(reach: float, variance: float) -> float:
-    """The largest |log-ratio| of one draw that is within `reach` standard deviations (3 or more), rounded up."""
-    rest = reach**6 / 75 + reach**2 / 3 + 1 / 8
-    return (reach**4 / 24 + rest / variance) / variance * _OUTWARD
+def _largest_log_ratio(num_stds: float, variance: float) -> float:
+    """The largest |log-ratio| of one draw that is within `num_stds` standard deviations (3 or more), rounded up."""
+    rest = num_stds**6 / 75 + num_stds**2 / 3 + 1 / 8
+    return (num_stds**4 / 24 + rest / variance) / variance * _OUTWARD
 
 
 def eps_by_ratio(
@@ -332,7 +332,7 @@ def eps_by_ratio(
         `NotApplicable` where nothing is left of delta, or nothing is known of the ratio.
     """
     _validate.in_open_interval(0, 1, delta=delta)
-    about = numerics.eps_bound(eps_of(delta))
+    about = numerics.as_eps_bound(eps_of(delta))
     if math.isinf(about):
         return about
     tail = _ratio_tail_probability(delta, about)
@@ -362,15 +362,15 @@ def delta_by_ratio(delta_at: Callable[[float], float], draws: Sequence[SkellamDr
         if inner < 0:
             return 1.0
         cost = tail * (1 + math.exp(min(slack + inner, 700.0)))
-        return numerics.probability((math.exp(slack) * delta_at(inner) + cost) * _OUTWARD)
+        return numerics.as_probability_bound((math.exp(slack) * delta_at(inner) + cost) * _OUTWARD)
 
     return min(at(about), at(about * _TAILS), at(about / _TAILS))  # one of which `eps_by_ratio` takes
 
 
-def tail_cost(delta_at: Callable[[float], float], *, eps: float) -> float:
+def ratio_tail_cost(delta_at: Callable[[float], float], *, eps: float) -> float:
     """About what the tails of the ratio take of delta at this eps, for a proof to name: it is paid already."""
     _validate.non_negative(eps=eps)
-    return numerics.probability(
+    return numerics.as_probability_bound(
         _ratio_tail_probability(max(delta_at(eps), _LEAST_TAIL), eps) * (1 + math.exp(min(eps, 700.0)))
     )
 

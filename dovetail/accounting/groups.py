@@ -60,7 +60,7 @@ def for_group(bound: Bound, *, size: int) -> Bound:
     if bound.delta == 0 or math.isinf(eps):
         return dataclasses.replace(bound, eps=eps, lower=None, proof=bound.proof.after(GROUP))
     log_delta = math.log(bound.delta) + _log_delta_factor(bound.eps, size)
-    delta = numerics.probability(math.exp(min(0.0, log_delta)) * _OUTWARD)
+    delta = numerics.as_probability_bound(math.exp(min(0.0, log_delta)) * _OUTWARD)
     spent = tuple(Spent(part.delta * (delta / bound.delta), part.on) for part in bound.proof.spent)
     proof = dataclasses.replace(bound.proof.after(GROUP), spent=spent)
     return dataclasses.replace(bound, eps=eps, delta=delta, lower=None, proof=proof)

@@ -120,12 +120,12 @@ class Composition:
     def eps(self, delta: float) -> float:
         """The smallest eps at this delta, rounded up; infinite where there is none."""
         _validate.in_open_interval(0, 1, delta=delta)
-        return max(numerics.eps_bound(direction.eps(delta)) for direction in self._totals_by_direction)
+        return max(numerics.as_eps_bound(direction.eps(delta)) for direction in self._totals_by_direction)
 
     def delta(self, eps: float) -> float:
         """The smallest delta at this eps, rounded up."""
         _validate.non_negative(eps=eps)
-        return max(numerics.probability(direction.delta(eps)) for direction in self._totals_by_direction)
+        return max(numerics.as_probability_bound(direction.delta(eps)) for direction in self._totals_by_direction)
 
 
 Loss: TypeAlias = LossDistribution | Composition
@@ -237,7 +237,7 @@ def worst_eps(losses: Sequence[Loss], *, delta: float) -> float:
         losses: all that are possible, of which one is the victim's.
         delta: at which eps is asked for.
     """
-    return max(numerics.eps_bound(_as_composition(loss).eps(delta) * _OUTWARD) for loss in losses)
+    return max(numerics.as_eps_bound(_as_composition(loss).eps(delta) * _OUTWARD) for loss in losses)
 
 
 def worst_delta(losses: Sequence[Loss], *, eps: float) -> float:
@@ -247,4 +247,6 @@ def worst_delta(losses: Sequence[Loss], *, eps: float) -> float:
         losses: all that are possible, of which one is the victim's.
         eps: at which delta is asked for.
     """
-    return max(numerics.probability(max(_as_composition(loss).delta(eps) * _OUTWARD, _LEAST)) for loss in losses)
+    return max(
+        numerics.as_probability_bound(max(_as_composition(loss).delta(eps) * _OUTWARD, _LEAST)) for loss in losses
+    )

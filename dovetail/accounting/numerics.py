@@ -19,20 +19,20 @@ from dovetail.statements import NotApplicable
 __all__ = [
     "ULP",
     "Spectrum",
+    "as_eps_bound",
+    "as_probability_bound",
     "binomial_cdf",
-    "binomial_outward",
+    "binomial_outward_factor",
     "binomial_pmf",
     "binomial_sf",
     "decaying_norm",
     "decaying_sums",
-    "eps_bound",
     "exp",
     "fourier_coefficients",
     "law_of_sum",
     "lower_hull",
     "power",
-    "probability",
-    "smallest",
+    "smallest_bound",
     "tilt",
     "transform_error",
 ]
@@ -44,7 +44,7 @@ _PER_STAGE = 6  # roundings that a halving of a transform costs at the most, twi
 _NO_OVERFLOW = 709.0  # e to at most that is a float
 
 
-def eps_bound(value: float) -> float:
+def as_eps_bound(value: float) -> float:
     """An upper bound on eps as it may be stated: a finite negative number says 0, what is no number says nothing.
 
     Guarantees:
@@ -56,16 +56,16 @@ def eps_bound(value: float) -> float:
     return max(0.0, value)
 
 
-def probability(value: float) -> float:
+def as_probability_bound(value: float) -> float:
     """An upper bound on a probability as it may be stated: at most 1, and 1 for NaN and for a negative number."""
     value = float(value)
     return value if 0 <= value <= 1 else 1.0
 
 
-def smallest(values: Iterable[float] | np.ndarray) -> float:
+def smallest_bound(values: Iterable[float] | np.ndarray) -> float:
     """The smallest of several upper bounds, of which each holds; NaN and minus infinity are none; infinite if none is.
 
-    It may be negative: a bound by itself, it has still to pass `eps_bound`.
+    It may be negative: a bound by itself, it has still to pass `as_eps_bound`.
     """
     bounds = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=float)
     bounds = bounds[~np.isnan(bounds) & (bounds > -np.inf)]
@@ -77,7 +77,7 @@ def exp(value: float) -> float:
     return math.exp(value) if value < _NO_OVERFLOW else math.inf
 
 
-def binomial_outward(trials: Any) -> Any:
+def binomial_outward_factor(trials: Any) -> Any:
     """1 + e, where e is more than the relative error of a binomial probability or tail from this file.
 
     Multiply by it to round up; the error grows with the number of trials (a number or an array).
@@ -88,17 +88,17 @@ def binomial_outward(trials: Any) -> Any:
 
 
 def binomial_pmf(counts: Any, trials: Any, prob: float) -> np.ndarray:
-    """P(C = count) for C ~ Bin(trials, prob), right to `binomial_outward`; 0 for counts that are not possible."""
+    """P(C = count) for C ~ Bin(trials, prob), right to `binomial_outward_factor`; 0 for counts that are not possible."""
     return _evaluate_where_possible(_ufuncs._binom_pmf, counts, trials, prob, below=0.0, beyond=0.0)
 
 
 def binomial_cdf(counts: Any, trials: Any, prob: float) -> np.ndarray:
-    """P(C <= count), right to `binomial_outward`."""
+    """P(C <= count), right to `binomial_outward_factor`."""
     return _evaluate_where_possible(_ufuncs._binom_cdf, counts, trials, prob, below=0.0, beyond=1.0)
 
 
 def binomial_sf(counts: Any, trials: Any, prob: float) -> np.ndarray:
-    """P(C > count), right to `binomial_outward`."""
+    """P(C > count), right to `binomial_outward_factor`."""
     return _evaluate_where_possible(_ufuncs._binom_sf, counts, trials, prob, below=1.0, beyond=0.0)
 
 
@@ -138,7 +138,7 @@ def power(values: np.ndarray, times: int) -> np.ndarray:
         values = values * values
 
 
-def tilt(log_probs: np.ndarray, along: np.ndarray, *, down: bool = False) -> tuple[float, np.ndarray]:
+def tilt(log_probs: np.ndarray, exponents: np.ndarray, *, down: bool = False) -> tuple[float, np.ndarray]:
     """(log M, law), the law with sum 1, such that M law >= e^along times the probabilities; if `down`, <= instead.
 
     That holds however log M itself is rounded; callers round its error in their own direction.
@@ -149,16 +149,16 @@ def tilt(log_probs: np.ndarray, along: np.ndarray, *, down: bool = False) -> tup
 
     Arguments:
         log_probs: logarithms of the probabilities, -inf where one is 0.
-        along: the exponent of the tilt at each of them.
+        exponents: the exponent of the tilt at each of them.
         down: whether to round down instead of up.
     """
-    exponent = log_probs + along
+    exponent = log_probs + exponents
     top = float(exponent.max())
     if not math.isfinite(top):
         raise NotApplicable("a law could not be tilted: no probability is positive, or one is no number")
     possible = log_probs > -np.inf
     with np.errstate(invalid="ignore"):
-        terms = np.abs(log_probs) + np.abs(along) + 2 * np.abs(exponent) + abs(top) + 8
+        terms = np.abs(log_probs) + np.abs(exponents) + 2 * np.abs(exponent) + abs(top) + 8
         law = np.exp(exponent - top) * (1 - ULP * terms if down else 1 + ULP * terms)
     law = np.where(possible, np.maximum(law, 0.0 if down else _TINY), 0.0)
     total = float(law.sum())

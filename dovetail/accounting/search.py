@@ -68,7 +68,7 @@ def smallest_noise(
     target = math.log(ruler(eps))
 
     def height(log_noise: float) -> float:
-        value = numerics.eps_bound(eps_of(noise_at(log_noise)))
+        value = numerics.as_eps_bound(eps_of(noise_at(log_noise)))
         if math.isinf(value):
             return math.inf
         above = math.log(max(ruler(value), 1e-300)) - target
@@ -183,7 +183,7 @@ def smallest_eps(delta_at: Callable[[float], float], *, delta: float, high: floa
 
     @functools.cache
     def ask(eps: float) -> float:
-        return numerics.probability(delta_at(eps))
+        return numerics.as_probability_bound(delta_at(eps))
 
     target = math.sqrt(-math.log(delta))
 
@@ -252,7 +252,7 @@ def eps_after_spending(
         left = delta * (1 - 1e-10) - spent(eps)
         if left <= 0:
             raise NotApplicable(f"not certified: at eps={eps:.4g}, more than delta={delta} is spent beside the noise")
-        needed = numerics.eps_bound(eps_of(left))
+        needed = numerics.as_eps_bound(eps_of(left))
         if needed <= eps:
             return eps
         if math.isinf(needed):

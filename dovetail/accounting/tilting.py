@@ -111,10 +111,10 @@ class _View:
         """Delta at this index, rounded up; the index must not be below `first`."""
         place = index - self.first
         if place >= len(self.excess):
-            return numerics.probability(self.aside)
+            return numerics.as_probability_bound(self.aside)
         exponent = self.log_scale - self.slope * place
         factor = numerics.exp(exponent + 2 * ULP * (abs(exponent) + 2 * self.slope * place))
-        return numerics.probability((factor * float(self.excess[place]) + self.aside) * (1 + 8 * ULP) + _TINY)
+        return numerics.as_probability_bound((factor * float(self.excess[place]) + self.aside) * (1 + 8 * ULP) + _TINY)
 
 
 class Total:
@@ -133,7 +133,7 @@ class Total:
         self._infinite = 1.0
         if len(kept) == len(parts) and all(part.infinite < 1 for part in kept):
             lost = -math.expm1(math.fsum(part.times * math.log1p(-part.infinite) for part in kept))
-            self._infinite = numerics.probability(lost * (1 + 1e-12))
+            self._infinite = numerics.as_probability_bound(lost * (1 + 1e-12))
         self._views: dict[int, _View] = {}
 
     def eps(self, delta: float) -> float:
@@ -159,7 +159,7 @@ class Total:
         index = math.floor(eps / self._interval)
         if self._infinite == 1 or index > self._highest:
             return self._infinite
-        least = max(self._log_delta(eps), math.log(self._infinite + _TINY))
+        least = max(self._estimate_log_delta(eps), math.log(self._infinite + _TINY))
         view = self._view_near_level(math.floor(least / _LEVEL), index)
         # On the chord from `low` down to `high` delta is low - (low - high) part: a smaller part is the safe side.
         # 1 - 8 ULP pays for both expm1 and their quotient, 4 ULP (1 + index) for the rounding of index * interval in
@@ -167,7 +167,7 @@ class Total:
         low, high = view.delta_at(index), view.delta_at(index + 1)
         part = math.expm1(max(0.0, eps - index * self._interval)) / math.expm1(self._interval) * (1 - 8 * ULP)
         part = min(1.0, max(0.0, part - 4 * ULP * (1 + index)))
-        return numerics.probability((low - (low - high) * part) * (1 + 4 * ULP))
+        return numerics.as_probability_bound((low - (low - high) * part) * (1 + 4 * ULP))
 
     @functools.cached_property
     def _slopes_to_try(self) -> np.ndarray:
@@ -207,10 +207,10 @@ class Total:
         a = np.minimum(self._slopes_to_try, 1e300 * self._interval) / self._interval
         return -a * np.log1p(1 / a) - np.log1p(a)
 
-    def _log_delta(self, eps: float) -> float:
+    def _estimate_log_delta(self, eps: float) -> float:
         """About the logarithm of delta at this eps, by moments alone: to choose a window by."""
         bounds = self._log_moments + self._log_largest_factor - self._slopes_to_try * (eps / self._interval)
-        return min(0.0, numerics.smallest(bounds))
+        return min(0.0, numerics.smallest_bound(bounds))
 
     def _view_near_level(self, level: int, index: int | None = None) -> _View:
         """The window for deltas near e^(level `_LEVEL`), kept; given an index, one that does not begin above it."""
@@ -269,8 +269,12 @@ class Total:
     def _bulk_range(self, slope: float) -> tuple[int, int]:
         """(first, last) index between which about all of the tilted sum lies; what wraps around costs tightness."""
         here = float(self._estimate_log_moments(np.array([slope]))[0]) + _AROUND
-        low = -numerics.smallest((self._estimate_log_moments(slope - self._slopes_to_try) - here) / self._slopes_to_try)
-        high = numerics.smallest((self._estimate_log_moments(slope + self._slopes_to_try) - here) / self._slopes_to_try)
+        low = -numerics.smallest_bound(
+            (self._estimate_log_moments(slope - self._slopes_to_try) - here) / self._slopes_to_try
+        )
+        high = numerics.smallest_bound(
+            (self._estimate_log_moments(slope + self._slopes_to_try) - here) / self._slopes_to_try
+        )
         first = max(self._lowest, math.floor(low)) if math.isfinite(low) else self._lowest
         return first, min(self._highest, math.ceil(high)) if math.isfinite(high) else self._highest
 
@@ -309,7 +313,7 @@ class Total:
         """
         excess = self._decaying_excess(law, slope) * (1 + 8 * ULP * (slope + self._interval + 64))
         excess += error * numerics.decaying_norm(slope, self._interval, len(law))
-        return _View(first, excess, slope, log_scale, numerics.probability(self._infinite + above))
+        return _View(first, excess, slope, log_scale, numerics.as_probability_bound(self._infinite + above))
 
     def _decaying_excess(self, law: np.ndarray, slope: float) -> np.ndarray:
         """At every index j the sum over m > 0 of (1 - e^(-h m)) e^(-slope m) law[j + m], h the interval.
@@ -379,7 +383,7 @@ class TotalBelow(Total):
         h = self._interval
         log_moment = math.fsum(terms) - math.fsum(slack)
         largest_weight = min(1.0, h / slope)  # of (1 - e^(-h m)) e^(-slope m), over m > 0
-        wrapped = self._mass_beyond(slope, log_moment, first, size) * largest_weight
+        wrapped = self._mass_outside_circle(slope, log_moment, first, size) * largest_weight
         excess = self._decaying_excess(law, slope) * (1 - 16 * ULP * (slope + h + 64))
         excess -= error * numerics.decaying_norm(slope, h, len(law)) + wrapped
         exponent = log_moment + gap * (1 - 4 * ULP) - slope * np.arange(len(law))
@@ -387,7 +391,7 @@ class TotalBelow(Total):
         usable = (excess > 0) & (exponent < _LARGEST_EXPONENT)
         return first, np.where(usable, np.exp(np.where(usable, exponent, 0.0)) * excess * (1 - 8 * ULP), 0.0)
 
-    def _mass_beyond(self, slope: float, log_moment: float, first: int, size: int) -> float:
+    def _mass_outside_circle(self, slope: float, log_moment: float, first: int, size: int) -> float:
         """An upper bound on the tilted mass outside of the circle, by Chernoff's bound on either side.
 
         Arguments:

@@ -203,7 +203,9 @@ class _Selection:
 
     def draw_settings(self) -> tuple[int, ...]:
         """The indices in `settings` of the trials to train: a random number of them, each uniform, from secret bits."""
-        count = selection.number_of_trials(Fraction(secrets.randbits(_BITS), 2**_BITS), eta=self.eta, gamma=self.gamma)
+        count = selection.trials_at_quantile(
+            Fraction(secrets.randbits(_BITS), 2**_BITS), eta=self.eta, gamma=self.gamma
+        )
         return tuple(secrets.randbelow(len(self.settings)) for _ in range(count))
 
     def record(self, records: Sequence[Record], trials: Sequence[_Trial]) -> Record:

@@ -89,7 +89,7 @@ class RunSpending:
         if scores is None:
             return record.own.rounds
         sides = (record.own.rounds, scores.own.rounds)
-        shifts = [adaptive.gaussian_shift(side) for side in sides]
+        shifts = [adaptive.total_gaussian_mu(side) for side in sides]
         if record.unit is not scores.own.scope.unit or shifts[0] is None or shifts[1] is None:
             return None
         return sides[0] if shifts[0] >= shifts[1] else sides[1]

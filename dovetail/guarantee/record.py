@@ -151,7 +151,7 @@ class Record:
         seen = release_of(self.slots)  # an evaluation by shufflers fills the same slots for everybody, too
         if seen.refusal is not None:
             return no_guarantee(scope, reason=seen.refusal).with_verdict(self.verdict)
-        return scope.state(seen.local(delta=0.0), Verdict.CERTIFIED).with_verdict(self.verdict)
+        return scope.state(seen.local_bound(delta=0.0), Verdict.CERTIFIED).with_verdict(self.verdict)
 
     def statements(self) -> dict[str, Any]:
         """Every statement as `privacy.json` has it, by its name there."""

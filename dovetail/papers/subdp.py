@@ -135,7 +135,7 @@ def _items_figure(rows: Sequence[Row]) -> list[Figure]:
 def _span_rows(runner: Runner) -> Iterator[Row]:
     release = Gaussian(std=1.0, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE)
     rounds = {
-        users: [Round(mechanism=subjects.of_users_together(release, users=users), participation=Everyone())]
+        users: [Round(mechanism=subjects.gaussian_of_users_together(release, users=users), participation=Everyone())]
         for users in (1, 2, 5, 10)
     }
     bounds = {users: accounting.bound(spanning, delta=_DELTA) for users, spanning in rounds.items()}

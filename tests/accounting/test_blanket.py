@@ -76,7 +76,7 @@ def test_exact_laplace_against_a_contour_integral(num_users, eps_local, eps):
 def test_raising_hopeless_draws_to_a_floor_only_adds_and_adds_little(num_users, eps_local, eps):
     report = Report(kind="laplace", eps_local=eps_local)
     crowd_size = num_users * report.gamma
-    whole, floored = (blanket._law_of_l(report, eps, crowd=size, resolution=0.01) for size in (1e9, crowd_size))
+    whole, floored = (blanket._law_of_l(report, eps, mean_draws=size, resolution=0.01) for size in (1e9, crowd_size))
     assert floored.probs.size < whole.probs.size
     assert floored.probs.sum() == pytest.approx(whole.probs.sum(), abs=1e-12)
     exact, ours = (
@@ -114,7 +114,7 @@ def test_two_levels_by_the_grid_agree_with_the_clone_pair():
     for num_users, eps_local, eps in ((5, 1.0, 0.3), (1000, 0.5, 0.06), (10**5, 2.0, 0.03)):
         event = crowd("rr", eps_local, num_users)
         gamma = event.report.gamma
-        grid = blanket._law_of_l(event.report, eps, crowd=num_users * gamma, resolution=0.002)
+        grid = blanket._law_of_l(event.report, eps, mean_draws=num_users * gamma, resolution=0.002)
         by_grid = blanket_grid.mean_excess(grid, blanket_grid.BinomialDraws(num_users, gamma))
         pair = clones.delta_of(event, eps=eps)
         assert pair * (1 - 1e-8) <= by_grid <= pair * (1 + 1e-4)
@@ -231,7 +231,7 @@ def test_moments_of_laplace_are_those_of_its_law():
         assert float(blanket._largest_l(report, eps)) == pytest.approx(ratio.max())
         assert float(blanket._range_of_l(report, eps)) == pytest.approx(ratio.max() - ratio.min())
         assert float(blanket._second_moment_of_l(report, eps)) == pytest.approx(ratio**2 @ weights)
-        grid = blanket._law_of_l(report, eps, crowd=1e4, resolution=0.01)
+        grid = blanket._law_of_l(report, eps, mean_draws=1e4, resolution=0.01)
         assert grid.probs.sum() == pytest.approx(1, abs=1e-13)
         assert grid.probs @ grid.values == pytest.approx(-math.expm1(eps), abs=1e-12)
         square = grid.probs @ grid.values**2

@@ -158,7 +158,7 @@ def test_the_plateau_and_its_floors(eps_local, half_width):
     weights[[0, -1]] /= 2
     plateau = sum(w * eps_local / 2 * np.exp(-eps_local * np.abs(y - z)) for w, z in zip(weights, centres, strict=True))
     budgets = eps_local * np.array([0.05, 0.4, 0.9, 1.0])
-    floors = blanket.laplace_floors(np.append(budgets, 2 * eps_local), eps_local, half_width)
+    floors = blanket.laplace_blanket_probs(np.append(budgets, 2 * eps_local), eps_local, half_width)
     assert floors[-1] == 0
     for budget, floor in zip(budgets, floors, strict=False):
         least = (budget / 2 * np.exp(-budget * (np.abs(y) + 0.5)) / plateau).min()
@@ -170,7 +170,7 @@ def test_the_plateau_and_its_floors(eps_local, half_width):
         assert (excess(ratio, plateau * step, at) <= ours + 2e-3).all()
     smaller = blanket.laplace_frontier(0.6 * eps_local, half_width)
     assert (excess(smaller.slopes, smaller.masses, at) <= ours + 1e-9).all()
-    lower = blanket.laplace_floors(budgets[:2], 0.6 * eps_local, half_width)
+    lower = blanket.laplace_blanket_probs(budgets[:2], 0.6 * eps_local, half_width)
     assert (lower >= floors[:2]).all(), "floors fall as the victim's budget rises"
 
 

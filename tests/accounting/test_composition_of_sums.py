@@ -65,7 +65,7 @@ def test_divergences_add_up_and_mixing_is_paid_at_the_whole_eps(count):
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_distances_from_a_gaussian_add_up_and_the_better_route_is_taken(count):
     paid = exposures_of(rounds(SHARES, count))
-    near, curve = split_and_mix.gaussian_near(SHARES), accountants.exact_gaussian(paid)
+    near, curve = split_and_mix.near_gaussian_of(SHARES), accountants.exact_gaussian(paid)
     assert near.mu == pytest.approx(skellam_sums.sensitivity(SHARES) / math.sqrt(4e7 - 1 / 12), rel=1e-12)
     assert curve.best == frozenset()
     for eps in (0.05, curve.eps(DELTA)):
@@ -74,11 +74,11 @@ def test_distances_from_a_gaussian_add_up_and_the_better_route_is_taken(count):
         by_hand = gaussian.delta_of(near.mu * math.sqrt(count), eps=eps) + (1 + math.exp(eps)) * (mixed + distance)
         assert curve.delta(eps) == pytest.approx(by_hand, rel=1e-6)
         assert curve.delta(eps) >= by_hand * (1 - 1e-9)
-        others = [accountants.renyi(paid).delta(eps), accountants.noise_ratio(paid).delta(eps)]
+        others = [accountants.renyi(paid).delta(eps), accountants.ratio_to_gaussian(paid).delta(eps)]
         best = min(curve.delta(eps), *others)
         assert split_and_mix.delta(SHARES, eps=eps, rounds=count) == pytest.approx(best, rel=1e-9)
     bound = compose.bound(rounds(SHARES, count), delta=DELTA)
-    others = [accountants.renyi(paid).eps(DELTA), accountants.noise_ratio(paid).eps(DELTA)]
+    others = [accountants.renyi(paid).eps(DELTA), accountants.ratio_to_gaussian(paid).eps(DELTA)]
     assert bound.eps == min(curve.eps(DELTA), *others)
     assert bound.eps == pytest.approx(split_and_mix.eps(SHARES, delta=DELTA, rounds=count).eps, rel=1e-7)
 
@@ -89,7 +89,7 @@ def test_a_statement_says_what_its_own_route_spends():
     spent = {part.on: part.delta for part in sharp.proof.spent}
     assert set(spent) == {far, "imperfect mixing of shares"}
     assert 1e-5 * DELTA < spent[far] < 0.05 * DELTA, "the tails of the ratio"
-    paid = 3 * split_and_mix.gaussian_near(SHARES).divergence
+    paid = 3 * split_and_mix.near_gaussian_of(SHARES).divergence
     assert spent[far] < gaussian.distance_delta(paid, eps=sharp.eps) / 5, "in total variation"
     assert "docs/proofs/skellam.md" in str(sharp.proof) and "Renyi" not in str(sharp.proof)
     at_eps = certify(rounds(SHARES, 3), scope(SHARES), eps=sharp.eps)
@@ -149,7 +149,7 @@ def test_epochs_of_disjoint_batches_cost_one_round():
 
 @pytest.mark.parametrize("prob", [0.05, 0.5])
 def test_secret_coins_of_the_users_hide_as_they_do_under_gaussian_noise(prob):
-    near = split_and_mix.gaussian_near(SHARES)
+    near = split_and_mix.near_gaussian_of(SHARES)
     noise = Gaussian(std=1.0, sensitivity=near.mu, neighbors=Neighbors.REPLACE_ONE)
     ideal = eps_of(rounds(noise, 20, Poisson(prob=prob)))
     ours = eps_of(rounds(SHARES, 20, Poisson(prob=prob)))
@@ -213,7 +213,8 @@ def test_different_sums_of_one_subject_against_integration():
     for one, two in itertools.product(subjects.splits_to_check(SUBJECT), subjects.splits_to_check(other)):
         null = np.outer(stats.norm.pdf(y, 0, 4.0), stats.norm.pdf(y, 0, 3.0))
         moved = np.outer(
-            mixture(subjects.items_in_sum(SUBJECT, one), 4.0, y), mixture(subjects.items_in_sum(other, two), 3.0, y)
+            mixture(subjects.law_of_items_in_sum(SUBJECT, one), 4.0, y),
+            mixture(subjects.law_of_items_in_sum(other, two), 3.0, y),
         )
         for eps in (0.2, 0.8):
             for p, q in ((null, moved), (moved, null)):

@@ -133,9 +133,9 @@ CASES = {
         (OUTSIDE, "no sampling", lambda: accountants.exact_gaussian(charged(NOISE, Poisson(prob=0.5)))),
         (OUTSIDE, "0 < delta < 1", lambda: accountants.exact_gaussian(charged(NOISE)).eps(0.0)),
     ],
-    accountants.noise_ratio: [
-        (OUTSIDE, "near to one", lambda: accountants.noise_ratio(charged(PURE))),
-        (OUTSIDE, "near to one", lambda: accountants.noise_ratio(charged(NOISE))),
+    accountants.ratio_to_gaussian: [
+        (OUTSIDE, "near to one", lambda: accountants.ratio_to_gaussian(charged(PURE))),
+        (OUTSIDE, "near to one", lambda: accountants.ratio_to_gaussian(charged(NOISE))),
     ],
     accountants.privacy_loss: [
         (OUTSIDE, "SplitAndMix", lambda: accountants.privacy_loss(charged(SHARES))),
@@ -188,8 +188,8 @@ CASES = {
         (BAD, "prob <= 1", lambda: blanket_grid.mean_excess(a_grid(), blanket_grid.BinomialDraws(1, 1.5))),
     ],
     blanket.frontier_of: [(OUTSIDE, "no frontier here", lambda: blanket.frontier_of(report("laplace")))],
-    blanket.laplace_floors: [
-        (OUTSIDE, "no plateau for a budget", lambda: blanket.laplace_floors(np.ones(1), 1e-4, 1.0)),
+    blanket.laplace_blanket_probs: [
+        (OUTSIDE, "no plateau for a budget", lambda: blanket.laplace_blanket_probs(np.ones(1), 1e-4, 1.0)),
     ],
     blanket.laplace_frontier: [
         (OUTSIDE, "no plateau for a budget", lambda: blanket.laplace_frontier(1e-4, 1.0)),
@@ -203,8 +203,8 @@ CASES = {
     frontier.from_cells: [
         (BAD, "mean slope of 1", lambda: frontier.from_cells(np.ones(1), np.array([2.0]), np.ones(1), np.ones(1) * 2)),
     ],
-    frontier.split: [
-        (BAD, "broadcast", lambda: frontier.split(np.ones(2), np.ones(3), np.ones(2), np.ones(2))),
+    frontier.move_cells_to_ends: [
+        (BAD, "broadcast", lambda: frontier.move_cells_to_ends(np.ones(2), np.ones(3), np.ones(2), np.ones(2))),
     ],
     frontier.from_excess: [
         (BAD, "mean slope of 1", lambda: frontier.from_excess(np.array([0.0, 3.0]), np.array([2.0, 0.0]))),
@@ -245,9 +245,9 @@ CASES = {
     symmetric.repeated_loss: [
         (BAD, "times >= 1", lambda: loss_distributions.self_compose(symmetric.repeated_loss(crowds.pair(TWO), 1), 0)),
     ],
-    symmetric.loss_below: [
-        (BAD, "interval > 0", lambda: symmetric.loss_below(a_pair(), interval=0.0)),
-        (OUTSIDE, "too small for a grid", lambda: symmetric.loss_below(a_pair(), interval=5.0)),
+    symmetric.loss_rounded_down: [
+        (BAD, "interval > 0", lambda: symmetric.loss_rounded_down(a_pair(), interval=0.0)),
+        (OUTSIDE, "too small for a grid", lambda: symmetric.loss_rounded_down(a_pair(), interval=5.0)),
     ],
     symmetric.folded_loss: [
         (BAD, "interval > 0", lambda: symmetric.folded_loss(crowds.pair(TWO), interval=0.0)),
@@ -385,7 +385,7 @@ CASES = {
         ),
         (BAD, "num_users >= 2", lambda: split_and_mix.mixing_distance(num_users=1, slots=5, modulus=64)),
     ],
-    mixtures.interval_for: [(BAD, "std > 0", lambda: mixtures.interval_for(0.0, 1.0, releases=1))],
+    mixtures.interval_for: [(BAD, "std > 0", lambda: mixtures.interval_for(0.0, 1.0, num_releases=1))],
     mixtures.loss: [(BAD, "interval > 0", lambda: mixtures.loss(SHIFTS, interval=0.0))],
     crowds.delta: [
         (OUTSIDE, "binary randomized response", lambda: crowds.delta(TERNARY, eps=0.1)),
@@ -425,8 +425,8 @@ CASES = {
     crowds.theorem: [(OUTSIDE, "no dominating pair here for Gaussian", lambda: crowds.theorem(NOISE))],
     personalized.delta: [(BAD, "victim", lambda: personalized.delta(BUDGETS, eps=0.1, victim=7))],
     personalized.eps: [(BAD, "0 < delta < 1", lambda: personalized.eps(BUDGETS, delta=0.0))],
-    personalized.per_user: [
-        (BAD, "0 < delta < 1", lambda: personalized.per_user(BUDGETS, delta=1.0)),
+    personalized.bounds_per_user: [
+        (BAD, "0 < delta < 1", lambda: personalized.bounds_per_user(BUDGETS, delta=1.0)),
     ],
     personalized.renyi: [(BAD, "victim", lambda: personalized.renyi(BUDGETS, ORDERS + 1, victim=-1))],
     privunit.least_variance_cap: [
@@ -436,7 +436,7 @@ CASES = {
     privunit.cap_mass: [(BAD, "0 <= threshold <= 1", lambda: privunit.cap_mass(dim=10, threshold=1.5))],
     privunit.eps: [(OUTSIDE, "no mass to compute with", lambda: privunit.eps(SLIVER))],
     privunit.mean_projection: [(OUTSIDE, "no mass to compute with", lambda: privunit.mean_projection(SLIVER))],
-    privunit.noise_std: [(OUTSIDE, "no mass to compute with", lambda: privunit.noise_std(SLIVER))],
+    privunit.rms_error: [(OUTSIDE, "no mass to compute with", lambda: privunit.rms_error(SLIVER))],
     releases.losses: [
         (
             OUTSIDE,
@@ -448,7 +448,7 @@ CASES = {
     releases.release_of: [
         (OUTSIDE, "no release is registered for str", lambda: releases.release_of("an event")),
         (OUTSIDE, "Gaussian has no pure guarantee", lambda: releases.release_of(NOISE).pure_eps),
-        (OUTSIDE, "what one client's reports reveal", lambda: releases.release_of(NOISE).local(delta=0.1)),
+        (OUTSIDE, "what one client's reports reveal", lambda: releases.release_of(NOISE).local_bound(delta=0.1)),
         (OUTSIDE, "how records enter a sum", lambda: releases.release_of(NOISE).of_replaced_item()),
     ],
     releases.releases: [
@@ -472,8 +472,8 @@ CASES = {
         (BAD, "gamma >= 1e-06 can give", lambda: selection.gamma_for(1e9, eta=1.0)),
     ],
     selection.most_trials: [(BAD, "eta > -1", lambda: selection.most_trials(eta=-1.0, gamma=0.5))],
-    selection.number_of_trials: [
-        (BAD, "0 <= uniform < 1", lambda: selection.number_of_trials(1.0, eta=1.0, gamma=0.5)),
+    selection.trials_at_quantile: [
+        (BAD, "0 <= uniform < 1", lambda: selection.trials_at_quantile(1.0, eta=1.0, gamma=0.5)),
     ],
     groups.subject_bound: [
         (
@@ -507,7 +507,7 @@ CASES = {
     gaussian.delta_by_ratio: [
         (BAD, "eps >= 0", lambda: gaussian.delta_by_ratio(lambda eps: 0.1, [], eps=-1.0)),
     ],
-    gaussian.tail_cost: [(BAD, "eps >= 0", lambda: gaussian.tail_cost(lambda eps: 0.1, eps=-1.0))],
+    gaussian.ratio_tail_cost: [(BAD, "eps >= 0", lambda: gaussian.ratio_tail_cost(lambda eps: 0.1, eps=-1.0))],
     gaussian.distance_delta: [
         (BAD, "eps >= 0", lambda: gaussian.distance_delta(1e-9, eps=-1.0)),
         (BAD, "divergence to be a finite number", lambda: gaussian.distance_delta(math.nan, eps=1.0)),
@@ -528,11 +528,11 @@ CASES = {
             lambda: skellam_sums.near_gaussian(sensitivity=0.0, coordinates=1, variance=1e3),
         ),
     ],
-    skellam_sums.gaussian_near: [
+    skellam_sums.near_gaussian_of: [
         (
             OUTSIDE,
             "variance >= 100",
-            lambda: skellam_sums.gaussian_near(dataclasses.replace(SHARES, noise_variance=99.0)),
+            lambda: skellam_sums.near_gaussian_of(dataclasses.replace(SHARES, noise_variance=99.0)),
         ),
     ],
     split_and_mix.rounded_norm: [
@@ -552,29 +552,39 @@ CASES = {
         (OUTSIDE, "more than 64 ways", lambda: subjects.eps(SPREAD, rounds=1, delta=0.1)),
         (BAD, "rounds >= 1", lambda: subjects.eps(SUBJECT, rounds=0, delta=0.1)),
     ],
-    replaced_users.binomial_draws: [(BAD, "0 < prob < 1", lambda: replaced_users.binomial_draws(2, 1.0))],
-    replaced_users.hypergeometric_draws: [
+    replaced_users.law_of_binomial_draws: [(BAD, "0 < prob < 1", lambda: replaced_users.law_of_binomial_draws(2, 1.0))],
+    replaced_users.law_of_hypergeometric_draws: [
         (
             OUTSIDE,
             "more than are drawn",
-            lambda: replaced_users.hypergeometric_draws(6, FixedSize(size=5, population=10)),
+            lambda: replaced_users.law_of_hypergeometric_draws(6, FixedSize(size=5, population=10)),
         ),
-        (BAD, "users <= 4", lambda: replaced_users.hypergeometric_draws(5, FixedSize(size=1, population=4))),
+        (BAD, "users <= 4", lambda: replaced_users.law_of_hypergeometric_draws(5, FixedSize(size=1, population=4))),
     ],
     replaced_users.poisson_delta: [
-        (BAD, "eps >= 0", lambda: replaced_users.poisson_delta(replaced_users.binomial_draws(2, 0.5), 1.0, -1.0)),
+        (
+            BAD,
+            "eps >= 0",
+            lambda: replaced_users.poisson_delta(replaced_users.law_of_binomial_draws(2, 0.5), 1.0, -1.0),
+        ),
     ],
     replaced_users.fixed_size_delta: [
-        (BAD, "eps >= 0", lambda: replaced_users.fixed_size_delta(replaced_users.binomial_draws(2, 0.5), 1.0, -1.0)),
+        (
+            BAD,
+            "eps >= 0",
+            lambda: replaced_users.fixed_size_delta(replaced_users.law_of_binomial_draws(2, 0.5), 1.0, -1.0),
+        ),
     ],
-    subjects.items_in_sum: [(BAD, "a split of items=2", lambda: subjects.items_in_sum(SUBJECT, (2, 1)))],
+    subjects.law_of_items_in_sum: [(BAD, "a split of items=2", lambda: subjects.law_of_items_in_sum(SUBJECT, (2, 1)))],
     subjects.losses: [
         (OUTSIDE, "more than 64 ways", lambda: subjects.losses(SPREAD, interval=0.1)),
         (BAD, "interval > 0", lambda: subjects.losses(SUBJECT, interval=0.0)),
     ],
-    subjects.of_users_together: [(BAD, "users >= 1", lambda: subjects.of_users_together(NOISE, users=0))],
+    subjects.gaussian_of_users_together: [
+        (BAD, "users >= 1", lambda: subjects.gaussian_of_users_together(NOISE, users=0))
+    ],
     subjects.resolution: [(OUTSIDE, "more than 64 ways", lambda: subjects.resolution(SPREAD))],
-    subjects.scale: [(OUTSIDE, "more than 64 ways", lambda: subjects.scale(SPREAD))],
+    subjects.loss_std_and_width: [(OUTSIDE, "more than 64 ways", lambda: subjects.loss_std_and_width(SPREAD))],
     subjects.law_of_shift: [(BAD, "a split of items=2", lambda: subjects.law_of_shift(SUBJECT, (3,)))],
     subjects.splits_to_check: [(OUTSIDE, "more than 64 ways", lambda: subjects.splits_to_check(SPREAD))],
     symmetric.composed_loss: [
@@ -706,33 +716,33 @@ CASES = {
 # Nothing is outside these: they answer for every event (which has checked itself) or every order.
 EVERYWHERE = {
     adaptive.add_up: "any bounds add up",
-    adaptive.gaussian_shift: "None for what is not Gaussian",
+    adaptive.total_gaussian_mu: "None for what is not Gaussian",
     adaptive.total_delta: "any bounds add up, to 1 at most",
     exposure.distinct: "any rounds",
     numerics.lower_hull: "any points at rising x",
     numerics.power: "any array to any power",
     numerics.decaying_norm: "any slope from 0 up",
-    numerics.eps_bound: "what is no number becomes infinite",
-    numerics.probability: "what is no probability becomes 1",
-    numerics.smallest: "what is no number is left out",
+    numerics.as_eps_bound: "what is no number becomes infinite",
+    numerics.as_probability_bound: "what is no probability becomes 1",
+    numerics.smallest_bound: "what is no number is left out",
     numerics.exp: "infinite where it would overflow",
-    numerics.binomial_outward: "any number of trials has its factor",
+    numerics.binomial_outward_factor: "any number of trials has its factor",
     numerics.law_of_sum: "any laws on any circle; what is wrapped around adds",
     numerics.transform_error: "any length has its error",
     numerics.fourier_coefficients: "any law on any circle; what is wrapped around adds",
     personal.budget_range: "users of an event, whose budgets are checked there",
-    personal.split_at: "users of an event, and any budget",
+    personal.split_by_budget: "users of an event, and any budget",
     numerics.decaying_sums: "any numbers that are not negative, and any slope from 0 up",
-    blanket.clip_laplace_floors: "any budgets",
-    blanket.level_floors: "any budgets",
+    blanket.clip_laplace_blanket_probs: "any budgets",
+    blanket.level_blanket_probs: "any budgets",
     symmetric.law_of_lower_hull: "any points have a hull",
     personal.budgets_of: "any event",
     personal.budget_classes: "any event",
     personal.hiding_coins: "any event",
-    personal.order_of: "any event",
+    personal.users_by_budget: "any event",
     personal.delta_curve: "where there is no blanket the clones are left",
     personal.victim_groups: "every user is in a group",
-    personal.halve: "a group that cannot be halved is one",
+    personal.halve_group: "a group that cannot be halved is one",
     binomial.coarsen_counts: "any law of counts",
     symmetric.composition_interval: "any pair",
     loss_distributions.symmetrize: "any distribution has its mirror image",

@@ -78,7 +78,7 @@ def test_what_is_wrapped_around_and_the_error_of_the_transform_are_taken_away(mo
     with monkeypatch.context() as patched:
         patched.setattr(tilting.TotalBelow, "_choose_circle", smaller)
         assert not too_large(probs, -2, 20)
-        patched.setattr(tilting.TotalBelow, "_mass_beyond", lambda *_: 0.0)
+        patched.setattr(tilting.TotalBelow, "_mass_outside_circle", lambda *_: 0.0)
         assert too_large(probs, -2, 20), "a near miss: what wraps around would be counted"
     for charged in (1, 0):
         monkeypatch.setattr(numerics, "law_of_sum", worse)
@@ -92,7 +92,7 @@ def test_both_ends_hold_the_composition_of_a_pair(folds, eps_local):
     )
     finest = symmetric.repeated_loss(pair, 1).eps(1e-4)
     for parts in (24, 200, 3000):
-        lower = symmetric.loss_below(pair, interval=pair.std_loss / parts).lower_eps(1e-4)
+        lower = symmetric.loss_rounded_down(pair, interval=pair.std_loss / parts).lower_eps(1e-4)
         assert (1 - 4 / parts) * finest <= lower <= finest
 
 

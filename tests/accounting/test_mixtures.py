@@ -50,7 +50,7 @@ def exact_delta(name, eps, *, removed):
 @pytest.mark.parametrize("coarse", [1, 16])
 def test_one_release_is_never_below_the_best_test_and_close_on_a_fine_grid(name, coarse):
     law = law_of(name)
-    interval = coarse * mixtures.interval_for(*law.loss_scale, releases=1)
+    interval = coarse * mixtures.interval_for(*law.std_and_width_of_loss, num_releases=1)
     loss = mixtures.loss(law, interval=interval)
     for eps in EPS:
         for side, removed in zip(loss.sides, (True, False), strict=True):
@@ -104,6 +104,6 @@ def test_a_lost_shift_is_an_infinite_loss():
 
 
 def test_an_interval_is_a_power_of_two_that_follows_the_scale():
-    assert mixtures.interval_for(1.0, 10.0, releases=10_000) == 1 / 16
-    assert mixtures.interval_for(1.0, 10.0, releases=1) == 1 / 128
-    assert mixtures.interval_for(1e-3, 2.0**12, releases=10_000) == 1 / 8
+    assert mixtures.interval_for(1.0, 10.0, num_releases=10_000) == 1 / 16
+    assert mixtures.interval_for(1.0, 10.0, num_releases=1) == 1 / 128
+    assert mixtures.interval_for(1e-3, 2.0**12, num_releases=10_000) == 1 / 8

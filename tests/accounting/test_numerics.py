@@ -25,10 +25,17 @@ NAN, INF = math.nan, math.inf
 
 
 def test_what_is_no_number_is_no_bound():
-    assert [numerics.eps_bound(x) for x in (NAN, -INF, INF, -1.0, 0.5)] == [INF, INF, INF, 0.0, 0.5]
-    assert [numerics.probability(x) for x in (NAN, -INF, INF, -1e-9, 1.5, 0.5)] == [1.0, 1.0, 1.0, 1.0, 1.0, 0.5]
-    assert numerics.smallest([NAN, -INF, 3.0, 2.0]) == 2.0
-    assert numerics.smallest([NAN]) == numerics.smallest([]) == INF
+    assert [numerics.as_eps_bound(x) for x in (NAN, -INF, INF, -1.0, 0.5)] == [INF, INF, INF, 0.0, 0.5]
+    assert [numerics.as_probability_bound(x) for x in (NAN, -INF, INF, -1e-9, 1.5, 0.5)] == [
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        0.5,
+    ]
+    assert numerics.smallest_bound([NAN, -INF, 3.0, 2.0]) == 2.0
+    assert numerics.smallest_bound([NAN]) == numerics.smallest_bound([]) == INF
     assert numerics.exp(1e6) == numerics.exp(NAN) == INF
 
 
@@ -105,7 +112,7 @@ def test_binomial_probabilities_are_right_to_their_factor():
                     if 0 <= k <= trials and binom.pmf(k, trials, prob) > 1e-290:
                         exact = _binomial(k, trials, prob)
                         error = abs(float(mpmath.mpf(float(binom.pmf(k, trials, prob))) / exact - 1))
-                        assert error < (numerics.binomial_outward(trials) - 1) / 2
+                        assert error < (numerics.binomial_outward_factor(trials) - 1) / 2
 
 
 def _binomial(k, n, p):
@@ -117,7 +124,7 @@ def _binomial(k, n, p):
 def test_the_coins_of_a_large_crowd_weigh_no_less_than_they_do():
     """At n = 1e12 a probability is off by 1e-9, more than a constant 1e-10 covers."""
     sizes, most = np.array([10**12]), np.ones(1)
-    points, mass = binomial._toss_coins(sizes, most)
+    points, mass = binomial._law_of_coin_tosses(sizes, most)
     tails = np.cumsum(mass[::-1])[::-1]
     for place in range(1, len(points), 4000):
         beyond = (1 + points[place - 1]) / 2 * 10**12  # all of a block is put at its largest |s|

@@ -133,7 +133,7 @@ def test_crowds_are_only_made_smaller(pair):
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 1001, 30_000])
 def test_tosses_are_only_moved_outwards(size):
-    points, mass = binomial._toss_coins(np.array([size]), np.ones(1))
+    points, mass = binomial._law_of_coin_tosses(np.array([size]), np.ones(1))
     for heads in np.unique(np.linspace(size // 2 + 1, size, 200).astype(int)):
         further = 2 * binom.sf(heads - 1, size, 0.5)
         assert mass[points >= (2 * heads - size) / size * (1 - 1e-14)].sum() >= further

@@ -320,7 +320,7 @@ def test_no_user_is_answered_below_its_own_bound(kind, coordinates):
     rng = np.random.default_rng(0)
     budgets = tuple(rng.uniform(0.2, 2.0, 24))
     event = Personalized(kind=kind, eps_locals=budgets, coordinates=coordinates, levels=3)
-    shared = [bound.eps for bound in personalized.per_user(event, delta=1e-4)]
+    shared = [bound.eps for bound in personalized.bounds_per_user(event, delta=1e-4)]
     worst = personalized.eps(event, delta=1e-4).eps
     some = range(0, 24, 8)
     own = [personalized.eps(event, delta=1e-4, victim=user).eps for user in some]
@@ -398,11 +398,11 @@ def test_classes_of_budgets_hide_no_more_than_their_members(kind, monkeypatch):
     monkeypatch.setattr(personal, "_MOST_CLASSES", 20)
     event = Personalized(kind=kind, eps_locals=tuple(np.geomspace(0.05, 3.0, 1500).tolist()), levels=3, colluders=40)
     victims = np.arange(700, 720)
-    one_by_one = personal._ways_to_hide(event, victims), personal._estimate_stds(event, victims)
-    for cached in (personal.budget_classes, personal._draws_for_all):
+    one_by_one = personal._ways_to_hide(event, victims), personal._estimate_clone_and_plateau_stds(event, victims)
+    for cached in (personal.budget_classes, personal._draws_for_any_victim):
         cached.cache_clear()
     monkeypatch.setattr(personal, "MANY_COINS", 1000)
-    together = personal._ways_to_hide(event, victims), personal._estimate_stds(event, victims)
+    together = personal._ways_to_hide(event, victims), personal._estimate_clone_and_plateau_stds(event, victims)
     personal.budget_classes.cache_clear()
     for fine, coarse in zip(one_by_one[0], together[0], strict=True):
         for (_, every), (_, classes) in zip(fine, coarse, strict=True):
@@ -417,7 +417,7 @@ def test_classes_of_budgets_hide_no_more_than_their_members(kind, monkeypatch):
 @pytest.mark.parametrize("half_width", [0.02, 0.5, 3.0])
 @pytest.mark.parametrize("eps_victim", [0.2, 1.0, 6.0])
 def test_who_hides_behind_a_plateau_rises_and_then_falls_with_the_budget(eps_victim, half_width):
-    floors = blanket.laplace_floors(np.geomspace(1e-3, eps_victim, 4000), eps_victim, half_width)
+    floors = blanket.laplace_blanket_probs(np.geomspace(1e-3, eps_victim, 4000), eps_victim, half_width)
     rising = np.diff(floors) > 1e-12
     assert not np.any(rising[1:] & ~rising[:-1] & (np.diff(floors)[:-1] < -1e-12)), "no second rise after a fall"
     top = int(np.argmax(floors))
@@ -433,7 +433,7 @@ def test_a_million_coins_in_classes_are_never_more_heads_than_there_are():
     assert 0.99 * probs.sum() <= mean <= probs.sum()
     assert law.weights.sum() + law.below == pytest.approx(1, abs=1e-9)
     coins = Coins(np.array([0.01, 0.02]), np.array([10**6, 10**6]))
-    many = binomial._count_by_classes(coins)
+    many = binomial._clone_counts_by_classes(coins)
     assert float(many.counts @ many.weights) == pytest.approx(3e4, rel=1e-8)
     deviation = math.sqrt(float((many.counts - 3e4) ** 2 @ many.weights))
     assert deviation == pytest.approx(math.sqrt(10**6 * (0.0099 + 0.0196)), rel=1e-6)

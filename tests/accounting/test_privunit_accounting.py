@@ -70,7 +70,7 @@ def test_the_mean_projection_is_that_of_the_mechanism(dim, eps_local):
     assert abs(mean - m) < 4 * error
     assert abs(mean - 0.95 * m) > 4 * error
     square = np.mean(np.sum((reports / m - np.eye(1, dim)) ** 2, axis=1))
-    assert math.sqrt(square) == pytest.approx(privunit.noise_std(cap), rel=0.02)
+    assert math.sqrt(square) == pytest.approx(privunit.rms_error(cap), rel=0.02)
 
 
 @settings(max_examples=60, deadline=None)
@@ -93,7 +93,7 @@ def test_golden_noise_against_the_curator():
         event = Shuffled(report=Report(kind="generic", eps_local=eps_local), num_users=1000)
         assert clones.numerical23(event, delta=5e-6).eps == pytest.approx(central, rel=2e-3)
         cap = privunit.least_variance_cap(dim=7850, eps_local=eps_local)
-        noise = privunit.noise_std(cap) * math.sqrt(1000 / 7850)
+        noise = privunit.rms_error(cap) * math.sqrt(1000 / 7850)
         mu = optimize.brentq(lambda mu, eps=central: gaussian.delta_of(mu, eps=eps) - 5e-6, 1e-3, 80.0)
         assert noise * mu / 2 == pytest.approx(ratio, rel=5e-3)
 

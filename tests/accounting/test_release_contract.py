@@ -87,7 +87,7 @@ def test_no_bound_is_below_the_exact_attack_on_as_many_rounds(name, times):
 @pytest.mark.parametrize("times", ROUNDS)
 @pytest.mark.parametrize("name", CASES)
 def test_the_largest_bound_of_a_user_is_that_of_all(name, times):
-    own = release_of(CASES[name]).per_user(times, delta=DELTA)
+    own = release_of(CASES[name]).eps_per_user(times, delta=DELTA)
     if own is None:
         assert not name.startswith("personal")
         return

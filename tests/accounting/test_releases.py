@@ -81,7 +81,7 @@ class TossedRelease(Release[Tossed]):
     def pure_eps(self):
         return self.event.eps_each
 
-    def local(self, *, delta):
+    def local_bound(self, *, delta):
         return Bound(eps=self.event.eps_each, delta=0.0, proof=WARNER.proof)
 
 

@@ -12,7 +12,7 @@ from scipy.stats import hypergeom
 
 from dovetail.accounting import bound, groups
 from dovetail.accounting.releases import replaced_users
-from dovetail.accounting.releases.replaced_users import binomial_draws, hypergeometric_draws
+from dovetail.accounting.releases.replaced_users import law_of_binomial_draws, law_of_hypergeometric_draws
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, ReplacedUsers, Round
 from dovetail.statements import Neighbors, NotApplicable
 
@@ -133,7 +133,7 @@ def test_the_statement_names_the_theorem_and_a_known_sample_is_never_better():
 
 @pytest.mark.parametrize(("users", "size", "population"), [(3, 10, 1000), (5, 990, 1000), (4, 4, 9), (40, 500, 10**6)])
 def test_hypergeometric_weights_are_right_to_their_error(users, size, population):
-    drawn = hypergeometric_draws(users, FixedSize(size=size, population=population))
+    drawn = law_of_hypergeometric_draws(users, FixedSize(size=size, population=population))
     with mpmath.workdps(40):
         for k, weight in enumerate(drawn.weights):
             exact = (
@@ -149,11 +149,11 @@ def test_hypergeometric_weights_are_right_to_their_error(users, size, population
 def test_the_best_threshold_is_found(eps):
     """Neither mixture has a threshold that is better than the one that is taken."""
     scale = math.exp(eps)
-    binomial = binomial_draws(3, 0.2)
+    binomial = law_of_binomial_draws(3, 0.2)
     shifts = 0.8 * np.arange(4)
     tried = [binomial.weights @ (ndtr(shifts - a) - scale * ndtr(-shifts - a)) for a in np.linspace(-12, 12, 4001)]
     assert max(tried) <= replaced_users.poisson_delta(binomial, 0.8, eps) <= max(tried) * 1.001 + 1e-13
-    drawn = hypergeometric_draws(3, FixedSize(size=4, population=12))
+    drawn = law_of_hypergeometric_draws(3, FixedSize(size=4, population=12))
     tried = []
     for a in np.linspace(-12, 12, 801):
         value = (1 - scale) * drawn.weights[0] * ndtr(-a)
@@ -166,7 +166,7 @@ def test_the_best_threshold_is_found(eps):
 
 def test_refusals():
     with pytest.raises(NotApplicable, match="more than are drawn, and more than are not"):
-        hypergeometric_draws(6, FixedSize(size=5, population=10))
+        law_of_hypergeometric_draws(6, FixedSize(size=5, population=10))
     with pytest.raises(NotApplicable, match="disjoint"):
         bound(
             [Round(mechanism=ReplacedUsers(std=1.0, clip_norm=1.0, users=2), participation=Disjoint(epoch=0))],

@@ -88,7 +88,7 @@ def test_the_number_of_trials_has_its_law_and_its_mean(eta, mean):
     assert mean * (1 - 1e-9) <= selection.expected_trials(eta=eta, gamma=gamma) <= mean
     quantiles = np.cumsum(probs)
     for uniform in (0.0, 0.2, 0.7, 0.99, 0.9999):
-        drawn = selection.number_of_trials(uniform, eta=eta, gamma=gamma)
+        drawn = selection.trials_at_quantile(uniform, eta=eta, gamma=gamma)
         assert drawn == np.searchsorted(quantiles, uniform, side="right") + 1
 
 
@@ -206,7 +206,7 @@ def test_what_is_no_selection_is_refused():
 @pytest.mark.parametrize("eta", [-0.5, 0.0, 1.0, 4.0])
 @pytest.mark.parametrize("gamma", [0.9, 0.1, 1e-3])
 def test_no_draw_is_beyond_the_numbers_whose_rounding_is_charged(eta, gamma):
-    largest = selection.number_of_trials(Fraction(2**256 - 1, 2**256), eta=eta, gamma=gamma)
+    largest = selection.trials_at_quantile(Fraction(2**256 - 1, 2**256), eta=eta, gamma=gamma)
     assert 1 <= largest <= selection.most_trials(eta=eta, gamma=gamma)
 
 
@@ -226,7 +226,7 @@ def test_what_is_no_law_of_a_number_of_trials_is_refused(changed, sentence):
     for ask in (
         lambda: selection.renyi_of_best(np.array([2.0]), np.array([0.1]), **law),
         lambda: selection.expected_trials(**law),
-        lambda: selection.number_of_trials(0.5, **law),
+        lambda: selection.trials_at_quantile(0.5, **law),
         lambda: selection.most_trials(**law),
     ):
         with pytest.raises(ValueError, match=sentence):

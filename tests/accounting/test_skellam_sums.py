@@ -102,7 +102,7 @@ def test_it_costs_what_split_and_mix_does_without_the_mixing():
     )
     orders = skellam_sums.ORDERS
     np.testing.assert_array_equal(skellam_sums.renyi(LARGE, orders), skellam_sums.renyi(mixed, orders))
-    assert skellam_sums.gaussian_near(LARGE) == skellam_sums.gaussian_near(mixed)
+    assert skellam_sums.near_gaussian_of(LARGE) == skellam_sums.near_gaussian_of(mixed)
     assert release_of(LARGE).delta_spent(1.0) == ()
     assert release_of(mixed).delta_spent(1.0)[0].delta > 0
     ours, theirs = (

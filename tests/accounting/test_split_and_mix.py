@@ -374,8 +374,8 @@ def replaced(event):
 def test_a_removed_user_moves_the_sum_by_the_norm_that_rounding_enforces():
     removed = dataclasses.replace(DESIGN, neighbors=Neighbors.ADD_REMOVE)
     norm = split_and_mix.rounded_norm(clip_norm=1.0, scale=1900.0, coordinates=7850, rounding_tail=1e-3)
-    assert split_and_mix.gaussian_near(removed).mu == pytest.approx(norm / math.sqrt(2.7e8 - 1 / 12))
-    assert split_and_mix.gaussian_near(DESIGN).mu == pytest.approx(2 * split_and_mix.gaussian_near(removed).mu)
+    assert split_and_mix.near_gaussian_of(removed).mu == pytest.approx(norm / math.sqrt(2.7e8 - 1 / 12))
+    assert split_and_mix.near_gaussian_of(DESIGN).mu == pytest.approx(2 * split_and_mix.near_gaussian_of(removed).mu)
     assert norm > 1900  # more than the scaled clip norm: rounding is in it
     assert split_and_mix.mixing_delta(removed, 1.0) == split_and_mix.mixing_delta(DESIGN, 1.0)
     one, other = (split_and_mix.eps(event, delta=DELTA, rounds=20) for event in (removed, DESIGN))
@@ -398,7 +398,7 @@ def test_secret_coins_of_a_removed_user_are_those_of_a_sampled_gaussian():
     removed = dataclasses.replace(DESIGN, neighbors=Neighbors.ADD_REMOVE)
     coins = Poisson(prob=0.05)
     sums = [Round(mechanism=removed, participation=coins)] * 10
-    near = split_and_mix.gaussian_near(removed)
+    near = split_and_mix.near_gaussian_of(removed)
     gaussians = [
         Round(mechanism=Gaussian(std=1 / near.mu, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE), participation=coins)
     ] * 10

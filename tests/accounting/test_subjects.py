@@ -72,7 +72,7 @@ def test_two_levels_against_the_plane_where_others_show_the_draw(prob_user, prob
 def test_golden_spanned_users():
     event = Gaussian(std=2.0, sensitivity=2.0, neighbors=Neighbors.ADD_REMOVE)
     for row in GOLDEN["spanned"]:
-        mu = subjects.of_users_together(event, users=row["users"]).mu
+        mu = subjects.gaussian_of_users_together(event, users=row["users"]).mu
         assert mu >= math.sqrt(row["users"])
         assert gaussian.eps_of(mu, delta=GOLDEN["delta"]) == pytest.approx(row["eps"], rel=5e-3)
 
@@ -80,7 +80,7 @@ def test_golden_spanned_users():
 @pytest.mark.parametrize(("split", "prob_user"), [((4,), 0.3), ((2, 1, 1), 0.3), ((3, 2), 1.0)])
 def test_the_law_of_the_items_in_the_sum_against_simulation(split, prob_user):
     event = subject(items=sum(split), prob_user=prob_user, prob_item=0.4, users_spanned=len(split))
-    law = subjects.items_in_sum(event, split)
+    law = subjects.law_of_items_in_sum(event, split)
     rng = np.random.default_rng(0)
     trials = 40_000
     drawn = sum((rng.random(trials) < prob_user) * rng.binomial(items, 0.4, trials) for items in split)
@@ -92,7 +92,7 @@ def test_the_law_of_the_items_in_the_sum_against_simulation(split, prob_user):
 
 def test_one_round_against_the_hockey_stick_integral():
     event = subject(items=3, prob_user=0.5, prob_item=0.5, users_spanned=1, std=1.5, alone=True)
-    law = subjects.items_in_sum(event, (3,))
+    law = subjects.law_of_items_in_sum(event, (3,))
     x = np.linspace(-20, 25, 400_001)
     p = sum(mass * stats.norm.pdf(x, k, 1.5) for k, mass in enumerate(law))
     q = stats.norm.pdf(x, 0, 1.5)
@@ -299,12 +299,12 @@ def test_refusals():
         with pytest.raises(ValueError, match="expected"):
             subjects.eps(subject(), **({"delta": 1e-5, "rounds": 1} | bad))
     with pytest.raises(ValueError, match="users"):
-        subjects.of_users_together(Gaussian(std=1.0, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE), users=0)
+        subjects.gaussian_of_users_together(Gaussian(std=1.0, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE), users=0)
 
 
 @pytest.mark.parametrize("split", [(3,), (2, 1), (5, -1), (4, 0), (2, 2, 1), ()])
 def test_a_split_that_is_none_of_the_subjects_items_is_refused(split):
     event = SampledSubject(std=1.0, clip_norm=1.0, items=4, prob_item=0.5, prob_user=0.5, users_spanned=4)
     with pytest.raises(ValueError, match="expected a split of items=4 over users"):
-        subjects.items_in_sum(event, split)
-    assert subjects.items_in_sum(event, (3, 1)).sum() == pytest.approx(1)
+        subjects.law_of_items_in_sum(event, split)
+    assert subjects.law_of_items_in_sum(event, (3, 1)).sum() == pytest.approx(1)

@@ -37,7 +37,7 @@ def tuned(*overrides, space=SPACE, eps=2.0, public_test=True, **more):
 @pytest.fixture
 def few(monkeypatch):
     """Three trials, whatever is drawn."""
-    monkeypatch.setattr(selection, "number_of_trials", lambda uniform, *, eta, gamma: 3)
+    monkeypatch.setattr(selection, "trials_at_quantile", lambda uniform, *, eta, gamma: 3)
 
 
 @pytest.mark.parametrize("by", ["selection", "composition"])

@@ -61,7 +61,7 @@ class BitsRelease(Release[Bits]):
     def pure_eps(self) -> float:
         return self.event.coordinates * self.event.eps_local
 
-    def local(self, *, delta: float) -> Bound:
+    def local_bound(self, *, delta: float) -> Bound:
         return Bound(eps=self.pure_eps, delta=0.0, proof=WARNER.proof)
 
 

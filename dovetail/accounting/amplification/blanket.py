@@ -48,14 +48,14 @@ __all__ = [
     "EXACT",
     "HOEFFDING",
     "bennett",
-    "clip_laplace_floors",
+    "clip_laplace_blanket_probs",
     "exact",
     "exact_delta",
     "frontier_of",
     "hoeffding",
-    "laplace_floors",
+    "laplace_blanket_probs",
     "laplace_frontier",
-    "level_floors",
+    "level_blanket_probs",
     "threshold_frontier",
 ]
 
@@ -186,8 +186,8 @@ def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
     gamma = _blanket_probability(report)
     resolution = _grid_resolution(n * gamma)
     resolution = max(resolution, min(resolution * coarser, 1 / 12))
-    grid = _law_of_l(report, eps, crowd=n * gamma, resolution=resolution)
-    return numerics.probability(blanket_grid.mean_excess(grid, blanket_grid.BinomialDraws(n, gamma)))
+    grid = _law_of_l(report, eps, mean_draws=n * gamma, resolution=resolution)
+    return numerics.as_probability_bound(blanket_grid.mean_excess(grid, blanket_grid.BinomialDraws(n, gamma)))
 
 
 def _require_single_report(event: Shuffled, *, delta: float | None = None) -> tuple[int, Report]:
@@ -260,21 +260,21 @@ def _estimate_smallest_eps(log_delta: Callable[[np.ndarray], np.ndarray], event:
     return high
 
 
-def _grid_resolution(crowd: float) -> float:
+def _grid_resolution(mean_draws: float) -> float:
     """Grid step in standard deviations of L: fine where the FFT is short, never coarser than 0.12.
 
-    `crowd` is the mean number of draws, n gamma; a sum of so many is resolved on 16 of its standard deviations.
+    `mean_draws` is the mean number of draws, n gamma; a sum of so many is resolved on 16 of its standard deviations.
     """
-    width = 16 * math.sqrt(crowd)
+    width = 16 * math.sqrt(mean_draws)
     resolution = max(min(max(width / _LEAST_POINTS, 0.004), 0.02), width / blanket_grid.MOST_POINTS)
     if resolution > 0.12:
         raise NotApplicable(
-            f"n gamma = {crowd:.3g} is more than the grid of {blanket_grid.MOST_POINTS} points resolves"
+            f"n gamma = {mean_draws:.3g} is more than the grid of {blanket_grid.MOST_POINTS} points resolves"
         )
     return resolution
 
 
-def _law_of_l(report: Report, eps: float, *, crowd: float, resolution: float) -> blanket_grid.Grid:
+def _law_of_l(report: Report, eps: float, *, mean_draws: float, resolution: float) -> blanket_grid.Grid:
     """The law of L for the worst pair of inputs, spread on a grid.
 
     For Laplace the worst pair is (0, 1): any other is below it in convex order (docs/proofs/laplace-blanket.md). Others
@@ -282,14 +282,14 @@ def _law_of_l(report: Report, eps: float, *, crowd: float, resolution: float) ->
     """
     if report.kind != "laplace":
         values, probs = frontier_of(report).law_of_l(math.exp(eps))
-        return blanket_grid.Grid.of(values, probs, crowd=crowd, resolution=resolution)
+        return blanket_grid.Grid.of(values, probs, mean_draws=mean_draws, resolution=resolution)
     e0 = report.eps_local
     at = np.asarray(eps)
     top = float(_largest_l(report, at))
     std = math.sqrt(max(float(_second_moment_of_l(report, at)) - math.expm1(eps) ** 2, 0.0))
     bottom = top - float(_range_of_l(report, at))
     middle = -math.exp(-e0 / 2) * math.expm1(eps)
-    floor = max(bottom, 2 * middle - top * (crowd + 12 * math.sqrt(crowd) + 30))  # as in `Grid.of`
+    floor = max(bottom, 2 * middle - top * (mean_draws + 12 * math.sqrt(mean_draws) + 30))  # as in `Grid.of`
     step = max(min(std, top) * resolution, (top - floor) / blanket_grid.MOST_POINTS)
     if top - floor > 2 * blanket_grid.MOST_POINTS * top:
         raise NotApplicable(f"the range of L is more than a grid resolves at eps={eps:.4g}, eps_local={e0:.4g}")
@@ -323,18 +323,18 @@ _LEVELS = 256  # ratios at which frontiers are compared
 _CLOSE = (4e-3, 1.6e-2, 6.4e-2)  # log ratios of densities, over eps_local, that may be too small to matter
 
 
-def clip_laplace_floors(eps_locals: np.ndarray) -> np.ndarray:
+def clip_laplace_blanket_probs(eps_locals: np.ndarray) -> np.ndarray:
     """g_i of every budget (above 0) for Clip-Laplace against the uniform law on the box, rounded down."""
     return eps_locals * np.exp(-eps_locals) / -np.expm1(-eps_locals) * _DOWN
 
 
-def level_floors(eps_locals: np.ndarray, levels: int) -> np.ndarray:
+def level_blanket_probs(eps_locals: np.ndarray, levels: int) -> np.ndarray:
     """g_i of every budget for randomized response against the uniform law on the levels, rounded down."""
     small = np.exp(-eps_locals)
     return levels * small / (1 + (levels - 1) * small) * _DOWN
 
 
-def laplace_floors(eps_locals: np.ndarray, eps_victim: float, half_width: float) -> np.ndarray:
+def laplace_blanket_probs(eps_locals: np.ndarray, eps_victim: float, half_width: float) -> np.ndarray:
     """g_i of every budget for Laplace noise against the plateau of a victim's budget, rounded down.
 
     It is 0 for budgets above the victim's, whose tails are shorter than the plateau's.
@@ -423,7 +423,7 @@ class _Thresholded:
         fresh_rate, at_0 = np.array([fresh]), np.zeros(1)
         self._fresh = self._cell_masses(fresh_rate, at_0)[0]
         self._drawn = self._density_range(fresh_rate, at_0)
-        self._blanket = self._push_forward(np.diff(self._cuts)[None] / 2)[0]
+        self._blanket = self._redraw_small_reports(np.diff(self._cuts)[None] / 2)[0]
 
     def _cell_masses(self, eps_local: np.ndarray, x: np.ndarray) -> np.ndarray:
         """The cells' masses under Clip-Laplace, a row for each pair of a budget and an input x in [-1, 1]."""
@@ -444,7 +444,7 @@ class _Thresholded:
         furthest = np.maximum(np.abs(left - x), np.abs(right - x))
         return peak * np.exp(-rate * furthest), peak * np.exp(-rate * nearest)
 
-    def _push_forward(self, masses: np.ndarray) -> np.ndarray:
+    def _redraw_small_reports(self, masses: np.ndarray) -> np.ndarray:
         """The cells' masses after small reports are drawn anew: rows of laws in, rows of laws out."""
         anew = masses[:, self._middle]
         pushed = masses + anew[:, None] * self._fresh
@@ -467,7 +467,7 @@ class _Thresholded:
         ]
         low, high = np.minimum.reduce(corners), np.maximum.reduce(corners)
         low[:, self._middle] = high[:, self._middle] = anew[:, 0] / self._anew
-        ratio, mass = frontier.split(self._blanket, self._push_forward(masses), low, high)
+        ratio, mass = frontier.move_cells_to_ends(self._blanket, self._redraw_small_reports(masses), low, high)
         none = np.zeros((len(ratio), 1))
         above = np.hstack([np.cumsum(mass[:, ::-1], axis=1)[:, ::-1], none])
         first = np.hstack([np.cumsum((mass * ratio)[:, ::-1], axis=1)[:, ::-1], none])
@@ -482,7 +482,7 @@ class _Thresholded:
 
 
 @functools.lru_cache(maxsize=64)
-def threshold_frontier(eps_local: float, fresh: float, threshold: float) -> Frontier:
+def threshold_frontier(eps_local: float, eps_fresh: float, threshold: float) -> Frontier:
     """The frontier F of S-APES's reports: no smaller than that of any budget up to this one, on any input.
 
     Boxes of budgets and inputs cover them. The logarithm of a density moves by at most 1 per unit of the budget, and by
@@ -491,27 +491,27 @@ def threshold_frontier(eps_local: float, fresh: float, threshold: float) -> Fron
 
     Arguments:
         eps_local: the largest budget of the users.
-        fresh: the smallest budget, at which small reports are drawn anew.
+        eps_fresh: the smallest budget, at which small reports are drawn anew.
         threshold: below which a report counts as small, as a share of half the box.
     """
-    _validate.positive(eps_local=eps_local, fresh=fresh)
+    _validate.positive(eps_local=eps_local, eps_fresh=eps_fresh)
     _validate.in_open_interval(0, 1, threshold=threshold)
-    laws = _Thresholded(fresh, threshold)
+    laws = _Thresholded(eps_fresh, threshold)
     for close in _CLOSE:
-        result = _cover_boxes(laws, eps_local, close * eps_local)
+        result = _frontier_by_boxes(laws, eps_local, close * eps_local)
         if result is not None:
             return result
     return frontier.clip_laplace(eps_local)  # the map only takes away
 
 
-def _cover_boxes(laws: _Thresholded, eps_local: float, close: float) -> Frontier | None:
+def _frontier_by_boxes(laws: _Thresholded, eps_local: float, max_log_ratio: float) -> Frontier | None:
     """The frontier of all budgets up to eps_local and all inputs; None where that takes too many boxes.
 
-    Boxes are halved until the log ratio of two densities in one is at most `close`.
+    Boxes are halved until the log ratio of two densities in one is at most `max_log_ratio`.
     """
     bottom, top = eps_local / math.expm1(eps_local), eps_local / -math.expm1(-eps_local)  # of all densities
     at = np.linspace(bottom * _DOWN, top / _DOWN, _LEVELS)
-    envelope = laws.excess_bounds(np.array([eps_local]), np.ones(1), np.array([close]), at)[0]
+    envelope = laws.excess_bounds(np.array([eps_local]), np.ones(1), np.array([max_log_ratio]), at)[0]
     boxes = np.array([[0.0, eps_local, 0.0, 1.0]])
     looked_at = 0
     while len(boxes):
@@ -523,7 +523,7 @@ def _cover_boxes(laws: _Thresholded, eps_local: float, close: float) -> Frontier
         budget, x = (low + high) / 2, (left + right) / 2
         slack = (high - low) / 2 + high * (right - left) / 2
         excess = laws.excess_bounds(budget, x, slack, at)
-        leaf = slack <= close
+        leaf = slack <= max_log_ratio
         envelope = np.max([envelope, *excess[leaf]], axis=0)
         open_ = ~leaf & ~(excess <= envelope).all(axis=1)
         tall, wide = open_ & (high - low > high * (right - left)), open_ & (high - low <= high * (right - left))

@@ -46,7 +46,7 @@ class Grid:
 
     @classmethod
     def of(
-        cls, values: np.ndarray, probs: np.ndarray, *, crowd: float, resolution: float, most: int = MOST_POINTS
+        cls, values: np.ndarray, probs: np.ndarray, *, mean_draws: float, resolution: float, most: int = MOST_POINTS
     ) -> Grid:
         """The law of finitely many values, of which some are positive, in steps of so many standard deviations.
 
@@ -56,7 +56,7 @@ class Grid:
         Arguments:
             values: of one draw; the largest is above 0.
             probs: the probability of each.
-            crowd: the mean number of draws that are summed.
+            mean_draws: the mean number of draws that are summed.
             resolution: the step in standard deviations of one draw.
             most: about how many points the grid may have; its steps grow where it would have more.
         """
@@ -64,7 +64,7 @@ class Grid:
         bottom = float(values.min())
         mean = float(values @ probs)
         std = math.sqrt(max(float((values - mean) ** 2 @ probs), 0.0))
-        floor = max(bottom, 2 * min(mean, 0.0) - top * (crowd + 12 * math.sqrt(crowd) + 30))
+        floor = max(bottom, 2 * min(mean, 0.0) - top * (mean_draws + 12 * math.sqrt(mean_draws) + 30))
         step = max(min(std, top) * resolution, (top - floor) / most)
         if not top - floor <= 2 * most * top:
             raise NotApplicable(f"the range of L, {top - floor:.3g}, is more than a grid resolves")
@@ -113,11 +113,11 @@ class Draws(abc.ABC):
     """
 
     @abc.abstractmethod
-    def log_total(self, log_mgf: float) -> float:
+    def log_generating_function(self, log_mgf: float) -> float:
         """log T(M), rounded up."""
 
     @abc.abstractmethod
-    def mean(self, log_mgf: float) -> float:
+    def tilted_mean(self, log_mgf: float) -> float:
         """The mean number of draws under T's terms at M, d log T / d log M: to choose by, never for a bound."""
 
     @abc.abstractmethod
@@ -149,18 +149,18 @@ class BinomialDraws(Draws):
         """log(1 - prob + prob M): the moment of a draw that is there with this probability."""
         return math.log1p(self.prob * math.expm1(log_mgf))
 
-    def log_total(self, log_mgf: float) -> float:
+    def log_generating_function(self, log_mgf: float) -> float:
         """log T(M), rounded up; T is a power here: (1 - prob + prob M)^draws / (prob draws)."""
-        log_total = self.draws * self._log_moment_of_one_draw(log_mgf) - math.log(self.prob * self.draws)
-        return log_total + 8e-15 * self.draws * (1 + abs(log_mgf))
+        log_generating_function = self.draws * self._log_moment_of_one_draw(log_mgf) - math.log(self.prob * self.draws)
+        return log_generating_function + 8e-15 * self.draws * (1 + abs(log_mgf))
 
-    def mean(self, log_mgf: float) -> float:
+    def tilted_mean(self, log_mgf: float) -> float:
         """The mean number of draws, each of which is there with probability prob M / (1 - prob + prob M)."""
         return self.draws * self.prob * math.exp(log_mgf - self._log_moment_of_one_draw(log_mgf))
 
     def normalized_spectrum(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
         """The coefficients of the sum: the same power of each of one draw's; tiny ones are left out and charged."""
-        there = self.mean(log_mgf) / self.draws
+        there = self.tilted_mean(log_mgf) / self.draws
         base = 1 - there + there * phi
         where = np.flatnonzero(np.abs(base) > math.exp(_NEGLIGIBLE / self.draws) - 2 * error)
         base = base[where]
@@ -176,7 +176,7 @@ class CountedDraws(Draws):
         with np.errstate(divide="ignore"):
             self._log_terms = np.log(weights) - np.log(self._draws)
 
-    def _log_total_and_terms(self, log_mgf: float) -> tuple[float, np.ndarray]:
+    def _log_generating_function_and_terms(self, log_mgf: float) -> tuple[float, np.ndarray]:
         """log T(M), and the part of T(M) that each count's term is."""
         exponent = self._log_terms + self._draws * log_mgf
         top = float(exponent.max())
@@ -184,19 +184,19 @@ class CountedDraws(Draws):
         total = float(terms.sum())
         return top + math.log(total), terms / total
 
-    def log_total(self, log_mgf: float) -> float:
+    def log_generating_function(self, log_mgf: float) -> float:
         """log T(M), rounded up: summed term by term, in logarithms."""
-        log_total, terms = self._log_total_and_terms(log_mgf)
+        log_generating_function, terms = self._log_generating_function_and_terms(log_mgf)
         slack = 8e-15 * float(self._draws.max()) * (1 + abs(log_mgf))
-        return log_total + slack + ULP * (len(terms) + abs(log_total) + 8)
+        return log_generating_function + slack + ULP * (len(terms) + abs(log_generating_function) + 8)
 
-    def mean(self, log_mgf: float) -> float:
+    def tilted_mean(self, log_mgf: float) -> float:
         """The mean of C + 1, each count weighed by its term of T(M)."""
-        return float(self._log_total_and_terms(log_mgf)[1] @ self._draws)
+        return float(self._log_generating_function_and_terms(log_mgf)[1] @ self._draws)
 
     def normalized_spectrum(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
         """The coefficients of the sum, term by term; those where |phi| makes every term negligible are left out."""
-        _, terms = self._log_total_and_terms(log_mgf)
+        _, terms = self._log_generating_function_and_terms(log_mgf)
         kept = terms > math.exp(_NEGLIGIBLE)
         few = len(terms) * math.exp(_NEGLIGIBLE)  # more than all terms that are left out
         terms, powers = terms[kept], self._draws[kept]
@@ -237,7 +237,7 @@ def mean_excess(grid: Grid, draws: Draws) -> float:
     law = grid.probs
     slope = _best_slope(values, law, draws)
     log_mgf, tilted = _tilt_grid(grid, slope)
-    count = draws.mean(log_mgf)
+    count = draws.tilted_mean(log_mgf)
     mean = float(tilted @ values)
     spread = math.sqrt(max(float(tilted @ (values - mean) ** 2), 0.0))
     reach = max(_DECAY / slope, _WIDE * math.sqrt(count) * spread, values[-1] - values[0] + 2 * step)
@@ -248,7 +248,7 @@ def mean_excess(grid: Grid, draws: Draws) -> float:
     angle = -slope * step + 2j * math.pi * spectrum.where / size
     kernel = step * np.exp(angle) / np.expm1(angle) ** 2  # sum over j >= 0 of j h e^(j angle)
     total = spectrum.weighted_sum(kernel, step / math.expm1(-slope * step) ** 2)
-    return total * math.exp(draws.log_total(log_mgf)) * (1 + 1e-12)
+    return total * math.exp(draws.log_generating_function(log_mgf)) * (1 + 1e-12)
 
 
 def _tilt_grid(grid: Grid, slope: float) -> tuple[float, np.ndarray]:
@@ -267,10 +267,10 @@ def _best_slope(values: np.ndarray, law: np.ndarray, draws: Draws) -> float:
         slope = math.exp(log_slope)
         weights = law * np.exp(slope * (values - values[-1]))
         total = float(weights.sum())
-        return slope * draws.mean(slope * values[-1] + math.log(total)) * float(weights @ values) / total - 2
+        return slope * draws.tilted_mean(slope * values[-1] + math.log(total)) * float(weights @ values) / total - 2
 
     mean = float(values @ law)
-    crowd = draws.mean(0.0)
+    crowd = draws.tilted_mean(0.0)
     variance = max(float((values - mean) ** 2 @ law), 1e-300)
     guess = 4 / crowd / (mean + math.sqrt(mean * mean + 8 * variance / crowd))  # of a sum that is about Gaussian
     scale = math.log(values[-1])

@@ -109,7 +109,7 @@ def delta_by_clone_count(counts: np.ndarray, *, eps: float, eps_local: float) ->
     u = -math.expm1(eps - eps_local) / (1 + math.exp(-eps_local))
     threshold = math.tanh(eps / 2) / math.tanh(eps_local / 2)
     k = np.minimum(np.floor((counts + 1) * (1 + threshold) / 2), counts) + 1
-    rounding = numerics.binomial_outward(counts) - 1
+    rounding = numerics.binomial_outward_factor(counts) - 1
     at_edge = u * numerics.binomial_pmf(k - 1, counts, 0.5)
     beyond = (
         math.expm1(min(eps, _LARGEST_EXPONENT)) * numerics.binomial_sf(k - 1, counts, 0.5)
@@ -144,7 +144,7 @@ def binomial_counts(trials: int, prob: float, *, tail: float, coarse: bool = Fal
     reach = log_tail / 3 + math.sqrt((log_tail / 3) ** 2 + 2 * log_tail * variance)  # Bernstein
     reach += 1 + 1e-12 * trials
     low, high = max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
-    rounding = numerics.binomial_outward(trials) - 1
+    rounding = numerics.binomial_outward_factor(trials) - 1
     widest, blocks = (_WIDE, _FEW_BLOCKS) if coarse else (_WIDEST, _BLOCKS)
     if high - low < widest:
         counts = np.arange(low, high + 1)
@@ -183,7 +183,7 @@ def expected_delta(law: CloneCounts, *, eps: float, eps_local: float) -> float:
         return 0.0
     steps = delta_by_clone_count(np.append(0, law.counts), eps=eps, eps_local=eps_local)
     inside = float((law.weights * steps[1:]).sum()) * (1 + 1e-13)
-    return numerics.probability(inside + law.below * float(steps[0]) + law.above * float(steps[-1]) + _TINY)
+    return numerics.as_probability_bound(inside + law.below * float(steps[0]) + law.above * float(steps[-1]) + _TINY)
 
 
 def delta_of(event: Shuffled, *, eps: float, year: int = 2023) -> float:

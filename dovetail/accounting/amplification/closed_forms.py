@@ -91,7 +91,7 @@ def require_gain(eps: float, event: Shuffled, *, delta: float, theorem: Theorem)
     eps_local = event.report.eps_local
     if not eps < eps_local * (1 - LEAST_GAIN):
         raise NotApplicable(f"no gain over eps_local={eps_local:.4g} at n={event.honest}, delta={delta:.3g}")
-    return Bound(eps=numerics.eps_bound(eps), delta=delta, proof=theorem.proof)
+    return Bound(eps=numerics.as_eps_bound(eps), delta=delta, proof=theorem.proof)
 
 
 def erlingsson19(event: Shuffled, *, delta: float) -> Bound:
@@ -200,7 +200,7 @@ def girgis21(event: Shuffled, *, delta: float) -> Bound:
     if not usable.any():
         raise NotApplicable(f"no Renyi order is finite at eps_local={eps_local:.4g}, n={n}")
     orders, divergences = _GIRGIS_ORDERS[usable], divergences[usable]
-    eps = numerics.smallest(eps_by_order(orders, divergences, delta=delta))
+    eps = numerics.smallest_bound(eps_by_order(orders, divergences, delta=delta))
     return require_gain(eps + 1e-12, event, delta=delta, theorem=GIRGIS21)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from dovetail import _validate
 from dovetail.accounting import numerics
 
-__all__ = ["Frontier", "clip_laplace", "from_cells", "from_excess", "randomized_response", "split"]
+__all__ = ["Frontier", "clip_laplace", "from_cells", "from_excess", "move_cells_to_ends", "randomized_response"]
 
 _ROUNDINGS = 1e-13  # more than the relative error of a slope
 _TANGENTS = 128  # to a curved frontier, for small budgets
@@ -58,14 +58,14 @@ class Frontier:
         off = _ROUNDINGS + 4 * abs(float(self.masses @ self.slopes) - 1) + 4 * abs(float(self.masses.sum()) - 1)
         return here * (1 + off), mirrored * (1 - off), np.diff(cuts)
 
-    def law_of_l(self, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    def law_of_l(self, exp_eps: float) -> tuple[np.ndarray, np.ndarray]:
         """Values of F'(u) - alpha F'(1 - u), rounded up, and their probabilities: the worst L at alpha = e^eps."""
         here, mirrored, lengths = self._slope_pairs
-        return here - alpha * mirrored, lengths
+        return here - exp_eps * mirrored, lengths
 
-    def delta_alone(self, alpha: float) -> float:
+    def delta_without_crowd(self, exp_eps: float) -> float:
         """delta at alpha = e^eps where nobody hides the victim, rounded up: E[(F'(u) - alpha F'(1 - u))_+]."""
-        values, lengths = self.law_of_l(alpha)
+        values, lengths = self.law_of_l(exp_eps)
         return float(np.maximum(values, 0.0) @ lengths) * (1 + _ROUNDINGS)
 
     @property
@@ -121,11 +121,11 @@ def from_cells(blanket: np.ndarray, report: np.ndarray, lowest: np.ndarray, high
         lowest: the least ratio of report to blanket in a cell.
         highest: the largest ratio in a cell.
     """
-    ratios, masses = split(blanket, report, lowest, highest)
+    ratios, masses = move_cells_to_ends(blanket, report, lowest, highest)
     return Frontier(ratios[::-1], masses[::-1])
 
 
-def split(
+def move_cells_to_ends(
     blanket: np.ndarray, report: np.ndarray, lowest: np.ndarray, highest: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """A law that is known cell by cell, as in `from_cells`; of several laws, row by row.

@@ -93,7 +93,7 @@ class BinaryReports:
     def pair(self, *, folds: int) -> SymmetricPair:
         """The pair that dominates so many coordinates, each with any inputs of the others."""
         _validate.at_least(1, folds=folds)
-        return dataclasses.replace(_one_coordinate(self, nodes_for(folds)), folds=folds)
+        return dataclasses.replace(_pair_of_one_coordinate(self, nodes_for(folds)), folds=folds)
 
     def delta(self, eps: float) -> float:
         """delta at eps >= 0 of one coordinate, whatever the others hold; rounded up.
@@ -115,7 +115,7 @@ class BinaryReports:
 
 
 @functools.lru_cache(maxsize=64)
-def _one_coordinate(reports: BinaryReports, nodes: Nodes) -> SymmetricPair:
+def _pair_of_one_coordinate(reports: BinaryReports, nodes: Nodes) -> SymmetricPair:
     """The pair of one coordinate.
 
     Where the exact curve is not known at some eps, delta is that at the eps before, or that of `coins`.
@@ -180,18 +180,18 @@ class _Crowd:
         if reports.inclusion == 1 and reports.others <= reports.places:
             self._weights = np.ones(1)
             self._left = 0.0
-            ones, zeros = _split_into_blocks(reports.others, reports.others, min(reports.others + 1, most))
+            ones, zeros = _split_into_blocks(reports.others, min(reports.others + 1, most))
             self._group = np.zeros(len(ones), np.int64)
             self._users = np.stack([ones, zeros, np.full_like(ones, reports.places - reports.others)], axis=1)
         else:
             blocks = (3 if self._points < _WIDE else 2) * most  # of numbers and of what they hold
-            self._group_by_number(reports, blocks)
+            self._group_by_reporters(reports, blocks)
         self._users = self._users.astype(float)
 
-    def _group_by_number(self, reports: BinaryReports, most: int) -> None:
+    def _group_by_reporters(self, reports: BinaryReports, max_blocks: int) -> None:
         """Set blocks, groups and weights: a group for every number of others that report, or for a few numbers each.
 
-        `most` is about how many blocks there may be in all.
+        `max_blocks` is about how many blocks there may be in all.
         """
         law = binomial_counts(reports.others, reports.inclusion, tail=1e-40)
         if np.any(np.diff(law.counts) != 1):  # blocks that stand at their lowest count: of reports, more is worse
@@ -201,12 +201,14 @@ class _Crowd:
         self._left = (law.below + (law.above if fits.all() else 0.0)) * reports.tilt
         if not weights.sum() > 1e-12:
             raise NotApplicable(f"more than {reports.places} of {reports.others} others report as a rule")
-        starts = np.unique(np.linspace(0, len(counts), min(len(counts), math.isqrt(most)) + 1).astype(np.int64))[:-1]
+        starts = np.unique(np.linspace(0, len(counts), min(len(counts), math.isqrt(max_blocks)) + 1).astype(np.int64))[
+            :-1
+        ]
         self._weights = np.add.reduceat(weights, starts)
         lowest, highest = counts[starts], counts[np.append(starts[1:], len(counts)) - 1]
         rows, group = [], []
         for index, (low, high) in enumerate(zip(lowest.tolist(), highest.tolist(), strict=True)):
-            ones, zeros = _split_into_blocks(low, high, min(low + 1, max(1, most // len(starts))))
+            ones, zeros = _split_into_blocks(low, min(low + 1, max(1, max_blocks // len(starts))))
             rows.append(np.stack([ones, zeros, np.full_like(ones, reports.places - high)], axis=1))
             group.append(np.full(len(ones), index))
         self._users, self._group = np.concatenate(rows), np.concatenate(group)
@@ -229,7 +231,9 @@ class _Crowd:
             raise NotApplicable(f"eps={eps:.6g} is too close to the largest loss")
         saddle = math.log(miss / hit)  # where the best threshold is the mean: P(X = j - 1) / P(X = j) = miss / hit
         steps = saddle * self._std / _APART
-        law = self._laws_near_tilt(saddle if self._holds_all_counts or steps > 4 else round(steps) * _APART / self._std)
+        law = self._laws_near_tilted_means(
+            saddle if self._holds_all_counts or steps > 4 else round(steps) * _APART / self._std
+        )
         excess = hit * law.at[:, :-1] - math.expm1(eps) * (1 - 1e-14) * law.tail[:, 1:]
         best = np.where(law.inside, excess, -np.inf).max(axis=1)
         if not np.isfinite(best).all():
@@ -239,10 +243,10 @@ class _Crowd:
         deltas = np.exp(np.minimum(law.log_scale + np.log(np.maximum(best, 1e-300)), 0.0))
         worst = np.zeros(len(self._weights))
         np.maximum.at(worst, self._group, deltas)
-        return numerics.probability(float(worst @ self._weights) * (1 + 1e-12) + self._left)
+        return numerics.as_probability_bound(float(worst @ self._weights) * (1 + 1e-12) + self._left)
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - a crowd is kept as long as its laws are
-    def _laws_near_tilt(self, tilt: float) -> _Law:
+    def _laws_near_tilted_means(self, tilt: float) -> _Law:
         """The laws of all blocks near their tilted means.
 
         By an FFT of the tilted laws, e^(tilt j) P(X = j)/M with M = E[e^(tilt X)], each point right to `error`.
@@ -322,7 +326,7 @@ class _Crowd:
         return _Law(at, tail[:, start:stop] * (1 - slack), inside, ends, real, scale)
 
 
-def _split_into_blocks(lowest: int, highest: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
-    """What between `lowest` and `highest` others may hold, in blocks: (fewest ones, fewest zeros) of every block."""
-    edges = np.unique(np.round(np.linspace(0, lowest + 1, blocks + 1)).astype(np.int64))
-    return edges[:-1], lowest - (edges[1:] - 1)
+def _split_into_blocks(num_others: int, num_blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """What this many others may hold, in blocks of similar numbers: (fewest ones, fewest zeros) of every block."""
+    edges = np.unique(np.round(np.linspace(0, num_others + 1, num_blocks + 1)).astype(np.int64))
+    return edges[:-1], num_others - (edges[1:] - 1)

@@ -99,7 +99,7 @@ class BinomialPair:
         """About the standard deviation of the privacy loss of one fold: to choose grids by, never for a bound."""
         return 2 * self.tilt / math.sqrt(self.typical_number_of_coins)
 
-    def once(self) -> BinomialPair:
+    def one_fold(self) -> BinomialPair:
         """The pair of one of the copies: one coordinate alone."""
         return dataclasses.replace(self, folds=1)
 
@@ -133,7 +133,7 @@ def _numbers_of_coins(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
     gone = [np.minimum(starts + stride - 1, high)]
     mass = [np.add.reduceat(numerics.binomial_pmf(np.arange(low, high + 1), trials, prob), starts - low)]
     mass[0][0] += numerics.binomial_cdf(low - 1, trials, prob)
-    outward = numerics.binomial_outward(trials)
+    outward = numerics.binomial_outward_factor(trials)
     edge, step = high, stride
     while edge < trials:  # upper tail: ever larger blocks, each with all that is beyond
         step = max(step + 1, step * 9 // 8)
@@ -144,7 +144,7 @@ def _numbers_of_coins(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
     return sizes, np.concatenate(mass) * outward
 
 
-def _toss_coins(sizes: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _law_of_coin_tosses(sizes: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The law of |s| when N fair coins are tossed, N having this law: points and masses, in any order.
 
     Every outcome near the middle is a point; beyond, rings of outcomes are rounded up to their largest |s|. In large
@@ -168,7 +168,7 @@ def _toss_coins(sizes: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.nd
     at_first = numerics.binomial_pmf(middle + first, n, 0.5) * probs[:, None]
     mass = np.where(excess == 0, 1, 2) * (last - first + 1) * at_first
     real = first <= n // 2
-    mass = np.where(real, mass, 0.0) * (_MASS_OUTWARD * numerics.binomial_outward(largest))
+    mass = np.where(real, mass, 0.0) * (_MASS_OUTWARD * numerics.binomial_outward_factor(largest))
     if stride > 1:  # blocks weigh too much: what exceeds the crowd's own weight is taken from the smallest |s|
         most = probs[:, None] * _MASS_OUTWARD
         mass = -np.diff(np.minimum(np.cumsum(mass[:, ::-1], axis=1)[:, ::-1], most), axis=1, append=0.0)
@@ -180,7 +180,7 @@ def _law_in_chunks(pair: BinomialPair) -> Iterator[tuple[np.ndarray, np.ndarray]
     sizes, probs = _numbers_of_coins(pair)
     rows = max(1, _CHUNK // (min(8 * math.isqrt(int(sizes.max())), 2 * _NEAR) + 256))
     for i in range(0, len(sizes), rows):
-        yield _toss_coins(sizes[i : i + rows], probs[i : i + rows])
+        yield _law_of_coin_tosses(sizes[i : i + rows], probs[i : i + rows])
     yield np.ones(1), np.full(1, _UNDERFLOW)
 
 
@@ -273,7 +273,7 @@ class PoissonBinomialPair:
         """delta at eps of one coordinate, the same in both directions, rounded up."""
         _validate.non_negative(eps=eps)
         terms = (mass * expected_delta(law, eps=eps, eps_local=self.eps_local) for mass, law in self.laws)
-        return numerics.probability(math.fsum(terms) * (1 + 1e-14))
+        return numerics.as_probability_bound(math.fsum(terms) * (1 + 1e-14))
 
 
 def clone_counts(coins: Coins | np.ndarray, *, bounded: bool = False) -> CloneCounts:
@@ -297,7 +297,7 @@ def clone_counts(coins: Coins | np.ndarray, *, bounded: bool = False) -> CloneCo
     if (bounded or coins.counts.sum() > MANY_COINS) and 2 * _PARTS <= coins.std <= _NARROW * coins.mean:
         return clone_counts_by_tail_bounds(coins)
     if coins.counts.sum() > MANY_COINS:
-        return _count_by_classes(coins)
+        return _clone_counts_by_classes(coins)
     probs = coins.probs_by_user()
     rows = np.stack([1 - probs, probs], axis=1) if len(probs) else np.ones((1, 1))
     while len(rows) > 1 and rows.shape[1] <= 64:
@@ -329,7 +329,7 @@ def _convolve(parts: list[tuple[np.ndarray, int, float]], least: float, trials: 
     return CloneCounts(counts=first + np.arange(len(weights)), weights=weights * outward, below=below, above=0.0)
 
 
-def _count_by_classes(coins: Coins) -> CloneCounts:
+def _clone_counts_by_classes(coins: Coins) -> CloneCounts:
     """`clone_counts` of many coins: users of similar probabilities as a binomial count at the least of theirs."""
     summed = np.cumsum(np.sqrt(coins.probs) * coins.counts)
     cuts = np.unique(np.searchsorted(summed, summed[-1] * np.arange(1, _CLASSES) / _CLASSES))

@@ -61,7 +61,7 @@ class BlanketCrowd:
         return CountedDraws(self.counts.counts, self.counts.weights)
 
     @property
-    def _mean_crowd(self) -> float:
+    def _mean_crowd_size(self) -> float:
         """The mean number of reports that hide the victim, its own included."""
         return float(self.counts.counts @ self.counts.weights) + 1
 
@@ -71,9 +71,9 @@ class BlanketCrowd:
         values, probs = self.frontier.law_of_l(alpha)
         if values.max() <= 0:
             return 0.0
-        grid = Grid.of(values, probs, crowd=self._mean_crowd, resolution=_RESOLUTION, most=_MOST_POINTS)
+        grid = Grid.of(values, probs, mean_draws=self._mean_crowd_size, resolution=_RESOLUTION, most=_MOST_POINTS)
         excess = blanket_grid.mean_excess(grid, self._blanket_draws)
-        return numerics.probability(excess + self.counts.below * self.frontier.delta_alone(alpha))
+        return numerics.as_probability_bound(excess + self.counts.below * self.frontier.delta_without_crowd(alpha))
 
 
 def pair(event: Shuffled) -> SymmetricPair:
@@ -89,12 +89,12 @@ def pair(event: Shuffled) -> SymmetricPair:
     if report.kind == "generic" or (report.kind == "rr" and report.levels == 2):
         raise NotApplicable("the blanket is of no use for generic and binary reports")
     return dataclasses.replace(
-        _one_coordinate(report, event.honest, nodes_for(event.coordinates)), folds=event.coordinates
+        _pair_of_one_coordinate(report, event.honest, nodes_for(event.coordinates)), folds=event.coordinates
     )
 
 
 @functools.lru_cache(maxsize=64)
-def _one_coordinate(report: Report, num_users: int, nodes: Nodes) -> SymmetricPair:
+def _pair_of_one_coordinate(report: Report, num_users: int, nodes: Nodes) -> SymmetricPair:
     """The pair of one coordinate of so many honest users: the smaller of blanket and clones at every node."""
     event = Shuffled(report=report, num_users=num_users)
 

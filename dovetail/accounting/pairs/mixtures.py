@@ -89,7 +89,7 @@ class ShiftLaw:
         largest = exponent.max(axis=1)
         return largest + np.log(np.exp(exponent - largest[:, None]).sum(axis=1))
 
-    def masses(self, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def masses_and_errors(self, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What P puts between neighbouring cuts (one number fewer than cuts), and the relative error of each."""
         mass = np.empty(len(cuts) - 1)
         whole = np.empty(len(cuts) - 1)
@@ -117,18 +117,18 @@ class ShiftLaw:
         return float(self.shifts[0]) - _FAR, high
 
     @functools.cached_property
-    def loss_scale(self) -> tuple[float, float]:
+    def std_and_width_of_loss(self) -> tuple[float, float]:
         """About the std and the width of the loss under P: to choose a grid by, never for a bound."""
         x = np.linspace(*self.range_of_outcomes, 801)
         losses = self.loss_at(x)
-        mass, _ = self.masses(x)
+        mass, _ = self.masses_and_errors(x)
         mass /= mass.sum()
         middle = (losses[1:] + losses[:-1]) / 2
         variance = float(mass @ (middle - mass @ middle) ** 2)
         return math.sqrt(max(variance, 1e-30)), max(float(losses[-1] - losses[0]), 1e-15)
 
 
-def interval_for(std: float, width: float, *, releases: int) -> float:
+def interval_for(std: float, width: float, *, num_releases: int) -> float:
     """An interval for so many releases whose losses have this std and lie within this width: a power of two.
 
     It is about 1/16 of the std (1/128 for one release), for the error of the grid is of second order; powers of two
@@ -137,10 +137,10 @@ def interval_for(std: float, width: float, *, releases: int) -> float:
     Arguments:
         std: of the loss of one release, the narrowest of several.
         width: of the losses of one release, the largest of several.
-        releases: how many are composed.
+        num_releases: how many are composed.
     """
-    _validate.positive(std=std, width=width, releases=releases)
-    wanted = max(std / (16 * max(1.0, 8 / math.sqrt(releases))), width / 2**15)
+    _validate.positive(std=std, width=width, releases=num_releases)
+    wanted = max(std / (16 * max(1.0, 8 / math.sqrt(num_releases))), width / 2**15)
     return 2.0 ** round(math.log2(wanted))
 
 
@@ -164,8 +164,8 @@ def _loss_when_removed(law: ShiftLaw, interval: float) -> Side:
     """The loss of P against Q, rounded up; it rises with the outcome."""
     cuts = _cut_outcomes(law, *law.range_of_outcomes, interval)
     losses, error = law.loss_at(cuts), _loss_error(law, cuts)
-    p, p_error = law.masses(cuts)
-    q, q_error = _null_masses(cuts)
+    p, p_error = law.masses_and_errors(cuts)
+    q, q_error = _null_masses_and_errors(cuts)
     at, mass = _move_to_ends(p, q, losses, p_error, q_error + error)
     at, mass = np.append(at, losses[0]), np.append(mass, law.mass_below(cuts[0]))
     return _move_to_grid(at + error, mass, law.mass_above(cuts[-1]) * (1 + 1e-9) + law.lost, interval)
@@ -175,8 +175,8 @@ def _loss_when_added(law: ShiftLaw, interval: float) -> Side:
     """The loss of Q against P, rounded up; it falls with the outcome."""
     cuts = _cut_outcomes(law, -_FAR, _FAR, interval)
     losses, error = law.loss_at(cuts), _loss_error(law, cuts)
-    p, p_error = law.masses(cuts)
-    q, q_error = _null_masses(cuts)
+    p, p_error = law.masses_and_errors(cuts)
+    q, q_error = _null_masses_and_errors(cuts)
     at, mass = _move_to_ends(q[::-1], p[::-1], -losses[::-1], q_error[::-1], p_error[::-1] + error)
     tail = float(ndtr(-_FAR)) * (1 + 1e-9)
     at, mass = np.append(at, -losses[-1]), np.append(mass, tail)
@@ -240,7 +240,7 @@ def _move_to_grid(losses: np.ndarray, mass: np.ndarray, infinite: float, interva
     return Side(lowest, probs * (1 + 1e-13), min(1.0, infinite))
 
 
-def _null_masses(cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _null_masses_and_errors(cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What Q = N(0, 1) puts between neighbouring cuts, and the relative error of each."""
     mass, whole = _masses_between(cuts[:, None])
     return mass[:, 0], _relative_error(whole[:, 0], mass[:, 0])

@@ -50,11 +50,11 @@ __all__ = [
     "budget_range",
     "budgets_of",
     "delta_curve",
-    "halve",
+    "halve_group",
     "hiding_coins",
-    "order_of",
     "pair",
-    "split_at",
+    "split_by_budget",
+    "users_by_budget",
     "victim_groups",
 ]
 
@@ -85,7 +85,7 @@ def budgets_of(event: Personalized) -> np.ndarray:
 _last_orders: deque[np.ndarray] = deque(maxlen=1)  # what `_sorted_budgets` returned last
 
 
-def order_of(event: Personalized) -> np.ndarray:
+def users_by_budget(event: Personalized) -> np.ndarray:
     """The indices of all users by rising budgets; kept, and not to be written to."""
     return _sorted_budgets(event)[0]
 
@@ -107,17 +107,17 @@ def _sorted_budgets(event: Personalized) -> tuple[np.ndarray, np.ndarray]:
 
 
 def budget_range(event: Personalized, members: np.ndarray) -> tuple[float, float]:
-    """The smallest and the largest budget of these users; fast if `members` is a slice of `order_of`."""
+    """The smallest and the largest budget of these users; fast if `members` is a slice of `users_by_budget`."""
     budgets = budgets_of(event)
-    if members.base is not None and members.base is order_of(event):
+    if members.base is not None and members.base is users_by_budget(event):
         return float(budgets[members[0]]), float(budgets[members[-1]])
     return float(budgets[members].min()), float(budgets[members].max())
 
 
-def split_at(event: Personalized, members: np.ndarray, at: float) -> list[np.ndarray]:
-    """[users whose budgets are at most `at`, the other ones]; slices again if `members` is a slice of `order_of`."""
+def split_by_budget(event: Personalized, members: np.ndarray, at: float) -> list[np.ndarray]:
+    """[users whose budgets are at most `at`, the other ones]; slices again if `members` is a slice of `users_by_budget`."""
     budgets = budgets_of(event)
-    if members.base is not None and members.base is order_of(event):
+    if members.base is not None and members.base is users_by_budget(event):
         cut = bisect.bisect_right(members, at, key=budgets.__getitem__)
         return [members[:cut], members[cut:]]
     smaller = budgets[members] <= at
@@ -226,13 +226,13 @@ def _blanket_crowd(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
                 behind = blanket.threshold_frontier(high, float(budget_classes(event).low[0]), event.threshold)
                 own = min(own, behind, key=lambda candidate: candidate.spread)
         case "laplace":
-            own, floors = _plateau(event, low, high)
+            own, floors = _best_plateau(event, low, high)
             return BlanketCrowd(own, _count_draws(event, hiding_coins(event, victims, floors)))
         case _:
             own = frontier.randomized_response(high, 1 / event.levels)
     if len(event.eps_locals) > _MANY_USERS:  # one user more or less: the same for all victims
-        return BlanketCrowd(own, _draws_for_all(event))
-    return BlanketCrowd(own, _count_draws(event, hiding_coins(event, victims, _common_floors(event))))
+        return BlanketCrowd(own, _draws_for_any_victim(event))
+    return BlanketCrowd(own, _count_draws(event, hiding_coins(event, victims, _common_blanket_probs(event))))
 
 
 def _may_bound_counts(event: Personalized) -> bool:
@@ -249,20 +249,20 @@ def _count_draws(event: Personalized, coins: Coins) -> CloneCounts:
     return coarsen_counts(clone_counts(coins, bounded=_may_bound_counts(event)), parts=4)
 
 
-def _common_floors(event: Personalized) -> ProbsOf:
+def _common_blanket_probs(event: Personalized) -> ProbsOf:
     """g_i, rounded down, against a blanket that does not depend on the victim: for any kind but Laplace."""
     if event.kind == "clip_laplace":
-        return blanket.clip_laplace_floors
-    return functools.partial(blanket.level_floors, levels=event.levels)
+        return blanket.clip_laplace_blanket_probs
+    return functools.partial(blanket.level_blanket_probs, levels=event.levels)
 
 
 @functools.lru_cache(maxsize=4)
-def _draws_for_all(event: Personalized) -> CloneCounts:
+def _draws_for_any_victim(event: Personalized) -> CloneCounts:
     """The law of the number of draws where the blanket does not depend on the victim, who is taken to hide most."""
-    return _count_draws(event, hiding_coins(event, None, _common_floors(event)))
+    return _count_draws(event, hiding_coins(event, None, _common_blanket_probs(event)))
 
 
-def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, ProbsOf]:
+def _best_plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, ProbsOf]:
     """A victim's frontier and the others' g_i against the plateau that seems best, for Laplace noise.
 
     Arguments:
@@ -275,24 +275,24 @@ def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, Pr
     budgets = budgets[np.linspace(0, len(budgets) - 1, min(len(budgets), _SAMPLE)).astype(np.int64)]
 
     def loss(half_width: float) -> float:
-        hiding = float(blanket.laplace_floors(budgets, high, half_width).mean())
+        hiding = float(blanket.laplace_blanket_probs(budgets, high, half_width).mean())
         return blanket.laplace_frontier(high, half_width).spread / math.sqrt(hiding + 1e-300)
 
     best = min(_WIDTHS, key=loss) if len(budgets) else _WIDTHS[0]
 
     def floors(eps_locals: np.ndarray) -> np.ndarray:
-        return np.where(eps_locals <= low, blanket.laplace_floors(eps_locals, high, best), 0.0)
+        return np.where(eps_locals <= low, blanket.laplace_blanket_probs(eps_locals, high, best), 0.0)
 
     return blanket.laplace_frontier(high, best), floors
 
 
-def _estimate_stds(event: Personalized, members: np.ndarray) -> tuple[float, float]:
+def _estimate_clone_and_plateau_stds(event: Personalized, members: np.ndarray) -> tuple[float, float]:
     """About the std of the loss under Laplace noise (by clones, by a plateau): to choose by, never for a bound."""
     low, high = budget_range(event, members)
     hiding_users = max(sum(coins.mean for _, coins in hiding) for hiding in _ways_to_hide(event, members))
     by_clones = 2 * math.tanh(high / 2) / math.sqrt(hiding_users + 1)
     try:
-        own, floors = _plateau(event, low, high)
+        own, floors = _best_plateau(event, low, high)
     except NotApplicable:
         return by_clones, math.inf
     return by_clones, own.spread / math.sqrt(hiding_coins(event, members, floors).mean + 1)
@@ -311,7 +311,9 @@ def delta_curve(event: Personalized, victims: np.ndarray) -> Callable[[float], f
     by_clones = True
     by_blanket = _LEAST_BUDGET <= top <= symmetric.LARGEST_LOSS
     if users > _MANY_USERS and by_blanket:  # one of them is enough: of boxes and levels, the blanket
-        clones, plateau = _estimate_stds(event, victims) if event.kind == "laplace" else (math.inf, 0.0)
+        clones, plateau = (
+            _estimate_clone_and_plateau_stds(event, victims) if event.kind == "laplace" else (math.inf, 0.0)
+        )
         if event.kind == "rr" and event.levels == 2:  # whose blanket is the clones', which need no grid
             clones = 0.0
             plateau = math.inf
@@ -361,19 +363,25 @@ def victim_groups(event: Personalized) -> tuple[np.ndarray, ...]:
     by_budget = budget_classes(event)
     if len(by_budget.low) <= _DISTINCT:
         ends = np.cumsum(by_budget.counts)
-        return tuple(order_of(event)[end - count : end] for end, count in zip(ends, by_budget.counts, strict=True))
+        return tuple(
+            users_by_budget(event)[end - count : end] for end, count in zip(ends, by_budget.counts, strict=True)
+        )
     if event.kind != "laplace":
         return (np.arange(len(event.eps_locals)),)
 
-    below, largest = split_at(event, order_of(event)[:], float(by_budget.high[-1]) / _NARROW * (1 - 1e-15))
+    below, largest = split_by_budget(
+        event, users_by_budget(event)[:], float(by_budget.high[-1]) / _NARROW * (1 - 1e-15)
+    )
     results = [largest]
-    worst = min(_estimate_stds(event, largest))
+    worst = min(_estimate_clone_and_plateau_stds(event, largest))
     left = [below] if len(below) else []
     while left:
         members = left.pop()
-        worst = max(worst, min(_estimate_stds(event, members[-1:])))  # of one user, whom nobody else makes worse
-        here = min(_estimate_stds(event, members))
-        halves = halve(event, members)
+        worst = max(
+            worst, min(_estimate_clone_and_plateau_stds(event, members[-1:]))
+        )  # of one user, whom nobody else makes worse
+        here = min(_estimate_clone_and_plateau_stds(event, members))
+        halves = halve_group(event, members)
         if here <= _ABOUT * worst or len(halves) == 1:
             results.append(members)
         else:
@@ -381,7 +389,7 @@ def victim_groups(event: Personalized) -> tuple[np.ndarray, ...]:
     return tuple(results)
 
 
-def halve(event: Personalized, members: np.ndarray) -> list[np.ndarray]:
+def halve_group(event: Personalized, members: np.ndarray) -> list[np.ndarray]:
     """[users of smaller budgets, users of larger ones]; [all of them] where budgets are about equal, or it is no use.
 
     Only of Laplace noise do users of smaller budgets hide behind fewer others.
@@ -393,4 +401,4 @@ def halve(event: Personalized, members: np.ndarray) -> list[np.ndarray]:
     low, high = budget_range(event, members)
     if high <= low * _NARROW or event.kind != "laplace":
         return [members]
-    return split_at(event, members, math.sqrt(low * high))
+    return split_by_budget(event, members, math.sqrt(low * high))

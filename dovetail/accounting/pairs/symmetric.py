@@ -40,7 +40,7 @@ __all__ = [
     "composition_interval",
     "folded_loss",
     "law_of_lower_hull",
-    "loss_below",
+    "loss_rounded_down",
     "nodes_for",
     "pair_of",
     "renyi",
@@ -89,13 +89,13 @@ class SymmetricPair:
         finite = self.points < 1
         return 2 * math.sqrt(float(self.points[finite] ** 2 @ self.mass[finite]))
 
-    def once(self) -> SymmetricPair:
+    def one_fold(self) -> SymmetricPair:
         """The pair of one of the copies."""
         return dataclasses.replace(self, folds=1)
 
-    def excess(self, t: np.ndarray) -> np.ndarray:
+    def excess(self, tanh: np.ndarray) -> np.ndarray:
         """E[(s - t)_+] of one fold at each t >= 0: delta(eps)/(1 + e^eps) at t = tanh(eps/2)."""
-        return np.maximum(self.points - t[:, None], 0.0) @ self.mass / 2
+        return np.maximum(self.points - tanh[:, None], 0.0) @ self.mass / 2
 
     def dominates(self, other: SymmetricPair) -> bool:
         """Whether this pair has as many folds or more, and at every eps a delta that is no smaller than the other's.
@@ -118,19 +118,19 @@ class SymmetricPair:
     def loss(self, *, interval: float = 1e-4) -> LossDistribution:
         """The privacy loss of all folds, rounded up to multiples of `interval`."""
         if math.isinf(self.eps_pure):
-            return self._finite_loss(interval)
+            return self._loss_with_infinite_atom(interval)
 
         def on(tanh: np.ndarray) -> np.ndarray:
             return spread_to_grid(self.points, self.mass, tanh)
 
         return composed_loss(on, self.eps_pure, std=self.std_loss, folds=self.folds, interval=interval)
 
-    def _finite_loss(self, interval: float) -> LossDistribution:
+    def _loss_with_infinite_atom(self, interval: float) -> LossDistribution:
         """The loss of a pair whose last point is 1: that of the other points, with that point's mass as infinite."""
         points, mass = self.points[:-1], self.mass[:-1]
         most = 2 * math.atanh(float(points[-1])) * (1 + 1e-15)
         finite = dataclasses.replace(self, points=points, mass=mass, eps_pure=most).loss(interval=interval)
-        lost = numerics.probability(self.folds * float(self.mass[-1]) * (1 + 1e-12))
+        lost = numerics.as_probability_bound(self.folds * float(self.mass[-1]) * (1 + 1e-12))
         return LossDistribution(interval, tuple(side._replace(infinite=side.infinite + lost) for side in finite.sides))
 
 
@@ -145,7 +145,7 @@ class Folded(Protocol):
     def std_loss(self) -> float:
         """About the standard deviation of the privacy loss of one copy."""
 
-    def once(self) -> Folded:
+    def one_fold(self) -> Folded:
         """The pair of one of the copies."""
 
     def loss(self, *, interval: float) -> LossDistribution:
@@ -162,11 +162,11 @@ def folded_loss(pair: Folded, *, interval: float) -> Loss:
         interval: of the grid of losses.
     """
     if pair.folds > 1 and interval <= pair.std_loss / _LEAST_PARTS:
-        return loss_distributions.self_compose(pair.once().loss(interval=interval), pair.folds)
+        return loss_distributions.self_compose(pair.one_fold().loss(interval=interval), pair.folds)
     return pair.loss(interval=interval)
 
 
-def loss_below(pair: SymmetricPair, *, interval: float) -> Loss:
+def loss_rounded_down(pair: SymmetricPair, *, interval: float) -> Loss:
     """The privacy loss of all folds of a pair, every loss rounded down in size to a multiple of `interval`.
 
     Of a symmetric law, |s| may be moved down: the pair itself is a spread of the result (docs/proofs/coins.md).
@@ -253,7 +253,7 @@ def renyi(orders: np.ndarray, points: np.ndarray, mass: np.ndarray) -> np.ndarra
 
 
 def composed_loss(
-    on: Callable[[np.ndarray], np.ndarray], eps_pure: float, *, std: float, folds: int, interval: float
+    law_on: Callable[[np.ndarray], np.ndarray], eps_pure: float, *, std: float, folds: int, interval: float
 ) -> LossDistribution:
     """The privacy loss of `folds` copies, rounded up to multiples of `interval` ("connect the dots").
 
@@ -262,7 +262,7 @@ def composed_loss(
     alone goes there at once.
 
     Arguments:
-        on: takes an ascending grid of tanh(loss/2) from 0 on, and returns the mass of |s| spread to each point.
+        law_on: takes an ascending grid of tanh(loss/2) from 0 on, and returns the mass of |s| spread to each point.
         eps_pure: the largest loss of one copy.
         std: about the standard deviation of that loss.
         folds: how many copies there are.
@@ -279,7 +279,7 @@ def composed_loss(
     if not points <= _MOST_POINTS:
         raise NotApplicable(f"a report's losses are too many to tell apart: {points:.3g} of them")
     tanh = np.tanh(np.arange(math.ceil(points) + 2) * (interval / parts / 2))
-    half = on(tanh) / 2
+    half = law_on(tanh) / 2
     upward, downward = half * (1 + tanh), half * (1 - tanh)
     probs = np.concatenate([downward[:0:-1], upward[:1] + downward[:1], upward[1:]])
     lowest, probs, infinite = _self_compose(probs, folds)
@@ -496,18 +496,18 @@ def upper_envelope(first: SymmetricPair, second: SymmetricPair) -> SymmetricPair
     return SymmetricPair(points=points, mass=mass, eps_pure=max(first.eps_pure, second.eps_pure), folds=first.folds)
 
 
-def law_of_lower_hull(t: np.ndarray, excess: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def law_of_lower_hull(tanh: np.ndarray, excess: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The law of |s| whose E[(s - t)_+] is the lower convex hull of these points, rounded up.
 
     For t < 0 the points are mirrored: E[(s + t)_+] = t + E[(s - t)_+].
 
     Arguments:
-        t: rising, from 0 on.
+        tanh: rising, from 0 on.
         excess: E[(s - t)_+] at each of them; 0 at the last.
 
     Returns: the points of |s|, rising from 0 on, and the mass at each.
     """
-    both = np.concatenate([-t[:0:-1], t]), np.concatenate([(t + excess)[:0:-1], excess])
+    both = np.concatenate([-tanh[:0:-1], tanh]), np.concatenate([(tanh + excess)[:0:-1], excess])
     ends = numerics.lower_hull(*both)
     slopes = np.append(np.diff(ends[:, 1]) / np.diff(ends[:, 0]), 0.0)
     right = np.flatnonzero(ends[:, 0] > 0)

@@ -123,7 +123,7 @@ class Release(Generic[_Event]):
         """
         raise NotApplicable(f"no privacy-loss distribution here for {self._description(sampling)}")
 
-    def losses_below(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
+    def losses_rounded_down(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """The same losses as `losses`, rounded down: eps computed from them is a lower end of the exact one.
 
         Only a pair that is the release itself, and no upper bound on it, may be rounded down here.
@@ -135,7 +135,7 @@ class Release(Generic[_Event]):
         """The interval of privacy losses that one release should be composed on: a finer one gains next to nothing."""
         return INTERVAL
 
-    def scale(self, sampling: Sampling) -> Scale | None:
+    def loss_scale(self, sampling: Sampling) -> Scale | None:
         """About how large its losses are, to choose an interval by; None where `resolution` alone says it."""
         return None
 
@@ -177,7 +177,7 @@ class Release(Generic[_Event]):
                 )
         return None
 
-    def per_user(self, times: int, *, delta: float) -> tuple[float, ...] | None:
+    def eps_per_user(self, times: int, *, delta: float) -> tuple[float, ...] | None:
         """Every user's own eps after so many releases with everyone, in the users' order; None if all are alike.
 
         Arguments:
@@ -194,7 +194,7 @@ class Release(Generic[_Event]):
         """
         return ()
 
-    def local(self, *, delta: float) -> Bound:
+    def local_bound(self, *, delta: float) -> Bound:
         """What it guarantees about one client's part, seen with the client's name on it: no crowd, no sampling.
 
         Arguments:

@@ -169,7 +169,7 @@ def delta(event: Crowd, *, eps: float) -> float:
     deltas = [_delta_by_renyi(event, eps)]
     with contextlib.suppress(NotApplicable):
         deltas.append(_delta_by_loss(event, eps))
-    return numerics.probability(min(deltas) * _OUTWARD + overflow_delta(event))
+    return numerics.as_probability_bound(min(deltas) * _OUTWARD + overflow_delta(event))
 
 
 def _delta_by_renyi(event: Crowd, eps: float) -> float:
@@ -269,8 +269,8 @@ def overflow_delta(event: Crowd) -> float:
             slots = event.pad_to - event.colluders
             if event.honest > slots:
                 full = float(numerics.binomial_sf(slots - 1, event.honest - 1, inclusion))
-                full = full * _OUTWARD * numerics.binomial_outward(event.honest) + _UNDERFLOW
-                return numerics.probability(event.coordinates * inclusion * full)
+                full = full * _OUTWARD * numerics.binomial_outward_factor(event.honest) + _UNDERFLOW
+                return numerics.as_probability_bound(event.coordinates * inclusion * full)
     return 0.0
 
 
@@ -286,7 +286,7 @@ def most_sampled_coordinates(event: PaddedBernoulli, *, delta: float) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         over = float(numerics.binomial_sf(middle, event.coordinates, event.inclusion)) * _OUTWARD
-        over = over * numerics.binomial_outward(event.coordinates) + _UNDERFLOW
+        over = over * numerics.binomial_outward_factor(event.coordinates) + _UNDERFLOW
         low, high = (low, middle) if over <= delta else (middle, high)
     return high
 
@@ -356,22 +356,22 @@ class CrowdRelease(Release[Crowd]):
             )
         return min(1.0, sampling.size / honest * (1 + 2 * numerics.ULP))
 
-    def losses_below(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
+    def losses_rounded_down(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """The round's losses with everyone, rounded down. Only the sharper pair has them.
 
         `pair` is only an upper bound on the round, so that rounding it down would bound nothing from below.
         """
         sharper = _exact_pair(self.event)
         if sampling != Everyone() or sharper is None:
-            return super().losses_below(sampling, interval)
-        return (symmetric.loss_below(sharper, interval=interval),)
+            return super().losses_rounded_down(sampling, interval)
+        return (symmetric.loss_rounded_down(sharper, interval=interval),)
 
     @property
     def resolution(self) -> float:
         """The interval that a round with everyone should be composed on, all its coordinates."""
         return resolution(self.event)
 
-    def scale(self, sampling: Sampling) -> Scale:
+    def loss_scale(self, sampling: Sampling) -> Scale:
         """Std and width of the loss of a round, to choose a grid by: by the sharper pair where there is one.
 
         With everyone the std is that of all coordinates together, the width that of one.
@@ -392,6 +392,6 @@ class CrowdRelease(Release[Crowd]):
         """`overflow_delta`: reports that may be dropped, at any eps; charged in full where users are sampled, too."""
         return (Spent(overflow_delta(self.event), "overflowing coordinates"),)
 
-    def local(self, *, delta: float) -> Bound:
+    def local_bound(self, *, delta: float) -> Bound:
         """(eps, delta) of one client's reports with its name on them: basic composition over those it may send."""
         return local(self.event, delta=delta)

@@ -109,7 +109,7 @@ class GaussianRelease(Release[Gaussian]):
         mu = min(self.event.mu, _LARGEST_MU)
         return max(INTERVAL, mu * (mu + 20) / MOST_LOSSES) if self.event.std > 0 else INTERVAL
 
-    def scale(self, sampling: Sampling) -> Scale | None:
+    def loss_scale(self, sampling: Sampling) -> Scale | None:
         """About the std and the width of its loss; None without noise.
 
         Where a user is drawn with probability q, the std is at most about q sqrt(e^(mu^2) - 1).
@@ -213,7 +213,7 @@ class UnrelatedRelease(Release[DataIndependent]):
     It has no divergence or loss here, only a `local` guarantee.
     """
 
-    def local(self, *, delta: float) -> Bound:
+    def local_bound(self, *, delta: float) -> Bound:
         """(0, 0): a client's part does not depend on its data."""
         return Bound(
             eps=0.0, delta=0.0, proof=Theorem(key="none shown", where=f"data independence: {self.event.reason}").proof

@@ -17,7 +17,7 @@ from dovetail.accounting import loss_distributions, numerics
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
 from dovetail.accounting.pairs import personal, symmetric
 from dovetail.accounting.pairs.blanket_pair import BLANKETS
-from dovetail.accounting.pairs.personal import budget_range, budgets_of, order_of
+from dovetail.accounting.pairs.personal import budget_range, budgets_of, users_by_budget
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.accounting.releases import crowds
 from dovetail.accounting.releases._base import Curve, Release, Sampling, Scale, releases
@@ -25,7 +25,7 @@ from dovetail.accounting.search import smallest_eps
 from dovetail.events import Everyone, Personalized
 from dovetail.statements import Bound, NotApplicable, Proof, Theorem
 
-__all__ = ["CLONES", "delta", "eps", "pairs", "per_user", "renyi"]
+__all__ = ["CLONES", "bounds_per_user", "delta", "eps", "pairs", "renyi"]
 
 CLONES = Theorem(
     key="dovetail.personalized-clones",
@@ -70,7 +70,7 @@ def _pairs_by_group(event: Personalized, victim: int | None) -> tuple[SymmetricP
     if len(groups) == 1:
         return (personal.pair(event, groups[0]),)
     rough = [personal.pair(event, members, coarse=True) for members in groups]
-    _halve_worst(event, groups, rough)
+    _halve_worst_group(event, groups, rough)
     worst = max(pair.std_loss for pair in rough)
     results: list[SymmetricPair] = []
     first = 0.0
@@ -90,19 +90,22 @@ def _pairs_by_group(event: Personalized, victim: int | None) -> tuple[SymmetricP
     return tuple(results)
 
 
-def _halve_worst(event: Personalized, groups: list[np.ndarray], rough: list[SymmetricPair]) -> None:
-    """Split the group with the largest loss, in place, as long as that makes the largest loss clearly smaller."""
+def _halve_worst_group(event: Personalized, groups: list[np.ndarray], pairs: list[SymmetricPair]) -> None:
+    """Split the group with the largest loss, in place, as long as that makes the largest loss clearly smaller.
+
+    `pairs` are those of the groups, in the same order.
+    """
     orders = _TAILS if event.coordinates < symmetric.MANY_FOLDS else _TAILS[:1]
     for order in orders:
         for _ in range(_MOST_HALVED):
-            worst = max(range(len(groups)), key=lambda index: _std_of_one_fold(rough[index], order))
-            halves = personal.halve(event, groups[worst])
+            worst = max(range(len(groups)), key=lambda index: _std_of_one_fold(pairs[index], order))
+            halves = personal.halve_group(event, groups[worst])
             if len(halves) == 1:
                 break
-            pairs = [personal.pair(event, members, coarse=True) for members in halves]
-            if max(_std_of_one_fold(pair, order) for pair in pairs) > _WORTH * _std_of_one_fold(rough[worst], order):
+            halved = [personal.pair(event, members, coarse=True) for members in halves]
+            if max(_std_of_one_fold(pair, order) for pair in halved) > _WORTH * _std_of_one_fold(pairs[worst], order):
                 break
-            groups[worst : worst + 1], rough[worst : worst + 1] = halves, pairs
+            groups[worst : worst + 1], pairs[worst : worst + 1] = halves, halved
 
 
 def _std_of_one_fold(pair: SymmetricPair, order: float) -> float:
@@ -110,14 +113,15 @@ def _std_of_one_fold(pair: SymmetricPair, order: float) -> float:
 
     The larger the order, the more the tail counts. To compare groups by, never for a bound.
     """
-    return pair.std_loss if order == 1 else math.sqrt(2 * float(pair.once().renyi(np.array([order]))[0]) / order)
+    return pair.std_loss if order == 1 else math.sqrt(2 * float(pair.one_fold().renyi(np.array([order]))[0]) / order)
 
 
 def delta(event: Personalized, *, eps: float, victim: int | None = None) -> float:
     """delta at eps of one coordinate, rounded up: of this victim, or (None) the largest of all users."""
     _validate.non_negative(eps=eps)
     return max(
-        numerics.probability(personal.delta_curve(event, members)(eps)) for members in _groups_of_victims(event, victim)
+        numerics.as_probability_bound(personal.delta_curve(event, members)(eps))
+        for members in _groups_of_victims(event, victim)
     )
 
 
@@ -152,7 +156,7 @@ def eps(event: Personalized, *, delta: float, victim: int | None = None) -> Boun
     if event.coordinates == 1:
         return _eps_of_one_coordinate(event, delta, victim)
     try:
-        value = min(_pure_eps(event, victim), max(_compose_rounds(pair, delta) for pair in pairs(event, victim)))
+        value = min(_pure_eps(event, victim), max(_eps_of_rounds(pair, delta) for pair in pairs(event, victim)))
     except NotApplicable:
         return Bound(eps=_pure_eps(event, victim), delta=delta, proof=crowds.LOCAL.proof)
     return Bound(eps=value, delta=delta, proof=_HIDING.then(PRIVACY_LOSS))
@@ -177,19 +181,19 @@ def _eps_of_one_coordinate(event: Personalized, delta: float, victim: int | None
     answers = [eps_of(members) for members in _groups_of_victims(event, victim)]
     while True:
         worst = max(range(len(answers)), key=lambda index: answers[index][0])
-        halves = personal.halve(event, answers[worst][1])
+        halves = personal.halve_group(event, answers[worst][1])
         if len(halves) == 1:
             return Bound(eps=answers[worst][0], delta=delta, proof=_HIDING)
         answers[worst : worst + 1] = [eps_of(half) for half in halves]
 
 
-def _compose_rounds(pair: SymmetricPair, delta: float, times: int = 1) -> float:
+def _eps_of_rounds(pair: SymmetricPair, delta: float, times: int = 1) -> float:
     """The eps of so many rounds of all folds of a pair, never above that of all reports without a crowd."""
     loss = symmetric.repeated_loss(pair, times)
     return min(times * pair.folds * pair.eps_pure, loss_distributions.worst_eps([loss], delta=delta))
 
 
-def per_user(event: Personalized, *, delta: float, times: int = 1) -> tuple[Bound, ...]:
+def bounds_per_user(event: Personalized, *, delta: float, times: int = 1) -> tuple[Bound, ...]:
     """eps at delta over all coordinates of so many rounds, for every user; users of similar budgets share a bound.
 
     Arguments:
@@ -211,7 +215,7 @@ def _bounds_by_group(event: Personalized, delta: float, times: int) -> tuple[tup
     """Groups of users of similar budgets, and what holds for each of a group."""
     _validate.in_open_interval(0, 1, delta=delta)
     budgets = budgets_of(event)
-    order = order_of(event)
+    order = users_by_budget(event)
     ordered = budgets[order]
     low, high = float(ordered[0]), float(ordered[-1])
     count = _FEWEST if event.threshold else next(many for most, many in _GROUPS if len(order) <= most)
@@ -222,7 +226,7 @@ def _bounds_by_group(event: Personalized, delta: float, times: int) -> tuple[tup
             alone = times * event.coordinates * float(budgets[members[-1]])
             bound = Bound(eps=alone, delta=delta, proof=crowds.LOCAL.proof)
             with contextlib.suppress(NotApplicable):
-                hidden = _compose_rounds(personal.pair(event, members, coarse=True), delta, times)
+                hidden = _eps_of_rounds(personal.pair(event, members, coarse=True), delta, times)
                 bound = Bound(eps=min(alone, hidden), delta=delta, proof=_HIDING.then(PRIVACY_LOSS))
             answers.append((members, bound))
     return tuple(answers)
@@ -249,18 +253,18 @@ class PersonalizedRelease(Release[Personalized]):
             return super().losses(sampling, interval)
         return tuple(symmetric.folded_loss(pair, interval=interval) for pair in pairs(self.event))
 
-    def losses_below(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
+    def losses_rounded_down(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """The losses of the same pairs with everyone, rounded down: lower ends of what these *pairs* give."""
         if sampling != Everyone():
-            return super().losses_below(sampling, interval)
-        return tuple(symmetric.loss_below(pair, interval=interval) for pair in pairs(self.event))
+            return super().losses_rounded_down(sampling, interval)
+        return tuple(symmetric.loss_rounded_down(pair, interval=interval) for pair in pairs(self.event))
 
     @property
     def resolution(self) -> float:
         """The interval that a round should be composed on for the victim with the largest loss."""
         return symmetric.composition_interval(max(pairs(self.event), key=lambda pair: pair.std_loss))
 
-    def scale(self, sampling: Sampling) -> Scale:
+    def loss_scale(self, sampling: Sampling) -> Scale:
         """About the std of all coordinates and the width of one, for the victim with the largest loss."""
         worst = max(pairs(self.event), key=lambda pair: pair.std_loss)
         return Scale(std=worst.std_loss * math.sqrt(worst.folds), width=worst.eps_pure, sums=1)
@@ -281,13 +285,13 @@ class PersonalizedRelease(Release[Personalized]):
             best=frozenset({"eps"}),
         )
 
-    def per_user(self, times: int, *, delta: float) -> tuple[float, ...]:
+    def eps_per_user(self, times: int, *, delta: float) -> tuple[float, ...]:
         """Every user's eps after so many rounds, in the users' order; never above its budget for all of them."""
         answers = np.empty(len(self.event.eps_locals))
         for members, bound in _bounds_by_group(self.event, delta, times):
             answers[members] = bound.eps
         return tuple(answers.tolist())
 
-    def local(self, *, delta: float) -> Bound:
+    def local_bound(self, *, delta: float) -> Bound:
         """The pure eps of the reports of the user with the largest budget, seen with its name on them."""
         return Bound(eps=self.pure_eps, delta=0.0, proof=crowds.LOCAL.proof)

@@ -20,7 +20,7 @@ from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.statements import Bound, NotApplicable, Theorem
 
-__all__ = ["PRIVUNIT", "Cap", "cap_mass", "eps", "least_variance_cap", "mean_projection", "noise_std"]
+__all__ = ["PRIVUNIT", "Cap", "cap_mass", "eps", "least_variance_cap", "mean_projection", "rms_error"]
 
 PRIVUNIT = Theorem(
     key="PrivUnit",
@@ -90,7 +90,7 @@ def eps(cap: Cap) -> Bound:
         return Bound(eps=up * (1 + 1e-14) + 1e-15, delta=0.0, proof=PRIVUNIT.proof)
     above = min(0.5, mass / _DOWN * (1 + 1e-9))  # less likely inside than outside: the mass is rounded the other way
     down = -(math.log(cap.prob) - math.log1p(-cap.prob) + math.log1p(-above) - math.log(above))
-    return Bound(eps=numerics.eps_bound(down) * (1 + 1e-14) + 1e-15, delta=0.0, proof=PRIVUNIT.proof)
+    return Bound(eps=numerics.as_eps_bound(down) * (1 + 1e-14) + 1e-15, delta=0.0, proof=PRIVUNIT.proof)
 
 
 def _require_cap_mass(cap: Cap) -> float:
@@ -109,7 +109,7 @@ def mean_projection(cap: Cap) -> float:
     return math.exp(_log_first_moment(cap.dim, cap.threshold)) * (cap.prob / mass - (1 - cap.prob) / (1 - mass))
 
 
-def noise_std(cap: Cap) -> float:
+def rms_error(cap: Cap) -> float:
     """Root of the mean square error of the unbiased estimate of a unit vector, all coordinates together."""
     return math.sqrt(1 / mean_projection(cap) ** 2 - 1)
 

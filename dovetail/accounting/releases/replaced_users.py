@@ -28,9 +28,9 @@ from dovetail.statements import Neighbors, NotApplicable, Theorem
 __all__ = [
     "REPLACED_USERS",
     "NumberDrawn",
-    "binomial_draws",
     "fixed_size_delta",
-    "hypergeometric_draws",
+    "law_of_binomial_draws",
+    "law_of_hypergeometric_draws",
     "poisson_delta",
 ]
 
@@ -57,14 +57,14 @@ class NumberDrawn(NamedTuple):
     rare: float  # the probability of more users than that, rounded up
 
 
-def binomial_draws(users: int, prob: float) -> NumberDrawn:
+def law_of_binomial_draws(users: int, prob: float) -> NumberDrawn:
     """The law of how many of so many users a Poisson sample has: Bin(users, prob), 0 < prob < 1."""
     _validate.in_open_interval(0, 1, prob=prob)
-    error = float(numerics.binomial_outward(users)) - 1
+    error = float(numerics.binomial_outward_factor(users)) - 1
     return _drop_rare(numerics.binomial_pmf(np.arange(users + 1), users, prob), error)
 
 
-def hypergeometric_draws(users: int, sampling: FixedSize) -> NumberDrawn:
+def law_of_hypergeometric_draws(users: int, sampling: FixedSize) -> NumberDrawn:
     """The law of how many of so many users are in a sample of fixed size: hypergeometric.
 
     Guarantees:
@@ -175,7 +175,7 @@ def _largest_delta(
     gap[0] = between - math.expm1(min(eps, 700.0)) * float(ndtr(second[0]))
     size[0] = between + math.expm1(min(eps, 700.0)) * float(ndtr(second[0])) + ULP * float(upper[0])
     rounding = (64 * ULP + 2 * error) * float(weights @ size)
-    return numerics.probability(max(0.0, float(weights @ gap)) + rounding + rare)
+    return numerics.as_probability_bound(max(0.0, float(weights @ gap)) + rounding + rare)
 
 
 def _enclose_maximum(rises: Callable[[float], bool]) -> tuple[float, float]:
@@ -202,10 +202,10 @@ def _dominating_pair(event: ReplacedUsers, sampling: Poisson | FixedSize) -> Sym
     """The dominating pair of one round on such a sample, in both directions; kept."""
     shift = event.clip_norm / event.std * _UP
     if isinstance(sampling, Poisson):
-        count = binomial_draws(event.users, sampling.prob)
+        count = law_of_binomial_draws(event.users, sampling.prob)
         delta = poisson_delta
     else:
-        count = hypergeometric_draws(event.users, sampling)
+        count = law_of_hypergeometric_draws(event.users, sampling)
         delta = fixed_size_delta
         shift = 2 * shift
     _require_small_shift(count, shift)
@@ -239,7 +239,7 @@ class ReplacedUsersRelease(Release[ReplacedUsers]):
             return super().losses(sampling, interval)
         return (_dominating_pair(self.event, sampling).loss(interval=interval),)
 
-    def scale(self, sampling: Sampling) -> Scale:
+    def loss_scale(self, sampling: Sampling) -> Scale:
         """Std and width of the loss of its pair, to choose a grid by; losses rarer than `_SEEN` do not count."""
         if isinstance(sampling, Everyone):
             raise NotApplicable("users that are all in the sum are a Gaussian release")

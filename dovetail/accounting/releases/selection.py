@@ -29,8 +29,8 @@ __all__ = [
     "expected_trials",
     "gamma_for",
     "most_trials",
-    "number_of_trials",
     "renyi_of_best",
+    "trials_at_quantile",
 ]
 
 SELECTION = Theorem(
@@ -94,7 +94,7 @@ def gamma_for(mean: float, *, eta: float) -> float:
     return smallest_point(lambda gamma: expected_trials(eta=eta, gamma=gamma) <= mean, low=_LEAST_GAMMA, high=high)
 
 
-def number_of_trials(uniform: float | Fraction, *, eta: float, gamma: float) -> int:
+def trials_at_quantile(uniform: float | Fraction, *, eta: float, gamma: float) -> int:
     """The K at this quantile: a draw of K, for a uniform number in [0, 1); in `_DIGITS` digits.
 
     Arguments:
@@ -126,7 +126,7 @@ def number_of_trials(uniform: float | Fraction, *, eta: float, gamma: float) -> 
 
 
 def most_trials(*, eta: float, gamma: float) -> float:
-    """An upper bound on what `number_of_trials` returns: beyond it next to nothing of the law is left."""
+    """An upper bound on what `trials_at_quantile` returns: beyond it next to nothing of the law is left."""
     _check_law(eta, gamma)
     return 150 * (1 + abs(eta)) / gamma
 
@@ -179,7 +179,9 @@ class BestTrialRelease(Release[BestTrial]):
     def delta_spent(self, eps: float) -> tuple[Spent, ...]:
         """What it costs that K is drawn with finitely many digits: (1 + e^eps) times how far its law is off."""
         off = min(1.0, most_trials(eta=self.event.eta, gamma=self.event.gamma) ** 2 * _OFF)
-        spent = numerics.probability(math.exp(min(0.0, float(np.logaddexp(0.0, eps)) + math.log(off))) * (1 + 1e-12))
+        spent = numerics.as_probability_bound(
+            math.exp(min(0.0, float(np.logaddexp(0.0, eps)) + math.log(off))) * (1 + 1e-12)
+        )
         return (Spent(spent, "rounding in the draw of the number of trials"),)
 
     def sampling_assumption(self, sampling: Sampling) -> str | None:

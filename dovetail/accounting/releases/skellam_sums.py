@@ -37,8 +37,8 @@ __all__ = [
     "SKELLAM",
     "SkellamRelease",
     "divergence_from_gaussian",
-    "gaussian_near",
     "near_gaussian",
+    "near_gaussian_of",
     "renyi",
     "rounded_norm",
     "sensitivity",
@@ -71,7 +71,7 @@ def renyi(event: SkellamNoise, orders: np.ndarray) -> np.ndarray:
     return _skellam_renyi(sensitivity(event), event.coordinates, event.noise_variance, np.asarray(orders, dtype=float))
 
 
-def gaussian_near(event: SkellamNoise) -> NearGaussian:
+def near_gaussian_of(event: SkellamNoise) -> NearGaussian:
     """The Gaussian release that one sum is close to, all coordinates; `NotApplicable` below a variance of 100."""
     return near_gaussian(sensitivity=sensitivity(event), coordinates=event.coordinates, variance=event.noise_variance)
 
@@ -109,21 +109,23 @@ def rounded_norm(*, clip_norm: float, scale: float, coordinates: int, rounding_t
     return min(math.sqrt(square), scaled_norm + 2 * half) * (1 + 1e-14)
 
 
-def _skellam_renyi(l2: float, coordinates: int, variance: float, orders: np.ndarray) -> np.ndarray:
+def _skellam_renyi(l2_sensitivity: float, coordinates: int, variance: float, orders: np.ndarray) -> np.ndarray:
     """The Renyi divergence of Skellam noise at these orders (Agarwal, Kairouz, Liu 2021), rounded up.
 
     Arguments:
-        l2: the L2 sensitivity of the sum of whole numbers.
+        l2_sensitivity: the L2 sensitivity of the sum of whole numbers.
         coordinates: of the sum, of whole numbers, so that its L1 sensitivity is at most l2^2, too.
         variance: of the noise on one coordinate.
         orders: any; infinite at those that are not finite or not above 1.
     """
-    l1 = min(math.sqrt(coordinates) * l2, l2**2)
+    l1 = min(math.sqrt(coordinates) * l2_sensitivity, l2_sensitivity**2)
     usable = np.isfinite(orders) & (orders > 1)
     order = np.maximum(np.ceil(np.where(usable, orders, 2.0)), 2.0)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # the noise may be next to nothing
-        excess = np.fmin(((2 * order - 1) * l2**2 + 6 * l1) / (4 * variance * variance), 3 * l1 / (2 * variance))
-        return np.where(usable, (order * l2**2 / (2 * variance) + excess) * (1 + 1e-13), np.inf)
+        excess = np.fmin(
+            ((2 * order - 1) * l2_sensitivity**2 + 6 * l1) / (4 * variance * variance), 3 * l1 / (2 * variance)
+        )
+        return np.where(usable, (order * l2_sensitivity**2 / (2 * variance) + excess) * (1 + 1e-13), np.inf)
 
 
 class SkellamRelease(Release[_Sum]):
@@ -139,14 +141,14 @@ class SkellamRelease(Release[_Sum]):
     def near_gaussian(self) -> NearGaussian | None:
         """The Gaussian release that the sum is close to; None where there is too little noise for that."""
         with contextlib.suppress(NotApplicable):
-            return gaussian_near(self.event)
+            return near_gaussian_of(self.event)
         return None
 
     @property
     def _gaussian_release(self) -> GaussianRelease:
         """The release of the Gaussian that the sum is close to; `NotApplicable` where there is too little noise."""
         moved = sensitivity(self.event)
-        std = moved / gaussian_near(self.event).mu
+        std = moved / near_gaussian_of(self.event).mu
         return GaussianRelease(Gaussian(std=std, sensitivity=moved, neighbors=self.neighbors))
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
@@ -158,9 +160,9 @@ class SkellamRelease(Release[_Sum]):
         is_poisson = isinstance(sampling, Poisson)
         return self._gaussian_release.losses(sampling, interval) if is_poisson else super().losses(sampling, interval)
 
-    def scale(self, sampling: Sampling) -> Scale | None:
+    def loss_scale(self, sampling: Sampling) -> Scale | None:
         """The scale of the Gaussian that the sum is close to; refused where there is too little noise."""
-        return self._gaussian_release.scale(sampling)
+        return self._gaussian_release.loss_scale(sampling)
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
         """Skellam's own Renyi divergence with everyone, rounded up; refuses samples, on which none is known."""

@@ -37,7 +37,7 @@ from dovetail.accounting.releases.skellam_sums import (
     ORDERS,
     SkellamRelease,
     _skellam_renyi,
-    gaussian_near,
+    near_gaussian_of,
     renyi,
     rounded_norm,
 )
@@ -52,10 +52,10 @@ __all__ = [
     "calibrate",
     "delta",
     "eps",
-    "gaussian_near",
     "mixing_delta",
     "mixing_distance",
     "modulus_for",
+    "near_gaussian_of",
     "renyi",
     "rounded_norm",
     "shares_for",
@@ -102,7 +102,7 @@ def mixing_distance(*, num_users: int, slots: int, modulus: int) -> float:
     if slots < 3:
         return 1.0
     log_excess = _log_excess(num_users, slots - 2, modulus)
-    return numerics.probability(math.exp(min(1.0, log_excess / 2)) / 2 * (1 + 1e-5))
+    return numerics.as_probability_bound(math.exp(min(1.0, log_excess / 2)) / 2 * (1 + 1e-5))
 
 
 def _log_excess(n: int, r: int, q: int) -> float:
@@ -216,7 +216,7 @@ def mixing_delta(event: SplitAndMix, eps: float) -> float:
     _validate.non_negative(eps=eps)
     distance = mixing_distance(num_users=event.honest, slots=event.slots, modulus=event.modulus)
     log_spent = float(np.logaddexp(0.0, eps)) + math.log(event.coordinates) + math.log(max(distance, _LEAST))
-    return numerics.probability(math.exp(min(0.0, log_spent)) * _OUTWARD)
+    return numerics.as_probability_bound(math.exp(min(0.0, log_spent)) * _OUTWARD)
 
 
 def delta(event: SplitAndMix, *, eps: float, rounds: int = 1) -> float:
@@ -227,11 +227,11 @@ def delta(event: SplitAndMix, *, eps: float, rounds: int = 1) -> float:
     _check_rounds(rounds)
     noise_delta = delta_of(ORDERS, rounds * renyi(event, ORDERS), eps=eps) * _OUTWARD
     with contextlib.suppress(NotApplicable):
-        near_all = gaussian_near(event).repeat(rounds)
+        near_all = near_gaussian_of(event).repeat(rounds)
         distance = gaussian.distance_delta(near_all.divergence, eps=eps)
         noise_delta = min(noise_delta, gaussian.delta_of(near_all.mu, eps=eps) + distance)
         noise_delta = min(noise_delta, _delta_by_ratio(near_all, eps))
-    return numerics.probability(noise_delta + rounds * mixing_delta(event, eps))
+    return numerics.as_probability_bound(noise_delta + rounds * mixing_delta(event, eps))
 
 
 def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
@@ -270,14 +270,14 @@ def _bound_by_renyi(event: SplitAndMix, delta: float, rounds: int) -> Bound:
 
 def _bound_by_ratio(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     """The eps of so many rounds at delta by the ratio of the noise to a Gaussian's, imperfect mixing paid."""
-    near_all = gaussian_near(event).repeat(rounds)
+    near_all = near_gaussian_of(event).repeat(rounds)
     value = _eps_by_ratio(near_all, delta, lambda eps: rounds * mixing_delta(event, eps))
     return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_sums.SKELLAM, gaussian.ANALYTIC))
 
 
 def _bound_by_distance(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     """The eps of so many rounds at delta by the distance of the noise from a Gaussian's, imperfect mixing paid."""
-    near_all = gaussian_near(event).repeat(rounds)
+    near_all = near_gaussian_of(event).repeat(rounds)
     value = _eps_by_distance(near_all, delta, lambda eps: rounds * mixing_delta(event, eps))
     return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_sums.SKELLAM, gaussian.ANALYTIC))
 

@@ -36,12 +36,12 @@ __all__ = [
     "delta",
     "eps",
     "gaussian_if_all_sampled",
-    "items_in_sum",
+    "gaussian_of_users_together",
+    "law_of_items_in_sum",
     "law_of_shift",
+    "loss_std_and_width",
     "losses",
-    "of_users_together",
     "resolution",
-    "scale",
     "splits_to_check",
 ]
 
@@ -107,7 +107,7 @@ def _worst_split(event: SampledSubject) -> tuple[int, ...]:
     return min(full, together, key=mean_square)
 
 
-def items_in_sum(event: SampledSubject, split: tuple[int, ...]) -> np.ndarray:
+def law_of_items_in_sum(event: SampledSubject, split: tuple[int, ...]) -> np.ndarray:
     """The law of how many of the subject's items are in one sum, when its users hold these numbers of them.
 
     Returns: the probabilities of 0, 1, ..., `most_items` items; their sum is 1 up to rounding.
@@ -132,7 +132,7 @@ def law_of_shift(event: SampledSubject, split: tuple[int, ...]) -> tuple[np.ndar
     Returns: the possible shifts, rising from 0 and rounded up, and their probabilities.
     """
     if event.noise == "sum" or len(split) == 1:
-        law = items_in_sum(event, split)
+        law = law_of_items_in_sum(event, split)
         return np.arange(len(law), dtype=float), law
     squares = np.ones(1)
     for items in split:
@@ -155,7 +155,7 @@ def gaussian_if_all_sampled(event: SampledSubject) -> Gaussian | None:
     return Gaussian(std=event.std, sensitivity=event.clip_norm * shift, neighbors=Neighbors.ADD_REMOVE)
 
 
-def of_users_together(event: Gaussian, *, users: int) -> Gaussian:
+def gaussian_of_users_together(event: Gaussian, *, users: int) -> Gaussian:
     """The release of `users` users together, each with noise of its own, to a subject with data at all of them.
 
     The subject shifts every one of these sums, whose noises are independent: the squares of their mu add up, and mu
@@ -210,20 +210,20 @@ def losses(event: SampledSubject, *, interval: float) -> tuple[Loss, ...]:
     )
 
 
-def scale(event: SampledSubject) -> tuple[float, float]:
+def loss_std_and_width(event: SampledSubject) -> tuple[float, float]:
     """About the std and the width of the loss of one of the sums: the narrowest std and the largest width of a split.
 
     To choose a grid by, never for a bound.
     """
     one_step = dataclasses.replace(event, steps=1)
-    scales = [_shift_law(one_step, split).loss_scale for split in splits_to_check(event)]
+    scales = [_shift_law(one_step, split).std_and_width_of_loss for split in splits_to_check(event)]
     return min(std for std, _ in scales), max(width for _, width in scales)
 
 
 def resolution(event: SampledSubject, *, rounds: int = 1) -> float:
     """The interval of privacy losses that one sum should be composed on with all sums of so many rounds."""
-    std, width = scale(event)
-    return mixtures.interval_for(std, width, releases=rounds * event.steps)
+    std, width = loss_std_and_width(event)
+    return mixtures.interval_for(std, width, num_releases=rounds * event.steps)
 
 
 @functools.lru_cache(maxsize=128)
@@ -255,11 +255,11 @@ def _loss_of_split(event: SampledSubject, split: tuple[int, ...], interval: floa
         there = dataclasses.replace(event, items=items, prob_user=1.0, items_per_user=None)
         return mixtures.loss(_shift_law(there, (items,)), interval=interval)
 
-    law = _items_at_sampled_users(event, split)
+    law = _law_of_items_at_sampled_users(event, split)
     return loss_distributions.mixture([(weight, loss_of(items)) for items, weight in law.items()], interval=interval)
 
 
-def _items_at_sampled_users(event: SampledSubject, split: tuple[int, ...]) -> dict[int, float]:
+def _law_of_items_at_sampled_users(event: SampledSubject, split: tuple[int, ...]) -> dict[int, float]:
     """The law of how many of the subject's items are at users that were drawn: number -> probability."""
     law = {0: 1.0}
     for here in split:
@@ -295,9 +295,9 @@ class SubjectRelease(Release[SampledSubject]):
         """The interval that one round alone should be composed on."""
         return resolution(self.event)
 
-    def scale(self, sampling: Sampling) -> Scale:
+    def loss_scale(self, sampling: Sampling) -> Scale:
         """The narrowest std and the largest width of a split, about, for each of the `steps` sums of a round."""
-        std, width = scale(self.event)
+        std, width = loss_std_and_width(self.event)
         return Scale(std=std, width=width, sums=self.event.steps)
 
     def simplify(self, sampling: Sampling) -> Gaussian | SampledSubject:
