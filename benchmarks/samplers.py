@@ -1,9 +1,9 @@
 """Samplers and the cap on subjects' records, as ratios inside one run.
 
 Simulated normal noise is held against `jax.random.normal`, compiled, at three shapes; deployed samplers, from the
-operating system's randomness, and `tasks.subjects.cap` against a yardstick: one `numpy.sort` of a million floats.
-Tables are made anew in every turn, unless a row says otherwise. Works take turns with what they are held against; each
-one's fastest turn counts.
+operating system's randomness, and `data.subjects.cap_records` against a yardstick: one `numpy.sort` of a million
+floats. Tables are made anew in every turn, unless a row says otherwise. Works take turns with what they are held
+against; each one's fastest turn counts.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.data import partition
-from dovetail.data.subjects import cap
+from dovetail.data.subjects import cap_records
 from dovetail.mechanisms import (
     ExactRandomizedResponse,
     ExactSampler,
@@ -78,8 +78,8 @@ def on_a_grid(reach: int) -> Callable[[], None]:
     return work
 
 
-def cap_records() -> None:
-    cap(SILOS, SUBJECTS, items_per_subject=20, users_per_subject=3, items_per_user=8)
+def cap_subjects() -> None:
+    cap_records(SILOS, SUBJECTS, items_per_subject=20, users_per_subject=3, items_per_user=8)
 
 
 def noise(draw: Callable[..., jax.Array], shape: tuple[int, ...], *, clients: int | None = None) -> Callable[[], None]:
@@ -116,7 +116,7 @@ def works() -> dict[str, tuple[Callable[[], None], Callable[[], None], float]]:
         "encoding and exact noise, 1,000,000, table at hand": (encoder(1_000_000), yardstick, 15.0),
         "10 clients' exact Clip-Laplace reports, 7850 each, tables included": (on_a_grid(64), yardstick, 5.0),
         "10 clients' exact Laplace reports, 7850 each, tables included": (on_a_grid(4425), yardstick, 10.0),
-        "cap on the records of 539 subjects, 60,000 records": (cap_records, yardstick, 1.0),
+        "cap on the records of 539 subjects, 60,000 records": (cap_subjects, yardstick, 1.0),
     }
 
 

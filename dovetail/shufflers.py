@@ -242,7 +242,7 @@ def pad(sums: SlotSums, padding: Padding, *, key: jax.Array) -> SlotSums:
     dummies = padding.blanket.sample_sum(need, padding.pad_to, key=key_dummies)
     total = sums.total
     if padding.overflow == "drop":
-        if not padding.blanket.binary:
+        if not padding.blanket.is_binary:
             raise ValueError("expected binary reports where a surplus is dropped from sums, got other ones")
         total = _drop_surplus(SlotSums(total, sums.messages), padding.pad_to, key_drop)
         return SlotSums(total + dummies, jnp.full_like(sums.messages, padding.pad_to))

@@ -39,6 +39,6 @@ def test_reports_add_up_onto_a_sum(monkeypatch, longest):
     xs = np.random.default_rng(3).normal(size=(2, local.dim)).astype(np.float32)
     keys, present, onto = jax.random.split(jax.random.key(4), 2), np.array([True, True]), jnp.ones(local.dim)
     apart = local(xs[0], key=keys[0]) + local(xs[1], key=keys[1])
-    np.testing.assert_allclose(local.total(xs, present, keys=keys, onto=onto), onto + apart, atol=1e-6)
-    alone = local.total(xs[:1], present[:1], keys=keys[:1], onto=onto)
+    np.testing.assert_allclose(local.sum_reports(xs, present, keys=keys, onto=onto), onto + apart, atol=1e-6)
+    alone = local.sum_reports(xs[:1], present[:1], keys=keys[:1], onto=onto)
     np.testing.assert_allclose(alone, onto + local(xs[0], key=keys[0]), atol=1e-6)

@@ -208,7 +208,7 @@ def privacy_loss(exposures: Sequence[Exposure]) -> Curve:
 def _loss_curve(exposures: tuple[Exposure, ...]) -> Curve:
     """The curve of the losses alone, kept for later questions: `delta_spent` of releases is not taken off yet.
 
-    Noise that is close to Gaussian counts as Gaussian here; callers charge the difference (`_charge_gaussian_distance`).
+    Noise that is close to Gaussian counts as Gaussian here; `_charge_gaussian_distance` charges the difference.
     """
     grid = _grid_interval(exposures)
     possible = [releases.losses(exposure.mechanism, exposure.sampling, grid) for exposure in exposures]

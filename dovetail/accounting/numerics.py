@@ -88,7 +88,7 @@ def binomial_outward_factor(trials: Any) -> Any:
 
 
 def binomial_pmf(counts: Any, trials: Any, prob: float) -> np.ndarray:
-    """P(C = count) for C ~ Bin(trials, prob), right to `binomial_outward_factor`; 0 for counts that are not possible."""
+    """P(C = count) for C ~ Bin(trials, prob), right to `binomial_outward_factor`; 0 for impossible counts."""
     return _evaluate_where_possible(_ufuncs._binom_pmf, counts, trials, prob, below=0.0, beyond=0.0)
 
 

@@ -35,7 +35,7 @@ def fingerprint_table(table: Table) -> bytes:
 
     A number counts by its value, however it is spelled; text by its letters.
     """
-    return fingerprint_records(*(_tokens(table.columns[name]) for name in sorted(table.columns)))
+    return fingerprint_records(*(_cells_as_uint64(table.columns[name]) for name in sorted(table.columns)))
 
 
 def fingerprint_records(*arrays: np.ndarray) -> bytes:
@@ -60,7 +60,7 @@ def with_people(dataset: Dataset) -> Dataset:
     return copied
 
 
-def _tokens(column: Sequence[Any] | np.ndarray) -> np.ndarray:
+def _cells_as_uint64(column: Sequence[Any] | np.ndarray) -> np.ndarray:
     """A column as 64 bits for each cell: the number that it holds or spells, or a hash of its text."""
     try:
         numbers = np.asarray(column).astype(np.float64) + 0.0  # which makes -0.0 and 0.0 one

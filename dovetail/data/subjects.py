@@ -1,9 +1,9 @@
 """Who holds whose records: what a protocol must know to protect a person whose records lie with several users.
 
 A subject is whom a record is about. Its privacy depends on how many of its records enter the training in all and at how
-many users they lie, so both are bounded before training by public numbers: `cap` drops what exceeds them. It looks at
-one subject at a time, so that adding or removing a subject changes nobody else's records. A record that two users hold
-counts twice. Where subjects are unknown, all records of a user belong to one (`one_per_user`).
+many users they lie, so both are bounded before training by public numbers: `cap_records` drops what exceeds them. It
+looks at one subject at a time, so that adding or removing a subject changes nobody else's records. A record that two
+users hold counts twice. Where subjects are unknown, all records of a user belong to one (`subjects_by_user`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from dovetail import _validate
 from dovetail.data._base import Clients
 
-__all__ = ["SubjectMaxima", "cap", "one_per_user", "subject_maxima"]
+__all__ = ["SubjectMaxima", "cap_records", "subject_maxima", "subjects_by_user"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class SubjectMaxima:
     most_items_at_one_user: int
 
 
-def cap(
+def cap_records(
     clients: Clients,
     subjects: np.ndarray,
     *,
@@ -62,7 +62,7 @@ def cap(
     _validate.at_least(1, **limits)
 
     by_subject = _SortedEntries.of(clients, subjects)
-    rank = by_subject.user_rank()
+    rank = by_subject.rank_users()
     turn = by_subject.turn
     fits = np.ones(len(turn), bool)
     if users_per_subject is not None:
@@ -95,7 +95,7 @@ def subject_maxima(clients: Clients, subjects: np.ndarray) -> SubjectMaxima:
     )
 
 
-def one_per_user(clients: Clients, num_records: int) -> np.ndarray:
+def subjects_by_user(clients: Clients, num_records: int) -> np.ndarray:
     """For unknown subjects: the subject of a record is the user that holds it; `num_clients` where nobody does."""
     users, records = clients.entries()
     _check_range(records, num_records)
@@ -130,7 +130,7 @@ class _SortedEntries:
         subject, user = subjects[records][entry], users[entry]
         return cls(entry=entry, subject=subject, user=user, turn=_place_in_run(subject, user))
 
-    def user_rank(self) -> np.ndarray:
+    def rank_users(self) -> np.ndarray:
         """For each entry, how many users come before its user for its subject, those with most of its records first.
 
         Of users with as many, the lower number comes first.

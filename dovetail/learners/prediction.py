@@ -44,7 +44,7 @@ class Predictor:
 
     def logits(self, rows: Any) -> np.ndarray:
         """The model's outputs, (rows, outputs), for a table or an array as `Recipe.inputs` takes it."""
-        inputs = self.recipe.inputs(rows)
+        inputs = self.recipe.read_inputs(rows)
         batch = max(1, _BATCH_BYTES // max(1, 4 * math.prod(inputs.shape[1:])))
         parts = [self._apply(inputs[low : low + batch]) for low in range(0, len(inputs), batch)]
         return np.concatenate(parts) if parts else np.zeros((0, self.recipe.answer.size), np.float32)

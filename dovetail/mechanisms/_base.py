@@ -29,7 +29,7 @@ __all__ = [
     "check_interval",
     "clamp",
     "clamp64",
-    "freeze_floats",
+    "convert_fields_to_float",
     "namespace",
 ]
 
@@ -56,7 +56,7 @@ class Blanket(abc.ABC):
         """The exact log density (or log pmf) of a dummy."""
 
     @property
-    def binary(self) -> bool:
+    def is_binary(self) -> bool:
         """Whether dummies are fair bits."""
         return False
 
@@ -156,7 +156,7 @@ class LocalRandomizer(abc.ABC):
         """
         return (mean - self.offset) / self.slope
 
-    def variance(self, x: npt.ArrayLike) -> np.ndarray:
+    def debiased_variance(self, x: npt.ArrayLike) -> np.ndarray:
         """The exact variance of one de-biased report on input x."""
         return self.report_variance(x) / self.slope**2
 
@@ -200,7 +200,7 @@ def check_interval(low: float, high: float) -> None:
         raise ValueError(f"expected low < high, got low={low!r}, high={high!r}")
 
 
-def freeze_floats(instance: Any, *names: str) -> None:
+def convert_fields_to_float(instance: Any, *names: str) -> None:
     """Make fields of a frozen dataclass Python floats: a NumPy scalar would promote float32 data to float64."""
     for name in names:
         object.__setattr__(instance, name, float(getattr(instance, name)))

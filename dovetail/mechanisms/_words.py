@@ -45,7 +45,7 @@ def random_words(keys: jax.Array, count: int, *, stored: bool = False) -> jax.Ar
     return words.reshape(*keys.shape, count)
 
 
-def random_page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Array:
+def random_page(key: jax.Array, page: jax.Array | int, count: int) -> jax.Array:
     """`count` random words (uint32) of the page with this number, written to memory before they are used.
 
     `count` is a multiple of 16, and the same for all pages of a key.
@@ -54,13 +54,13 @@ def random_page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Arra
         Pages of one length share no word, up to 2^32 words per key.
     """
     impl = _generator_name(key)
-    number = jnp.asarray(number, jnp.uint32)
+    page = jnp.asarray(page, jnp.uint32)
     if impl not in _STREAMS:
-        return jax.random.bits(jax.random.fold_in(key, number), (count,))
+        return jax.random.bits(jax.random.fold_in(key, page), (count,))
     data = jax.random.key_data(key)
-    begin = number * np.uint32(count)
+    begin = page * np.uint32(count)
     if impl == chacha.NAME and count >= _FEW:
-        return chacha.stream_page(data, number, count // chacha.BLOCK_WORDS)
+        return chacha.stream_page(data, page, count // chacha.BLOCK_WORDS)
     return materialize(lambda _: _STREAMS[impl](data, jax.lax.iota(jnp.uint32, count) + begin), (count,), jnp.uint32)
 
 

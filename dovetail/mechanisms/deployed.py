@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail import _validate
-from dovetail.mechanisms._base import check_interval, clamp64, freeze_floats
+from dovetail.mechanisms._base import check_interval, clamp64, convert_fields_to_float
 from dovetail.mechanisms.exact import ExactSampler, round_at_random
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.mechanisms.randomized_response import RandomizedResponse
@@ -61,7 +61,7 @@ class ExactRandomizedResponse:
         return _prob_truth_rounded_down(self.eps_local, self.levels)
 
     @property
-    def ratio(self) -> Fraction:
+    def likelihood_ratio(self) -> Fraction:
         """The exact likelihood ratio of truth against any other report: exp of the implemented eps."""
         return 1 + self.levels * self.prob_truth / (1 - self.prob_truth)
 
@@ -69,7 +69,7 @@ class ExactRandomizedResponse:
     def eps_implemented(self) -> float:
         """The eps that the integer probabilities really have, rounded up."""
         with decimal.localcontext(prec=_digits_for_exp(self.eps_local)):
-            exact = (Decimal(self.ratio.numerator) / Decimal(self.ratio.denominator)).ln()
+            exact = (Decimal(self.likelihood_ratio.numerator) / Decimal(self.likelihood_ratio.denominator)).ln()
             rounded = float(exact)
             return rounded if Decimal(rounded) >= exact else math.nextafter(rounded, math.inf)
 
@@ -102,24 +102,26 @@ class DiscreteLaplace:
     def __post_init__(self) -> None:
         _validate.positive(eps_local=self.eps_local)
         check_interval(self.low, self.high)
-        freeze_floats(self, "eps_local", "low", "high")
+        convert_fields_to_float(self, "eps_local", "low", "high")
         _check_spacing(self.spacing)
-        _validate.at_most(_MAX_STEPS, scale=float(self.scale), highest=abs(self.highest), lowest=abs(self.lowest))
+        _validate.at_most(
+            _MAX_STEPS, scale=float(self.scale), highest=abs(self.highest_index), lowest=abs(self.lowest_index)
+        )
 
     @property
-    def lowest(self) -> int:
+    def lowest_index(self) -> int:
         """The smallest grid index that an input rounds to."""
         return math.floor(Fraction(self.low) / self.spacing)
 
     @property
-    def highest(self) -> int:
+    def highest_index(self) -> int:
         """The largest grid index that an input rounds to."""
         return math.ceil(Fraction(self.high) / self.spacing)
 
     @property
     def sensitivity(self) -> int:
         """The distance of two rounded inputs, at most, in grid steps."""
-        return self.highest - self.lowest
+        return self.highest_index - self.lowest_index
 
     @property
     def scale(self) -> Fraction:
@@ -128,7 +130,7 @@ class DiscreteLaplace:
 
     def __call__(self, x: npt.ArrayLike, *, sampler: ExactSampler) -> np.ndarray:
         """A grid index for every entry of x."""
-        rounded = np.clip(round_at_random(self._grid_position(x), sampler), self.lowest, self.highest)
+        rounded = np.clip(round_at_random(self._grid_position(x), sampler), self.lowest_index, self.highest_index)
         scale = self.scale
         size = rounded.size
         noise = np.fromiter((sampler.discrete_laplace(scale) for _ in range(size)), np.int64, size)
@@ -149,7 +151,7 @@ class DiscreteLaplace:
         """The mean of grid indices as a value: times the spacing."""
         return mean * float(self.spacing)
 
-    def variance(self, x: npt.ArrayLike) -> np.ndarray:
+    def debiased_variance(self, x: npt.ArrayLike) -> np.ndarray:
         """The variance of one report as a value: noise and rounding."""
         fraction = self._grid_position(x) % 1.0
         noise = 1 / (2 * math.sinh(1 / (2 * float(self.scale))) ** 2)
@@ -182,7 +184,7 @@ class DiscreteGaussian:
     def __post_init__(self) -> None:
         _validate.positive(std=self.std)
         _validate.clip_norm(clip_norm=self.clip_norm)
-        freeze_floats(self, "std", "clip_norm")
+        convert_fields_to_float(self, "std", "clip_norm")
         _validate.integer(dim=self.dim)
         _validate.at_least(1, dim=self.dim)
         _check_spacing(self.spacing)

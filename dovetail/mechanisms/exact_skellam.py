@@ -42,7 +42,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dovetail import _validate
-from dovetail.mechanisms._base import freeze_floats
+from dovetail.mechanisms._base import convert_fields_to_float
 from dovetail.mechanisms.exact import ExactSampler, round_at_random
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.mechanisms.skellam import ATTEMPTS, Encoding
@@ -74,7 +74,7 @@ class ExactSkellam:
     def __post_init__(self) -> None:
         _validate.positive(variance=self.variance)
         _validate.at_most(_LARGEST_VARIANCE, variance=self.variance)
-        freeze_floats(self, "variance")
+        convert_fields_to_float(self, "variance")
 
     @property
     def parts(self) -> int:

@@ -26,20 +26,20 @@ import numpy.typing as npt
 
 from dovetail import _validate
 from dovetail._jax import ArrayLike, jax, jnp, trace_once
-from dovetail.mechanisms._base import LocalRandomizer, as_floating, freeze_floats, namespace
+from dovetail.mechanisms._base import LocalRandomizer, as_floating, convert_fields_to_float, namespace
 from dovetail.mechanisms._words import draw_by_page, num_pages, random_page
 from dovetail.statements import NotApplicable
 
 __all__ = [
     "NORMAL_CUT",
     "GaussianRandomizer",
-    "brief_normal",
     "clip_factor",
     "clip_factors_of",
     "clip_l2",
+    "fast_normal",
     "finite_or_zero",
     "normal",
-    "pairs_from_words",
+    "normal_pairs_from_words",
     "scale_by",
 ]
 
@@ -65,7 +65,7 @@ class GaussianRandomizer(LocalRandomizer):
     def __post_init__(self) -> None:
         _validate.positive(std=self.std)
         _validate.clip_norm(clip_norm=self.clip_norm)
-        freeze_floats(self, "std", "clip_norm")
+        convert_fields_to_float(self, "std", "clip_norm")
 
     @property
     def domain(self) -> tuple[float, float]:
@@ -172,10 +172,10 @@ def normal(key: jax.Array, shape: tuple[int, ...] = (), dtype: jax.typing.DTypeL
         Normal up to the rounding of float32 and to NORMAL_CUT, beyond which a true pair lies with probability 2^-65.
         Finite, and never exactly 0.
     """
-    return _draw_pairs(key, shape, 3, lambda _, *words: pairs_from_words(*words)).astype(dtype)
+    return _draw_pairs(key, shape, 3, lambda _, *words: normal_pairs_from_words(*words)).astype(dtype)
 
 
-def brief_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def fast_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`normal` from little more than one word a number, for vectors of millions of them: angles have 24 bits.
 
     The others of the second word lengthen the first. Where that is too small for them to make a float32, a third word
@@ -191,34 +191,34 @@ def brief_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         low = (mixed << 24) | np.uint32(1 << 23)
         small = high < np.uint32(_SMALL)
         low = jax.lax.cond(jnp.any(small), lambda: jnp.where(small, random_page(tails, i, len(high)), low), lambda: low)
-        return pairs_from_words(high, low, (mixed & ~np.uint32(255)) | np.uint32(128))
+        return normal_pairs_from_words(high, low, (mixed & ~np.uint32(255)) | np.uint32(128))
 
     return _draw_pairs(key, shape, 2, pairs_of)
 
 
 def _draw_pairs(
-    key: jax.Array, shape: tuple[int, ...], words: int, pairs_of: Callable[..., tuple[jax.Array, jax.Array]]
+    key: jax.Array, shape: tuple[int, ...], words_per_pair: int, pairs_of: Callable[..., tuple[jax.Array, jax.Array]]
 ) -> jax.Array:
     """Numbers of this shape that come in pairs, page by page.
 
     Arguments:
-        words: random words that a pair takes.
+        words_per_pair: random words that a pair takes.
         pairs_of: makes two arrays of numbers from the page's number and that many arrays of words.
     """
     size = math.prod(shape)
-    pages = num_pages(key, words * size // 2)
+    pages = num_pages(key, words_per_pair * size // 2)
     pairs = 16 * math.ceil(
         size / (32 * pages)
     )  # words in whole vectors: an odd number takes CPUs fifteen times as long
 
     def draw(i: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return pairs_of(i, *random_page(key, i, words * pairs).reshape(words, pairs))
+        return pairs_of(i, *random_page(key, i, words_per_pair * pairs).reshape(words_per_pair, pairs))
 
     return draw_by_page(draw, pages)[:size].reshape(shape)
 
 
 @trace_once
-def pairs_from_words(high: jax.Array, low: jax.Array, turn: jax.Array) -> tuple[jax.Array, jax.Array]:
+def normal_pairs_from_words(high: jax.Array, low: jax.Array, turn: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Two independent standard normals from every three uniform 32-bit words: two for the length, one for the angle."""
     radius = jnp.sqrt(2 * _exponential_from_words(high, low))
     across, along = _cos_and_sin_of_turn(turn)

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail import _validate
-from dovetail.mechanisms._base import clamp64, freeze_floats
+from dovetail.mechanisms._base import clamp64, convert_fields_to_float
 from dovetail.mechanisms.exact import ExactSampler, round_at_random
 from dovetail.mechanisms.exact_skellam import BITS, SignedTable
 
@@ -62,7 +62,7 @@ class ReportGrid:
         _validate.integer(steps=self.steps, reach=self.reach)
         _validate.in_interval(1, _MOST_STEPS, steps=self.steps)
         _validate.in_interval(self.steps, MOST_REACH, reach=self.reach)
-        freeze_floats(self, "clip_value")
+        convert_fields_to_float(self, "clip_value")
 
     @property
     def width(self) -> float:
@@ -74,7 +74,7 @@ class ReportGrid:
         position = clamp64(x, -self.clip_value, self.clip_value) / self.clip_value * self.steps
         return np.clip(round_at_random(position, sampler), -self.steps, self.steps)
 
-    def values(self, total: Any, count: Any) -> Any:
+    def sum_of_midpoints(self, total: Any, count: Any) -> Any:
         """The sum, in the units of the data, of the midpoints of `count` cells whose indices add up to `total`."""
         return (total + count / 2) * self.width
 
@@ -100,7 +100,7 @@ class GridLaplace:
     def __post_init__(self) -> None:
         _validate.at_least(_SMALLEST, eps_local=self.eps_local)
         _validate.finite(eps_local=self.eps_local)
-        freeze_floats(self, "eps_local")
+        convert_fields_to_float(self, "eps_local")
         if self.conditioned != (self.grid.reach == self.grid.steps):
             raise ValueError(f"expected the box of the inputs for conditioned reports alone, got {self.grid}")
 

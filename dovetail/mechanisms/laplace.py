@@ -37,7 +37,7 @@ from dovetail.mechanisms._base import (
     check_interval,
     clamp,
     clamp64,
-    freeze_floats,
+    convert_fields_to_float,
     namespace,
 )
 from dovetail.statements import NotApplicable
@@ -47,10 +47,10 @@ __all__ = [
     "ClipLaplace",
     "LaplaceRandomizer",
     "add_laplace",
+    "draw_clip_laplace",
     "invert_mean_report",
     "laplace_from_bits",
     "mean_report",
-    "perturb",
 ]
 
 LAPLACE_CUT = 32 * math.log(2)  # no draw is farther out, in scales: 22.2
@@ -75,7 +75,7 @@ class LaplaceRandomizer(LocalRandomizer):
     def __post_init__(self) -> None:
         _validate.positive(eps_local=self.eps_local)
         check_interval(self.low, self.high)
-        freeze_floats(self, "eps_local", "low", "high")
+        convert_fields_to_float(self, "eps_local", "low", "high")
         _validate.positive(scale=self.scale)
 
     @property
@@ -165,7 +165,7 @@ class ClipLaplace(LocalRandomizer):
         if self.bound is None:
             object.__setattr__(self, "bound", self.high)
         _check_box(self.high, self.output_bound)
-        freeze_floats(self, "eps_local", "low", "high", "bound")
+        convert_fields_to_float(self, "eps_local", "low", "high", "bound")
         _validate.positive(scale=self.scale)
 
     @property
@@ -185,7 +185,7 @@ class ClipLaplace(LocalRandomizer):
 
     def __call__(self, x: ArrayLike, *, key: jax.Array) -> jax.Array:
         """One draw for every entry of x, by inverse cdf."""
-        return perturb(x, self.eps_local, self.high, self.output_bound, key=key)
+        return draw_clip_laplace(x, self.eps_local, self.high, self.output_bound, key=key)
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
         """The log of Def. 4's density at report y, with x clamped to the box; -inf where |y| > A."""
@@ -212,7 +212,7 @@ class ClipLaplace(LocalRandomizer):
         second = 2 * (special.gammainc(3, right) + special.gammainc(3, left)) / norm
         return self.scale**2 * (second - first**2)
 
-    def variance(self, x: npt.ArrayLike) -> NoReturn:
+    def debiased_variance(self, x: npt.ArrayLike) -> NoReturn:
         """Refused: one report cannot be de-biased on its own, so there is no variance of a de-biased report."""
         raise NotApplicable("Clip-Laplace is de-biased by a non-linear clamped map of an average: use report_variance")
 
@@ -230,7 +230,9 @@ class ClipLaplace(LocalRandomizer):
         return _mass_in_bound(np.abs(x) / self.scale, self.output_bound / self.scale)
 
 
-def perturb(x: ArrayLike, eps_local: ArrayLike, clip_value: float, bound: float, *, key: jax.Array) -> jax.Array:
+def draw_clip_laplace(
+    x: ArrayLike, eps_local: ArrayLike, clip_value: float, bound: float, *, key: jax.Array
+) -> jax.Array:
     """Clip-Laplace reports, where eps_local may differ from entry to entry (personal budgets); x is clamped to the box.
 
     Left and right of x the density is a truncated exponential of mass 1 - exp(-distance to the wall); one uniform

@@ -7,8 +7,8 @@ the mass of the cap, the density against the uniform law is a mixture of prob / 
 smaller value, with a uniform point of the sphere, is the blanket. The mean report is m r u, m = `mean_projection`.
 
 A draw is v = t u + sqrt(1 - t^2) w, with w uniform on the unit sphere orthogonal to u. The height t comes by the
-inverse of its exact cdf, which the end of this file tabulates in cubics (`inverse_cdf`). Simulation only: the coin for
-the cap is exact, but a report is a float32 vector.
+inverse of its exact cdf, which the end of this file tabulates in cubics (`inverse_cdf_cubics`). Simulation only: the
+coin for the cap is exact, but a report is a float32 vector.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from dovetail import _validate
 from dovetail._jax import ArrayLike, jax, jnp, map_blocks
 from dovetail.accounting.releases import privunit as accounting
 from dovetail.accounting.releases.privunit import Cap
-from dovetail.mechanisms._base import Blanket, LocalRandomizer, freeze_floats, namespace
-from dovetail.mechanisms.gaussian import brief_normal, normal
+from dovetail.mechanisms._base import Blanket, LocalRandomizer, convert_fields_to_float, namespace
+from dovetail.mechanisms.gaussian import fast_normal, normal
 
 __all__ = [
     "PER_UNIT",
     "UNITS",
     "PrivUnitRandomizer",
     "UniformSphere",
-    "inverse_cdf",
+    "inverse_cdf_cubics",
     "polar",
 ]
 
@@ -70,7 +70,7 @@ class PrivUnitRandomizer(LocalRandomizer):
         _validate.positive(eps_local=self.eps_local)
         _validate.clip_norm(clip_norm=self.clip_norm)
         _validate.integer(dim=self.dim)
-        freeze_floats(self, "eps_local", "clip_norm")
+        convert_fields_to_float(self, "eps_local", "clip_norm")
         object.__setattr__(self, "dim", int(self.dim))
         _best_cap(self.dim, self.eps_local)
 
@@ -100,7 +100,9 @@ class PrivUnitRandomizer(LocalRandomizer):
         self._check_dim(x=vectors)
         return self._add_reports(0.0, vectors, 1.0, key)
 
-    def total(self, xs: jax.Array, present: jax.Array, *, keys: jax.Array, onto: jax.Array | float = 0.0) -> jax.Array:
+    def sum_reports(
+        self, xs: jax.Array, present: jax.Array, *, keys: jax.Array, onto: jax.Array | float = 0.0
+    ) -> jax.Array:
         """The sum of `onto` and the reports on those rows of xs, (vectors, dim), that are `present`, each with its key.
 
         Guarantees:
@@ -135,7 +137,7 @@ class PrivUnitRandomizer(LocalRandomizer):
         keep = _open_uniform(turn) <= (1 + radius) / 2
         height, slice_radius = _draw_heights(self.cap, _draw_whether_in_cap(self.cap, high, low), where)
         unit = jnp.where(keep, unit, -unit)
-        noise, (along, across, first) = _draw_around(unit, height, slice_radius, key=key_rest)
+        noise, (along, across, first) = _draw_parts_around(unit, height, slice_radius, key=key_rest)
 
         def add(total: Any, unit: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
             return total + ((times * along) * unit + (times * across) * noise), jnp.float32(0)
@@ -273,7 +275,7 @@ def _draw_heights(cap: Cap, inside: jax.Array, words: jax.Array) -> tuple[jax.Ar
     exponent = -jnp.log(jnp.where(inside, uniform, jnp.minimum(1, 2 * jnp.minimum(above, below))))
     position = exponent * PER_UNIT
     index = jnp.minimum(position.astype(jnp.int32), PER_UNIT * UNITS - 1)
-    cubic = jnp.asarray(inverse_cdf(cap))[inside.astype(jnp.int32), index]
+    cubic = jnp.asarray(inverse_cdf_cubics(cap))[inside.astype(jnp.int32), index]
     fraction = (position - index)[..., None]
     value = ((cubic[..., 3] * fraction + cubic[..., 2]) * fraction + cubic[..., 1]) * fraction + cubic[..., 0]
     return jnp.where(inside | (above < below), value[..., 0], -value[..., 0]), value[..., 1]
@@ -284,7 +286,7 @@ def _open_uniform(words: jax.Array) -> jax.Array:
     return (words.astype(jnp.float32) + 0.5) * 2.0**-32
 
 
-def _draw_around(
+def _draw_parts_around(
     unit: jax.Array, height: jax.Array, slice_radius: jax.Array, *, key: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
     """A draw around u, in parts: noise z, and a, b, c for which height u + radius w is a u + b z + c e.
@@ -294,7 +296,7 @@ def _draw_around(
     by the reflection in m = u + sign(u_1) e, which takes e to -sign(u_1) u: there nothing cancels, where subtracting a
     projection on u would in few dimensions.
     """
-    draw = brief_normal if unit.shape[-1] >= _LONG else normal
+    draw = fast_normal if unit.shape[-1] >= _LONG else normal
     noise = draw(key, unit.shape).at[..., 0].set(0)
     scale = slice_radius / jnp.linalg.norm(noise, axis=-1, keepdims=True)
     first = unit[..., :1]
@@ -331,16 +333,18 @@ UNITS = 23  # -log of the smallest uniform, 2^-33, is 22.9
 
 
 @functools.lru_cache(maxsize=16)
-def inverse_cdf(cap: Cap) -> np.ndarray:
+def inverse_cdf_cubics(cap: Cap) -> np.ndarray:
     """Cubics for (t, sqrt(1 - t^2)) by exponent, float32 of shape (2, intervals, 2, 4), for outside and inside the cap.
 
     The last axis has a cubic's coefficients, lowest first. Cached: do not write to it.
     """
     mass = accounting.cap_mass(dim=cap.dim, threshold=cap.threshold)
-    return np.stack([_tail_inverse(cap.dim, 0.0), _tail_inverse(cap.dim, -math.log(2 * mass))]).astype(np.float32)
+    return np.stack([_tail_inverse_cubics(cap.dim, 0.0), _tail_inverse_cubics(cap.dim, -math.log(2 * mass))]).astype(
+        np.float32
+    )
 
 
-def _tail_inverse(dim: int, start: float) -> np.ndarray:
+def _tail_inverse_cubics(dim: int, start: float) -> np.ndarray:
     """Hermite cubics of t and sqrt(1 - t^2) in e, where P(T >= t) = exp(-start - e) / 2 and 0 <= e <= 23.
 
     In e both are smooth and evenly spread, however thin the tail: beyond a threshold near which all of it crowds, too.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dovetail import _validate
 from dovetail._jax import ArrayLike, jax, jnp
 from dovetail.mechanisms import _words
-from dovetail.mechanisms._base import Blanket, LocalRandomizer, as_floating, clamp, clamp64, freeze_floats
+from dovetail.mechanisms._base import Blanket, LocalRandomizer, as_floating, clamp, clamp64, convert_fields_to_float
 
 __all__ = ["BinaryRandomizedResponse", "RandomizedResponse", "UniformLevels"]
 
@@ -42,7 +42,7 @@ class RandomizedResponse(LocalRandomizer):
         _validate.integer(levels=self.levels)
         _validate.at_least(2, levels=self.levels)
         _validate.at_most(2**24, levels=self.levels)
-        freeze_floats(self, "eps_local")
+        convert_fields_to_float(self, "eps_local")
         object.__setattr__(self, "levels", int(self.levels))
 
     @property
@@ -147,7 +147,7 @@ class UniformLevels(Blanket):
         return jax.random.randint(key, tuple(shape), 0, self.levels, jnp.int32)
 
     @property
-    def binary(self) -> bool:
+    def is_binary(self) -> bool:
         """Whether dummies are fair bits, which they are with two levels."""
         return self.levels == 2
 
@@ -156,7 +156,7 @@ class UniformLevels(Blanket):
 
         Fair bits are counted 32 at a time.
         """
-        if not self.binary:
+        if not self.is_binary:
             return super().sample_sum(counts, most, key=key)
 
         def add(i: jax.Array, total: jax.Array) -> jax.Array:

@@ -207,7 +207,7 @@ class GridReports(Contribution):
 
     def sum_of_reports(self, total: np.ndarray, users: int) -> np.ndarray:
         """The sum of the reports as numbers, from the sum of so many users' cells."""
-        return self.grid.values(total.astype(np.int64) - users * self.grid.reach, users)
+        return self.grid.sum_of_midpoints(total.astype(np.int64) - users * self.grid.reach, users)
 
     def tally(self, total: np.ndarray, users: int) -> Any:
         """Analyzer: sum and number of the reports on every coordinate."""

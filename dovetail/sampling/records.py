@@ -141,7 +141,7 @@ def cap_records(protocol: ItemLevel, clients: Clients, about: np.ndarray | None)
         raise ValueError("expected every record at one user where records are protected, got records at several users")
     if protocol.unit == "item":
         return clients
-    return subjects.cap(
+    return subjects.cap_records(
         clients,
         _subject_of_each_record(clients, about),
         items_per_subject=protocol.items_per_subject or 1,
@@ -152,7 +152,7 @@ def cap_records(protocol: ItemLevel, clients: Clients, about: np.ndarray | None)
 
 def _subject_of_each_record(clients: Clients, about: np.ndarray | None) -> np.ndarray:
     """Whom each record is about; where nobody knows, its user."""
-    return subjects.one_per_user(clients, _num_record_rows(clients)) if about is None else about
+    return subjects.subjects_by_user(clients, _num_record_rows(clients)) if about is None else about
 
 
 def _num_record_rows(clients: Clients) -> int:

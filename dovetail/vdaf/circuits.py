@@ -14,10 +14,10 @@ from dovetail import _validate
 from dovetail.vdaf.field import Field
 from dovetail.vdaf.flp import Circuit, Gadget, cut_into_rows
 
-__all__ = ["Bits", "Count", "Histogram", "MultihotCountVec", "SumVec", "bits_of", "bits_weights"]
+__all__ = ["Bits", "Count", "Histogram", "MultihotCountVec", "SumVec", "bit_weights", "bits_of"]
 
 
-def bits_weights(field: Field, largest: int) -> np.ndarray:
+def bit_weights(field: Field, largest: int) -> np.ndarray:
     """The weights of the bits of a number up to `largest`: powers of two, but the last is what is left to `largest`.
 
     Every choice of bits is then a number from 0 to `largest`, so that a proof that they are bits is a proof of the
@@ -28,7 +28,7 @@ def bits_weights(field: Field, largest: int) -> np.ndarray:
 
 
 def bits_of(value: int, largest: int) -> list[int]:
-    """The bits of a number from 0 to `largest`, as weighted by `bits_weights`: lowest first, then the odd top one."""
+    """The bits of a number from 0 to `largest`, as weighted by `bit_weights`: lowest first, then the odd top one."""
     if not 0 <= value <= largest:
         raise ValueError(f"expected a number from 0 to {largest}, got {value}")
     bits = largest.bit_length()
@@ -143,7 +143,7 @@ class MultihotCountVec(Bits):
     def further_checks(self, vector: np.ndarray, shares: int) -> list[np.ndarray]:
         """The number of bits that are set, less the number that the vector claims in its last entries."""
         field = self.field
-        claimed = field.dot(vector[..., self.size :], bits_weights(field, self._weight))
+        claimed = field.dot(vector[..., self.size :], bit_weights(field, self._weight))
         return [field.sub(field.sum(vector[..., : self.size]), claimed)]
 
     def encode(self, measurement: np.ndarray) -> np.ndarray:
@@ -174,4 +174,4 @@ class SumVec(Bits):
     def truncate(self, vector: np.ndarray) -> np.ndarray:
         """The integers, put together from their bits: (..., size)."""
         bits = vector.reshape(*vector.shape[:-1], self.size, -1)
-        return self.field.dot(bits, bits_weights(self.field, self._largest))
+        return self.field.dot(bits, bit_weights(self.field, self._largest))

@@ -140,7 +140,7 @@ class Field:
             return b"".join(int(value).to_bytes(self.size, "little") for value in x.reshape(-1))
         return np.ascontiguousarray(x, f"<u{self.size}").tobytes()
 
-    def read(self, data: bytes) -> np.ndarray:
+    def decode_unchecked(self, data: bytes) -> np.ndarray:
         """The integers in these bytes, without a check that they are below the modulus, as `decode` makes."""
         if len(data) % self.size:
             raise Malencoded(f"expected elements of {self.size} bytes, got {len(data)} bytes in all")
@@ -151,7 +151,7 @@ class Field:
 
     def decode(self, data: bytes) -> np.ndarray:
         """The elements in these bytes; refuses any that is not below the modulus."""
-        elements = self.read(data)
+        elements = self.decode_unchecked(data)
         if np.any(elements >= self.modulus):
             raise Malencoded("expected elements below the modulus, got a larger one")
         return elements

@@ -61,7 +61,7 @@ class LevelProofs:
         return self.prio3.shares
 
     @property
-    def elements(self) -> int:
+    def num_elements(self) -> int:
         """Field elements that an aggregator works with per report: one for each bit of each integer."""
         return self.prio3.proof.circuit.length
 
@@ -127,18 +127,21 @@ class LevelProofs:
 
     def decide(self, verifiers: Sequence[Sequence[bytes]]) -> list[bytes | None]:
         """For every report, the seed that all must have found; None if it is refused, or a verifier has no form."""
-        return [self.prio3.message(list(one)) if self._is_well_formed(one) else None for one in verifiers]
+        return [
+            self.prio3.verifier_shares_to_message(list(one)) if self._is_well_formed(one) else None for one in verifiers
+        ]
 
-    def public_of(self, verifiers: Sequence[bytes]) -> bytes:
+    def public_share_of(self, verifiers: Sequence[bytes]) -> bytes:
         """The public share that fits these verifier shares of one report: its parts of the joint randomness."""
         return b"".join(one[-SEED:] for one in verifiers)
 
-    def output(self, index: int, share: bytes) -> np.ndarray:
+    def output_share(self, index: int, share: bytes) -> np.ndarray:
         """The aggregator's share of the integers, (size,) elements; `share` has passed `check`."""
-        return self.prio3.output(index, share)
+        return self.prio3.output_share(index, share)
 
     def _is_well_formed(self, row: Sequence[bytes]) -> bool:
         """Whether there is a verifier share of each aggregator, of the right length and made of canonical elements."""
         return len(row) == self.shares and all(
-            len(one) == self.verifier_size and bool(np.all(FIELD64.read(one[:-SEED]) < FIELD64.modulus)) for one in row
+            len(one) == self.verifier_size and bool(np.all(FIELD64.decode_unchecked(one[:-SEED]) < FIELD64.modulus))
+            for one in row
         )

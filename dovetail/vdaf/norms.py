@@ -142,7 +142,7 @@ class NormLayout:
         rows = vector[..., self.norm_part_length : self.num_shared].reshape(*vector.shape[:-1], self.checks, -1)
         return self.number_from_bits(rows[..., :-1]), rows[..., -1]
 
-    def norm_part(self, integers: np.ndarray) -> np.ndarray:
+    def encode_norm_part(self, integers: np.ndarray) -> np.ndarray:
         """The first part of the vector: the integers as elements, with the norm's bits.
 
         Refuses a vector that is too long.
@@ -155,7 +155,7 @@ class NormLayout:
         bits = [(value >> i) & 1 for value in (squared, self.squared - squared) for i in range(self.norm_bits)]
         return np.concatenate([self.field.elements(integers), self.field.elements(bits)])
 
-    def product_part(self, products: np.ndarray) -> np.ndarray | None:
+    def encode_product_part(self, products: np.ndarray) -> np.ndarray | None:
         """The second part: the bits of every product, each followed by whether it counts as small.
 
         None if too few are small.

@@ -105,7 +105,7 @@ class PineVariant:
             for part, (_, count) in zip(parts, self.flps, strict=True)
         ]
 
-    def products(self, vector: np.ndarray, seed: bytes) -> np.ndarray:
+    def wraparound_products(self, vector: np.ndarray, seed: bytes) -> np.ndarray:
         """The products of the integers with the random vectors that this seed stands for, (checks,)."""
         checks = self.layout.checks
         stream = self.xof(seed, self.tag(_WRAP)).next(checks * -(-len(vector) // 4))
@@ -133,11 +133,11 @@ class PineVariant:
 
     def joint_part(self, usage: int, index: int, blind: bytes, share: np.ndarray, nonce: bytes) -> bytes:
         """An aggregator's hash of its share, under its blind: its part of the joint randomness."""
-        return self.xof.seed(blind, self.tag(usage), bytes([index]), nonce, self.field.encode(share))
+        return self.xof.derive_seed(blind, self.tag(usage), bytes([index]), nonce, self.field.encode(share))
 
     def joint_seed(self, usage: int, parts: Sequence[bytes]) -> bytes:
         """The seed that follows from every aggregator's part, in order: nobody can choose a vector after it."""
-        return self.xof.seed(bytes(SEED), self.tag(usage), *parts)
+        return self.xof.derive_seed(bytes(SEED), self.tag(usage), *parts)
 
     def vector_share(self, index: int, seed: bytes, length: int | None = None) -> np.ndarray:
         """A helper's share of the vector (or of its first `length` elements), expanded from its seed."""
@@ -214,7 +214,7 @@ class Pine(PineVariant):
         return cls(layout=layout, chunk=chunk, norm_chunk=norm_chunk, shares=shares)
 
     @property
-    def elements(self) -> int:
+    def num_elements(self) -> int:
         """Field elements that an aggregator works with per report: the vector with its products."""
         return self.layout.length
 
@@ -274,24 +274,24 @@ class Pine(PineVariant):
         wrap_blind, blind, prove = seeds[-3:]
         layout = self.layout
         vectors = [self.vector_share(index, seed[0]) for index, seed in enumerate(helpers, 1)]
-        vector = self._norm_part(integers)
+        vector = self._encode_norm_part(integers)
         wrap_blinds = [wrap_blind, *(seed[2] for seed in helpers)]
         wrap_parts = self.joint_parts(_WRAP_PART, vector, vectors, wrap_blinds, nonce)
-        products = self.products(vector[: layout.dim], self.joint_seed(_WRAP_SEED, wrap_parts))
-        bits = self._product_part(products)
+        products = self.wraparound_products(vector[: layout.dim], self.joint_seed(_WRAP_SEED, wrap_parts))
+        bits = self._encode_product_part(products)
         if bits is None:
             raise Unlucky("expected small products of an honest vector, got a large one")
         vector = np.concatenate([vector, bits])
         parts = self.joint_parts(_JOINT_PART, vector, vectors, [blind, *(seed[3] for seed in helpers)], nonce)
         return _Sharding(vector, products, vectors, helpers, (wrap_blind, blind, prove), wrap_parts + parts)
 
-    def _norm_part(self, integers: np.ndarray) -> np.ndarray:
+    def _encode_norm_part(self, integers: np.ndarray) -> np.ndarray:
         """The first part of the vector, on its own so that a client that lies about it can be simulated."""
-        return self.layout.norm_part(integers)
+        return self.layout.encode_norm_part(integers)
 
-    def _product_part(self, products: np.ndarray) -> np.ndarray | None:
+    def _encode_product_part(self, products: np.ndarray) -> np.ndarray | None:
         """The second part of the vector, or None; on its own so that a client that lies about it can be simulated."""
-        return self.layout.product_part(products)
+        return self.layout.encode_product_part(products)
 
     def _prove(self, shardings: Sequence[_Sharding]) -> np.ndarray:
         """The proofs of all vectors at once, both kinds one after the other: one row of elements per vector."""
@@ -363,18 +363,18 @@ class Pine(PineVariant):
         total = self.field.zeros(len(sound), size // self.field.size)
         for index in range(self.shares):
             shares = b"".join(one[index][:size] for one in sound)
-            total = self.field.add(total, self.field.read(shares).reshape(total.shape))
+            total = self.field.add(total, self.field.decode_unchecked(shares).reshape(total.shape))
         accepted = np.ones(len(sound), bool)
         for (flp, _), part in zip(self.flps, self.cut_by_kind(total, "verifier_length"), strict=True):
             accepted &= np.all(flp.decide(part), axis=-1)
         fine[fine] = accepted
         return [self._agreed_seeds(one) if ok else None for one, ok in zip(verifiers, fine, strict=True)]
 
-    def public_of(self, verifiers: Sequence[bytes]) -> bytes:
+    def public_share_of(self, verifiers: Sequence[bytes]) -> bytes:
         """The public share that fits these verifier shares; parts for the wraparound checks come first."""
         return b"".join(one[-2 * SEED : -SEED] for one in verifiers) + b"".join(one[-SEED:] for one in verifiers)
 
-    def output(self, index: int, share: bytes) -> np.ndarray:
+    def output_share(self, index: int, share: bytes) -> np.ndarray:
         """The aggregator's share of the integers, (dim,) elements; `share` has passed `check`."""
         if index:
             return self.vector_share(index, share[:SEED], length=self.layout.dim)
@@ -384,7 +384,7 @@ class Pine(PineVariant):
         """Whether a verifier share has the right length and consists of canonical elements."""
         size = self.verifier_size - 2 * SEED
         return len(verifier) == self.verifier_size and bool(
-            np.all(self.field.read(verifier[:size]) < self.field.modulus)
+            np.all(self.field.decode_unchecked(verifier[:size]) < self.field.modulus)
         )
 
     def _agreed_seeds(self, verifiers: Sequence[bytes]) -> bytes:
@@ -414,6 +414,6 @@ class Pine(PineVariant):
         parts[index] = self.joint_part(_JOINT_PART, index, share[-SEED:], vector, report.nonce)
         wrap_seed = self.joint_seed(_WRAP_SEED, wrap_parts)
         seed = self.joint_seed(_JOINT_SEED, parts)
-        products = self.products(vector[: layout.dim], wrap_seed)
+        products = self.wraparound_products(vector[: layout.dim], wrap_seed)
         own_parts = wrap_parts[index] + parts[index]
         return np.concatenate([vector, products]), proofs, self.joint_randomness(seed), wrap_seed + seed, own_parts

@@ -119,7 +119,7 @@ class Prio3:
         verifier = self.proof.query(copies, proofs.reshape(self.proofs, -1), query, joint, self.shares)
         return Verifying(self.valid_type.truncate(vector), self._joint_seed(parts)), self.field.encode(verifier) + part
 
-    def message(self, verifiers: list[bytes]) -> bytes | None:
+    def verifier_shares_to_message(self, verifiers: list[bytes]) -> bytes | None:
         """The joint seed that follows from all verifier shares, in the aggregators' order.
 
         None if the report is refused.
@@ -145,7 +145,7 @@ class Prio3:
         if index == 0:
             self.field.decode(share[: len(share) - (SEED if self._has_joint_randomness else 0)])
 
-    def output(self, index: int, share: bytes) -> np.ndarray:
+    def output_share(self, index: int, share: bytes) -> np.ndarray:
         """The aggregator's share of what is added up, (size,) elements; `share` has passed `check`."""
         if index:
             return self.valid_type.truncate(self._vector_share(index, share[:SEED]))
@@ -201,11 +201,11 @@ class Prio3:
 
     def _joint_part(self, index: int, blind: bytes, share: np.ndarray, nonce: bytes) -> bytes:
         """An aggregator's hash of its share of the vector, under its blind: its part of the joint randomness."""
-        return self.xof.seed(blind, self._tag(_JOINT_PART), bytes([index]), nonce, self.field.encode(share))
+        return self.xof.derive_seed(blind, self._tag(_JOINT_PART), bytes([index]), nonce, self.field.encode(share))
 
     def _joint_seed(self, parts: list[bytes]) -> bytes:
         """The joint seed that follows from all parts in order; empty without joint randomness."""
-        return self.xof.seed(bytes(SEED), self._tag(_JOINT_SEED), *parts) if self._has_joint_randomness else b""
+        return self.xof.derive_seed(bytes(SEED), self._tag(_JOINT_SEED), *parts) if self._has_joint_randomness else b""
 
     def _joint_randomness(self, parts: list[bytes]) -> np.ndarray:
         """The joint random elements of every proof, (proofs, joint), from all parts."""

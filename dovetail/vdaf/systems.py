@@ -47,7 +47,7 @@ class ProofSystem(Protocol):
         ...
 
     @property
-    def elements(self) -> int:
+    def num_elements(self) -> int:
         """Field elements that an aggregator works with per report: a measure of its work."""
         ...
 
@@ -110,11 +110,11 @@ class ProofSystem(Protocol):
         """
         ...
 
-    def public_of(self, verifiers: Sequence[bytes]) -> bytes:
+    def public_share_of(self, verifiers: Sequence[bytes]) -> bytes:
         """Aggregator: the public share that fits the verifier shares of one report, given in aggregators' order."""
         ...
 
-    def output(self, index: int, share: bytes) -> np.ndarray:
+    def output_share(self, index: int, share: bytes) -> np.ndarray:
         """Aggregator: its share of the integers, as field elements.
 
         The sum of all shares is the integers modulo the field.

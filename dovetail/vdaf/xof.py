@@ -39,7 +39,7 @@ class Xof(abc.ABC):
 
     def vector(self, field: Field, length: int) -> np.ndarray:
         """The next `length` uniform field elements; integers that are not below the modulus are passed over."""
-        elements = field.read(self.next(length * field.size))
+        elements = field.decode_unchecked(self.next(length * field.size))
         fine = elements < field.modulus
         if np.all(fine):
             return elements
@@ -47,7 +47,7 @@ class Xof(abc.ABC):
         return np.concatenate([kept, self.vector(field, length - len(kept))])
 
     @classmethod
-    def seed(cls, seed: bytes, tag: bytes, *binder: bytes) -> bytes:
+    def derive_seed(cls, seed: bytes, tag: bytes, *binder: bytes) -> bytes:
         """A seed derived from this one, a tag and whatever it is bound to."""
         return cls(seed, tag, *binder).next(SEED)
 

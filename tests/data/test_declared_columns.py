@@ -72,14 +72,14 @@ def test_new_rows_are_read_by_the_same_rule():
     data = read(missing="indicator")
     recipe = Recipe.from_json(data.recipe.to_json())
     assert recipe == data.recipe
-    np.testing.assert_allclose(recipe.inputs(COLUMNS), INDICATED)
+    np.testing.assert_allclose(recipe.read_inputs(COLUMNS), INDICATED)
     old = Recipe.from_json({**recipe.to_json(), "columns": [{"name": "age", "bounds": [0, 80]}]})
     assert old.columns == (InputColumn(name="age", bounds=(0.0, 80.0)),)
     strict = read(
         {name: values[3:] * 4 for name, values in COLUMNS.items()} | {"dose": [1.0] * 4, "ill": COLUMNS["ill"]}
     )
     with pytest.raises(ValueError, match=r"'age' \(1 of 4 rows\), .*: the model was trained without a rule for them"):
-        strict.recipe.inputs(COLUMNS)
+        strict.recipe.read_inputs(COLUMNS)
 
 
 @pytest.mark.parametrize(

@@ -455,9 +455,9 @@ def test_a_recipe_survives_json_and_reads_new_rows(tmp_path):
     recipe = Recipe.from_json(data.recipe.to_json())
     assert recipe == data.recipe
     inputs = {name: COLUMNS[name] for name in ("city", "dose", "smoker", "age")}
-    np.testing.assert_array_equal(recipe.inputs({**inputs, "other": ["?"] * 6}), READ)
-    np.testing.assert_array_equal(recipe.inputs(written(tmp_path / "new.csv")), READ)
-    np.testing.assert_array_equal(recipe.inputs(READ), READ)
+    np.testing.assert_array_equal(recipe.read_inputs({**inputs, "other": ["?"] * 6}), READ)
+    np.testing.assert_array_equal(recipe.read_inputs(written(tmp_path / "new.csv")), READ)
+    np.testing.assert_array_equal(recipe.read_inputs(READ), READ)
     for rows, sentence in (
         ({"age": [1], "smoker": [True]}, "the mapping lacks columns that the model was trained on: 'dose', 'city'"),
         (READ[:, :3], r"expected inputs of shape \(rows, 5\), got \(6, 3\)"),
@@ -466,7 +466,7 @@ def test_a_recipe_survives_json_and_reads_new_rows(tmp_path):
         ({**COLUMNS, "city": ["Bern"] * 6}, "declared categories in column 'city' of the mapping, got 6 of 6 rows"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            recipe.inputs(rows)
+            recipe.read_inputs(rows)
     with pytest.raises(ValueError, match="expected a recipe that this version of the library wrote"):
         Recipe.from_json({"shape": [5]})
 
@@ -477,9 +477,9 @@ def test_data_without_a_recipe_get_one_that_takes_arrays():
     assert data.recipe is None
     recipe = with_recipe(data).recipe
     assert (recipe.shape, recipe.dtype, recipe.columns, recipe.answer.size) == ((2,), "float32", None, 3)
-    np.testing.assert_array_equal(recipe.inputs({"a": [1, 2], "b": [3, 4]}), [[1, 3], [2, 4]])
+    np.testing.assert_array_equal(recipe.read_inputs({"a": [1, 2], "b": [3, 4]}), [[1, 3], [2, 4]])
     with pytest.raises(ValueError, match="the model was not trained on a table, got the mapping with 1 columns"):
-        recipe.inputs({"a": [1, 2]})
+        recipe.read_inputs({"a": [1, 2]})
     reshaped = dataclasses.replace(Dataset.from_pandas(COLUMNS, **HOW), inputs=np.zeros((4, 7)))
     assert recipe_of(reshaped).shape == (7,), "a recipe of other inputs is not this one's"
 
@@ -505,7 +505,7 @@ def test_answers():
         number.probabilities(np.zeros((1, 1)))
     prices = Table(name="prices", columns={"price": [10.0, 15.0, 99.0]})
     np.testing.assert_allclose(
-        Answer(kind="number", size=1, columns=("price",), bounds=(10.0, 30.0)).labels(prices), [-1, -0.5, 1]
+        Answer(kind="number", size=1, columns=("price",), bounds=(10.0, 30.0)).read_labels(prices), [-1, -0.5, 1]
     )
 
 

@@ -337,7 +337,7 @@ def test_the_command_predicts_a_file(result, table_file, command, tmp_path):
     assert list(rows[0]) == ["prediction", "p(no)", "p(yes)"]
     assert [row["prediction"] for row in rows] == told.tolist()
 
-    np.save(tmp_path / "rows.npy", result.recipe.inputs(TABLE)[:3])
+    np.save(tmp_path / "rows.npy", result.recipe.read_inputs(TABLE)[:3])
     status, out, err = command("predict", str(result.out), str(tmp_path / "rows.npy"))
     assert status == 0, err
     assert out.splitlines()[0] == "prediction,p(no),p(yes)"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from dovetail.mechanisms.laplace import ClipLaplace, invert_mean_report, mean_report, perturb
+from dovetail.mechanisms.laplace import ClipLaplace, draw_clip_laplace, invert_mean_report, mean_report
 from dovetail.statements import NotApplicable
 
 ALPHA = 1e-4
@@ -158,7 +158,7 @@ def test_calibrate_agrees_with_a_root_finder() -> None:
 
 def test_perturb_takes_personal_budgets() -> None:
     budgets = np.array([[0.5], [6.0]], np.float32)
-    draw = jax.jit(lambda x, budgets: perturb(x, budgets, 1.0, 1.0, key=jax.random.key(0)))
+    draw = jax.jit(lambda x, budgets: draw_clip_laplace(x, budgets, 1.0, 1.0, key=jax.random.key(0)))
     sample = np.asarray(draw(np.full((2, 50_000), 0.5, np.float32), budgets), np.float64)
     for row, eps in zip(sample, (0.5, 6.0), strict=True):
         assert stats.kstest(row, truncated(ClipLaplace(eps), 0.5)[1]).pvalue > ALPHA
@@ -178,7 +178,7 @@ def test_a_bound_below_the_box_is_refused(bound: float) -> None:
     with pytest.raises(ValueError, match="expected bound"):
         ClipLaplace(1.0, bound=bound)
     with pytest.raises(ValueError, match="expected bound"):
-        perturb(0.0, 1.0, 1.0, bound, key=jax.random.key(0))
+        draw_clip_laplace(0.0, 1.0, 1.0, bound, key=jax.random.key(0))
 
 
 def test_the_asymmetric_box_really_breaks_the_bound() -> None:
@@ -191,4 +191,4 @@ def test_the_asymmetric_box_really_breaks_the_bound() -> None:
 
 def test_one_report_cannot_be_debiased() -> None:
     with pytest.raises(NotApplicable, match="report_variance"):
-        ClipLaplace(1.0).variance(0.0)
+        ClipLaplace(1.0).debiased_variance(0.0)

@@ -28,7 +28,7 @@ def seeded(seed: int = 0) -> ExactSampler:
 def test_the_implemented_coin_is_on_the_safe_side(eps: float, levels: int) -> None:
     r = ExactRandomizedResponse(eps, levels)
     with decimal.localcontext(prec=400):
-        exact = (Decimal(r.ratio.numerator) / Decimal(r.ratio.denominator)).ln()
+        exact = (Decimal(r.likelihood_ratio.numerator) / Decimal(r.likelihood_ratio.denominator)).ln()
         assert exact <= Decimal(eps)
         assert Decimal(eps) - exact < Decimal("1e-12")
         assert exact <= Decimal(r.eps_implemented)
@@ -39,7 +39,7 @@ def test_the_implemented_coin_is_on_the_safe_side(eps: float, levels: int) -> No
 def test_the_ratio_is_that_of_the_law() -> None:
     r = ExactRandomizedResponse(1.5, 4)
     lie = (1 - r.prob_truth) / 4
-    assert r.ratio == (r.prob_truth + lie) / lie
+    assert r.likelihood_ratio == (r.prob_truth + lie) / lie
     assert float(r.prob_truth) == pytest.approx(r.law.prob_truth, rel=1e-15)
 
 
@@ -112,9 +112,9 @@ def test_laplace_reports_follow_the_law() -> None:
     assert report.dtype == np.int64
     assert p_value(r) > ALPHA
     assert p_value(DiscreteLaplace(1.5 * 1.15, Fraction(1, 4))) < 1e-6
-    z = (r.debias(report.mean()) - x) / math.sqrt(r.variance(x) / size)
+    z = (r.debias(report.mean()) - x) / math.sqrt(r.debiased_variance(x) / size)
     assert abs(z) < stats.norm.isf(ALPHA / 2)
-    assert np.var(report * 0.25) == pytest.approx(float(r.variance(x)), rel=0.08)
+    assert np.var(report * 0.25) == pytest.approx(float(r.debiased_variance(x)), rel=0.08)
 
 
 def test_laplace_variance_is_that_of_its_law() -> None:
@@ -124,7 +124,7 @@ def test_laplace_variance_is_that_of_its_law() -> None:
         law = np.exp(r.log_density(y, x))
         mean = np.sum(law * y)
         assert r.debias(mean) == pytest.approx(x, abs=1e-12)
-        assert r.variance(x) == pytest.approx(np.sum(law * (y - mean) ** 2) / 9, rel=1e-9)
+        assert r.debiased_variance(x) == pytest.approx(np.sum(law * (y - mean) ** 2) / 9, rel=1e-9)
 
 
 def test_laplace_clamps_wild_inputs() -> None:

@@ -41,7 +41,7 @@ def test_scale_is_right_and_near_misses_are_rejected() -> None:
 def test_mean_and_variance() -> None:
     r = GaussianRandomizer(std=0.7, clip_norm=5.0)
     np.testing.assert_allclose(r.mean([6.0, 8.0]), [3.0, 4.0])
-    np.testing.assert_allclose(r.variance(np.zeros((2, 3))), np.full((2, 3), 0.49))
+    np.testing.assert_allclose(r.debiased_variance(np.zeros((2, 3))), np.full((2, 3), 0.49))
     np.testing.assert_array_equal(r.debias(np.ones(3)), np.ones(3))
 
 

@@ -164,8 +164,8 @@ def test_edges_are_unbiased_and_in_the_box() -> None:
 
 
 def test_values_are_midpoints() -> None:
-    assert BOX.values(np.array([-16 + 15]), 2) == pytest.approx(0.0)
-    assert BOX.values(3, 1) == pytest.approx(3.5 * CLIP / 16)
+    assert BOX.sum_of_midpoints(np.array([-16 + 15]), 2) == pytest.approx(0.0)
+    assert BOX.sum_of_midpoints(3, 1) == pytest.approx(3.5 * CLIP / 16)
 
 
 def test_reports_beyond_the_grid_are_drawn_again_or_clamped() -> None:

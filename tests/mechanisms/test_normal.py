@@ -13,7 +13,7 @@ from grids import later
 from scipy import stats
 
 from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT, gaussian, skellam
-from dovetail.mechanisms.gaussian import _exponential_from_words, brief_normal, normal, pairs_from_words
+from dovetail.mechanisms.gaussian import _exponential_from_words, fast_normal, normal, normal_pairs_from_words
 from dovetail.mechanisms.laplace import laplace_from_bits
 from dovetail.randomness import chacha
 
@@ -78,7 +78,7 @@ def test_the_map_is_accurate_for_any_words() -> None:
     high, low, turn = rng.integers(0, 2**32, (3, 200_000), dtype=np.uint32)
     high[:50_000] >>= rng.integers(0, 32, 50_000, dtype=np.uint32)  # far out
     high[50_000:100_000] = ~(high[50_000:100_000] >> rng.integers(0, 32, 50_000, dtype=np.uint32))  # near the middle
-    found = jax.jit(pairs_from_words)(high, low, turn)
+    found = jax.jit(normal_pairs_from_words)(high, low, turn)
     truth = exactly(high, low, turn)
     reach = np.hypot(*truth)
     for one, other in zip(found, truth, strict=True):
@@ -97,18 +97,18 @@ def test_extreme_words_reach_beyond_nine_standard_deviations_and_stay_numbers() 
     assert reach[4] == pytest.approx(math.sqrt(2.0**-31), rel=1e-6)
     np.testing.assert_allclose(reach[5:], math.sqrt(2 * math.log(2)), rtol=1e-6)
     for turn in (0, 1, 2**29 - 1, 2**29, 2**30, 2**31, 3 << 30, top):
-        pairs = np.array(pairs_from_words(high, low, jnp.full(high.shape, turn, jnp.uint32)))
+        pairs = np.array(normal_pairs_from_words(high, low, jnp.full(high.shape, turn, jnp.uint32)))
         assert np.isfinite(pairs).all()
         assert (pairs != 0).all()
         np.testing.assert_allclose(np.hypot(*pairs), reach, rtol=1e-6)
-    straight = pairs_from_words(words(0), words(0), words(0))
+    straight = normal_pairs_from_words(words(0), words(0), words(0))
     assert float(straight[0][0]) > 9
 
 
 def test_one_word_a_number_is_normal_too() -> None:
     """Kolmogorov-Smirnov at alpha 1e-4; pages have nothing to do with each other."""
     z = np.asarray(
-        jax.jit(brief_normal, static_argnums=1)(jax.random.key(5, impl=chacha.key_implementation()), (100_000,)),
+        jax.jit(fast_normal, static_argnums=1)(jax.random.key(5, impl=chacha.key_implementation()), (100_000,)),
         np.float64,
     )
     assert len(np.unique(np.float32(z))) > 99_500
@@ -127,8 +127,8 @@ def test_where_one_word_is_too_small_a_third_one_makes_the_tail(monkeypatch: pyt
     monkeypatch.setattr(gaussian, "random_page", lambda key, number, count: given[count])
     low = jnp.tile(words(0, 5, (255 << 24) + (1 << 23), (255 << 24) + (1 << 23)), 4)
     turn = jnp.tile(words(128, 128, 2**32 - 128, 128), 4)
-    expected = np.concatenate(pairs_from_words(high, low, turn))
-    np.testing.assert_allclose(brief_normal(jax.random.key(0), (32,)), expected, rtol=1e-6)
+    expected = np.concatenate(normal_pairs_from_words(high, low, turn))
+    np.testing.assert_allclose(fast_normal(jax.random.key(0), (32,)), expected, rtol=1e-6)
     assert np.max(np.hypot(*np.split(expected, 2))) == pytest.approx(NORMAL_CUT, rel=1e-6)
 
 

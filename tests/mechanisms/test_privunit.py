@@ -142,7 +142,7 @@ def test_debias_inverts_the_exact_mean_and_the_variance_is_the_accountants(dim: 
         np.testing.assert_allclose(r.debias(r.mean(x)), clipped, rtol=1e-12, atol=1e-15)
         m, radius = accounting.mean_projection(r.cap), np.linalg.norm(clipped) / 3
         assert r.report_variance(x).sum() == pytest.approx(1 - (m * radius) ** 2, rel=1e-8)
-    assert r.variance(3 * u).sum() == pytest.approx((3 * accounting.noise_std(r.cap)) ** 2, rel=1e-6)
+    assert r.debiased_variance(3 * u).sum() == pytest.approx((3 * accounting.rms_error(r.cap)) ** 2, rel=1e-6)
 
 
 # The blanket
@@ -248,7 +248,7 @@ def test_unbiased_with_the_declared_covariance(radius: float) -> None:
     x, clipped = 1.5 * radius * u, 1.5 * min(radius, 1.0) * u
     v = draw(r, x, count, seed=8)
     limit = stats.norm.isf(ALPHA / 2 / dim)
-    error = np.sqrt(r.variance(x) / count)
+    error = np.sqrt(r.debiased_variance(x) / count)
     assert np.all(np.abs(r.debias(v.mean(axis=0)) - clipped) < limit * error)
     if radius > 0:
         assert np.any(np.abs(1.1 * r.debias(v.mean(axis=0)) - clipped) > limit * error)
@@ -259,9 +259,9 @@ def test_unbiased_with_the_declared_covariance(radius: float) -> None:
     assert np.all(np.abs(wrong) > limit)
     total = np.sum((r.debias(v) - clipped) ** 2, axis=1)
     if radius == 0:  # the report has norm 1: nothing varies but the last float32 bit
-        assert total.mean() == pytest.approx(r.variance(x).sum(), rel=1e-6)
+        assert total.mean() == pytest.approx(r.debiased_variance(x).sum(), rel=1e-6)
         return
-    z = (total.mean() - r.variance(x).sum()) / (total.std() / math.sqrt(count))
+    z = (total.mean() - r.debiased_variance(x).sum()) / (total.std() / math.sqrt(count))
     assert abs(z) < stats.norm.isf(ALPHA / 2)
 
 
@@ -273,7 +273,7 @@ def test_the_mean_over_different_clients_is_unbiased() -> None:
     assert 0.2 < np.mean(norms > 1.5) < 0.8
     clipped = x * np.minimum(1, 1.5 / norms)
     v = draw(r, x, count, seed=9)
-    error = np.sqrt(r.variance(x).mean(axis=0) / count)
+    error = np.sqrt(r.debiased_variance(x).mean(axis=0) / count)
     z = (r.debias(v.mean(axis=0)) - clipped.mean(axis=0)) / error
     assert np.all(np.abs(z) < stats.norm.isf(ALPHA / 2 / dim))
     assert np.any(np.abs(1.2 * r.debias(v.mean(axis=0)) - clipped.mean(axis=0)) > stats.norm.isf(ALPHA / 2) * error)
@@ -310,7 +310,7 @@ def test_sums_are_those_of_the_reports(dim: int) -> None:
     report = jax.jit(lambda x, key: r(x, key=key))
     reports = np.stack([np.asarray(report(x, key), np.float64) for x, key in zip(xs, keys, strict=True)])
     np.testing.assert_allclose(np.linalg.norm(reports, axis=1), 1, atol=1e-5)
-    np.testing.assert_allclose(r.total(xs, present, keys=keys), reports[:3].sum(axis=0), atol=1e-6)
+    np.testing.assert_allclose(r.sum_reports(xs, present, keys=keys), reports[:3].sum(axis=0), atol=1e-6)
 
 
 def test_a_million_dimensions_in_bounded_memory() -> None:

@@ -154,7 +154,7 @@ def test_shorter_inputs_are_turned_round_and_stay_unbiased(randomizer: SeededPri
     sampler, x = seeded(8), 0.3 * unit
     reports = seeds.directions(np.array([randomizer(x, sampler=sampler) for _ in range(REPORTS)]), DIM)
     estimate = randomizer.law.debias(reports.astype(float).mean(axis=0))
-    spread = np.sqrt(randomizer.law.variance(x) / REPORTS)
+    spread = np.sqrt(randomizer.law.debiased_variance(x) / REPORTS)
     assert (np.abs(estimate - x) < 5 * spread).all()
     assert (np.abs(estimate + x) > 5 * spread).any()
     assert (np.abs(estimate) > 5 * spread).any()

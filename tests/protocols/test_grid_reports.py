@@ -126,7 +126,7 @@ def test_mean_and_variance_are_those_of_the_continuous_report(case: str, x: floa
     protocol = make(case)
     eps = 2.0 if case == "ldp_fl" else max(protocol.budgets)
     sums, cells = cells_of(protocol, x, eps, 40_000)
-    reports = sums.grid.values(cells, 1)
+    reports = sums.grid.sum_of_midpoints(cells, 1)
     if case in CLIPPED:
         law = ClipLaplace(eps, -CLIP, CLIP)
         mean, variance = float(law.mean(x)), float(law.report_variance(x))
@@ -182,7 +182,7 @@ def test_a_random_selection_keeps_what_it_says() -> None:
     """At a budget of 400 a report is near its input: a fifth of the coordinates, no matter which, are at C / 2."""
     protocol = make("s_apes-random", budgets=[400.0, 400.0], dim=1000)
     sums, cells = cells_of(protocol, CLIP / 2, 400.0, 1000)
-    assert np.count_nonzero(sums.grid.values(cells, 1) > CLIP / 4) == 200
+    assert np.count_nonzero(sums.grid.sum_of_midpoints(cells, 1) > CLIP / 4) == 200
 
 
 @pytest.mark.parametrize("case", ["apes", "s_apes", later("s_apes-random"), "unis", later("ldp_fl")])

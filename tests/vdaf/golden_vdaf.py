@@ -42,7 +42,7 @@ def pine(shares):
         "sha256_of_shares": [digest(part) for part in parts],
         "sha256_of_verifiers": [digest(one.verifier) for one in queried],
         "message": message.hex(),
-        "outputs": [FIELD64.encode(variant.output(i, part)).hex() for i, part in enumerate(parts)],
+        "outputs": [FIELD64.encode(variant.output_share(i, part)).hex() for i, part in enumerate(parts)],
     }
 
 
@@ -53,7 +53,7 @@ def multihot():
     bits = [1, 0, 0, 1, 0, 0, 0, 0, 1]
     public, parts = prio3.shard(bits, NONCE, rand(prio3.rand_size))
     found = [prio3.verify_init(KEY, i, NONCE, public, part) for i, part in enumerate(parts)]
-    message = prio3.message([one for _, one in found])
+    message = prio3.verifier_shares_to_message([one for _, one in found])
     return {
         "bits": bits,
         "public": public.hex(),
@@ -78,7 +78,7 @@ def levels():
         "sha256_of_shares": [digest(part) for part in parts],
         "sha256_of_verifiers": [digest(one.verifier) for one in queried],
         "message": message.hex(),
-        "outputs": [FIELD64.encode(proofs.output(i, part)).hex() for i, part in enumerate(parts)],
+        "outputs": [FIELD64.encode(proofs.output_share(i, part)).hex() for i, part in enumerate(parts)],
     }
 
 

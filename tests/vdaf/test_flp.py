@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from field_samples import elements
 
-from dovetail.vdaf.circuits import Count, Histogram, MultihotCountVec, SumVec, bits_of, bits_weights
+from dovetail.vdaf.circuits import Count, Histogram, MultihotCountVec, SumVec, bit_weights, bits_of
 from dovetail.vdaf.field import FIELD64
 from dovetail.vdaf.flp import FullyLinearProof, Gadget
 
@@ -73,7 +73,7 @@ def test_a_proof_with_one_element_changed_is_refused(rng, case):
 
 def test_bits_with_their_weights_are_the_number():
     for largest in (1, 2, 5, 8, 255):
-        weights = [int(weight) for weight in bits_weights(F, largest)]
+        weights = [int(weight) for weight in bit_weights(F, largest)]
         assert sum(weights) == largest
         for value in range(largest + 1):
             assert sum(w * b for w, b in zip(weights, bits_of(value, largest), strict=True)) == value

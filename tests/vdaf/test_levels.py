@@ -50,7 +50,7 @@ def test_levels_in_range_are_accepted_and_add_up(rng, largest, shares):
         for index, one in enumerate(report):
             proofs.check(index, one)
             assert len(one.share) == proofs.share_size(index)
-            total = FIELD64.add(total, proofs.output(index, one.share))
+            total = FIELD64.add(total, proofs.output_share(index, one.share))
     assert np.array_equal(FIELD64.center(total), sum(vectors))
 
 
@@ -94,7 +94,7 @@ def test_what_has_another_form_is_refused(rng):
             proofs.check(index, wrong)
     told = [proofs.query(KEY, i, [one])[0].verifier for i, one in enumerate((leader, helper))]
     assert len(told[0]) == proofs.verifier_size
-    assert proofs.public_of(told) == leader.public
+    assert proofs.public_share_of(told) == leader.public
     assert proofs.decide([[told[0], b""], [told[0]], [told[0], b"\xff" * len(told[1])]]) == [None] * 3
 
 

@@ -30,7 +30,7 @@ def test_honest_reports_are_accepted_and_add_up(rng, shares, dim):
     for report in reports:
         for index, one in enumerate(report):
             pine.check(index, one)
-            total = pine.field.add(total, pine.output(index, one.share))
+            total = pine.field.add(total, pine.output_share(index, one.share))
     assert np.array_equal(pine.field.center(total), sum(vectors))
 
 

@@ -60,7 +60,7 @@ def test_pine(vector):
         (message,) = pine.decide([verifiers])
         assert message is not None and message.hex() == report["prep_messages"][0]
         assert {one.seeds for one in queried} == {message}
-        outputs = [pine.output(index, share) for index, share in enumerate(shares)]
+        outputs = [pine.output_share(index, share) for index, share in enumerate(shares)]
         assert [[field.encode(x[None]).hex() for x in one] for one in outputs] == report["out_shares"]
         totals = [field.add(total, one) for total, one in zip(totals, outputs, strict=True)]
     assert [field.encode(total).hex() for total in totals] == vector["agg_shares"]
@@ -109,7 +109,7 @@ def test_prio3(vector):
         assert [share.hex() for share in shares] == report["input_shares"]
         found = [prio3.verify_init(key, index, nonce, public, share) for index, share in enumerate(shares)]
         assert [one.hex() for _, one in found] == report["verifier_shares"][0]
-        message = prio3.message([one for _, one in found])
+        message = prio3.verifier_shares_to_message([one for _, one in found])
         assert message is not None and message.hex() == report["verifier_messages"][0]
         outputs = [prio3.verify_next(state, message) for state, _ in found]
         assert [field.encode(one).hex() for one in outputs] == [as_bytes(one) for one in report["out_shares"]]
@@ -134,7 +134,7 @@ def test_bad_prio3_reports_are_refused(vector):
     found = [prio3.verify_init(key, i, nonce, public, raw(share)) for i, share in enumerate(report["input_shares"])]
     said = {one["operation"]: one["success"] for one in vector["operations"]}
     if "verifier_shares_to_message" in said:
-        message = prio3.message([one for _, one in found])
+        message = prio3.verifier_shares_to_message([one for _, one in found])
         assert (message is not None) == said["verifier_shares_to_message"]
     else:
         message = raw(report["verifier_messages"][0])
@@ -150,7 +150,7 @@ def test_bad_prio3_reports_are_refused(vector):
 def test_turboshake(vector):
     pytest.importorskip("Crypto.Hash.TurboSHAKE128", reason="expected PyCryptodome for TurboSHAKE128, got none")
     arguments = raw(vector["seed"]), raw(vector["dst"]), raw(vector["binder"])
-    assert TurboShake128.seed(*arguments).hex() == vector["derived_seed"]
+    assert TurboShake128.derive_seed(*arguments).hex() == vector["derived_seed"]
     found = TurboShake128.expand(FIELD128, *arguments, vector["length"])
     assert FIELD128.encode(found).hex() == vector["expanded_vec_field128"]
 

@@ -115,7 +115,7 @@ def budget_range(event: Personalized, members: np.ndarray) -> tuple[float, float
 
 
 def split_by_budget(event: Personalized, members: np.ndarray, at: float) -> list[np.ndarray]:
-    """[users whose budgets are at most `at`, the other ones]; slices again if `members` is a slice of `users_by_budget`."""
+    """[users whose budgets are at most `at`, the others]; slices again if `members` is one of `users_by_budget`."""
     budgets = budgets_of(event)
     if members.base is not None and members.base is users_by_budget(event):
         cut = bisect.bisect_right(members, at, key=budgets.__getitem__)

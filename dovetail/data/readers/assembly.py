@@ -110,7 +110,7 @@ def assemble(
             "expected either test= (records to test on) or test_share= (the share of users to hold out for that, such "
             f"as 0.2), got {'neither' if test is None else 'both'}"
         )
-    labels = answer.labels(records.targets)
+    labels = answer.read_labels(records.targets)
     ids = records.subjects or records.roster or records.users
     if ids is not None:
         fingerprint = fingerprint_ids(ids)
@@ -118,7 +118,7 @@ def assemble(
         fingerprint = people() if people is not None else fingerprint_records(records.inputs, labels)
     if test is not None:
         kept = np.ones(len(records.inputs), bool)
-        test_inputs, test_labels = test.inputs, answer.labels(test.targets)
+        test_inputs, test_labels = test.inputs, answer.read_labels(test.targets)
         if test_inputs.shape[1:] != records.inputs.shape[1:] or test_inputs.dtype != records.inputs.dtype:
             raise ValueError(
                 f"expected test records like those to train on, {records.inputs.dtype} of {records.inputs.shape[1:]}, "
@@ -174,16 +174,16 @@ def _held_out(
         theirs = test.users or test.subjects
         if theirs is None and owners is not None:
             return None
-        people = np.arange(len(test.inputs), dtype=np.int32) if theirs is None else _numbered(theirs)
+        people = np.arange(len(test.inputs), dtype=np.int32) if theirs is None else _number_names(theirs)
         return HeldOutPeople(people=people, by="table", shared=len(set(theirs or ()) & set(owners or ())))
     if owners is None:
         people = np.arange(np.count_nonzero(~kept), dtype=np.int32)
         return HeldOutPeople(people=people, by="row", rows=~kept, share=share, seed=seed)
     theirs = [name for name, keep in zip(owners, kept, strict=True) if not keep]
-    return HeldOutPeople(people=_numbered(theirs), by="subject" if records.users is None else "user")
+    return HeldOutPeople(people=_number_names(theirs), by="subject" if records.users is None else "user")
 
 
-def _numbered(names: Sequence[str]) -> np.ndarray:
+def _number_names(names: Sequence[str]) -> np.ndarray:
     """The place of each name among the sorted different ones, int32."""
     return np.unique(np.asarray(names), return_inverse=True)[1].astype(np.int32)
 

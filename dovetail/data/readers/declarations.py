@@ -17,7 +17,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.data.readers.recipes import Answer, InputColumn, Value
-from dovetail.data.readers.tables import Table, plain
+from dovetail.data.readers.tables import Table, as_python_value
 
 __all__ = ["check_types", "input_columns", "refuse_unclear_users", "warn_of_ids", "warn_of_ranges"]
 
@@ -95,7 +95,7 @@ def input_columns(
     """How each input column `names` is read; refuses a declaration about a column that is not an input or a target."""
     if not names:
         raise ValueError("no column is left for inputs: name some with inputs=")
-    fills = _fills(missing, names)
+    fills = _fill_values(missing, names)
     for what, declared in (("categories", categories), ("bounds", bounds), ("missing", fills)):
         for name in declared:
             if what == "missing" and name in targets:
@@ -109,7 +109,7 @@ def input_columns(
         InputColumn(
             name=name,
             bounds=None if name not in bounds else (float(bounds[name][0]), float(bounds[name][1])),
-            categories=None if name not in categories else tuple(plain(value) for value in categories[name]),
+            categories=None if name not in categories else tuple(as_python_value(value) for value in categories[name]),
             missing=name in fills,
             fill=fills.get(name),
         )
@@ -117,12 +117,14 @@ def input_columns(
     )
 
 
-def _fills(missing: str | Sequence[str] | Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Value | None]:
+def _fill_values(
+    missing: str | Sequence[str] | Mapping[str, Any] | None, names: Sequence[str]
+) -> dict[str, Value | None]:
     """The columns that may lack values, each with the constant that stands for one, None for the middle."""
     if missing is None:
         return {}
     if isinstance(missing, Mapping):
-        return {name: plain(fill) for name, fill in missing.items()}
+        return {name: as_python_value(fill) for name, fill in missing.items()}
     return dict.fromkeys(names if isinstance(missing, str) else missing)
 
 
@@ -134,7 +136,7 @@ def refuse_unclear_users(table: Table, spoken_for: Sequence[str]) -> None:
     for name in table.columns:
         if name in spoken_for or not _looks_like_ids(name):
             continue
-        values = table.names(name)
+        values = table.ids_as_text(name)
         if len(set(values)) < len(values):
             raise ValueError(
                 f"the column {name!r} of {table.name} looks like ids, and {len(values) - len(set(values))} of its rows "
@@ -158,9 +160,9 @@ def warn_of_ids(columns: Sequence[InputColumn]) -> None:
     ]
     if names:
         _warn(
-            f"{_listed(names)} look{'s' if len(names) == 1 else ''} like ids and will be read as numbers, from which a "
-            "model learns nothing about other people. List the columns to read in inputs=[...]; or, if this is a "
-            f"quantity, declare its range, bounds={{{names[0]!r}: (low, high)}}"
+            f"{_list_columns(names)} look{'s' if len(names) == 1 else ''} like ids and will be read as numbers, from "
+            "which a model learns nothing about other people. List the columns to read in inputs=[...]; or, if this is "
+            f"a quantity, declare its range, bounds={{{names[0]!r}: (low, high)}}"
         )
 
 
@@ -183,14 +185,14 @@ def warn_of_ranges(
         names.append(answer.columns[0])
     if names:
         _warn(
-            f"no range is declared for {_listed(names)} of {table.name}, with numbers beyond [-1, 1]: they are used as "
-            "they are, and large ones can keep a model from learning anything. Declare what is known without looking "
-            f"at the data, bounds={{{names[0]!r}: (low, high), ...}}: numbers are then clipped to their range and "
+            f"no range is declared for {_list_columns(names)} of {table.name}, with numbers beyond [-1, 1]: they are "
+            "used as they are, and large ones can keep a model from learning anything. Declare what is known without "
+            f"looking at the data, bounds={{{names[0]!r}: (low, high), ...}}: numbers are then clipped to their range and "
             "mapped to [-1, 1]"
         )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_columns(names: Sequence[str]) -> str:
     """Columns by name, the first few of them."""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return f"column{'' if len(names) == 1 else 's'} {', '.join(map(repr, names[:_MOST_NAMED]))}{more}"

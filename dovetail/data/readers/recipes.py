@@ -19,9 +19,9 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.data._base import Dataset, Target, as_inputs
-from dovetail.data.readers.tables import MissingValues, Table, is_table, plain
+from dovetail.data.readers.tables import MissingValues, Table, as_python_value, is_table
 
-__all__ = ["Answer", "InputColumn", "Recipe", "matrix", "recipe_of", "with_recipe"]
+__all__ = ["Answer", "InputColumn", "Recipe", "input_matrix", "recipe_of", "with_recipe"]
 
 Value = bool | int | float | str
 
@@ -72,9 +72,9 @@ class InputColumn(msgspec.Struct, frozen=True, kw_only=True):
         if not self.missing:
             return self._read_complete(table)
         inputs = np.zeros((table.rows, self.width), np.float32)
-        gaps = table.gaps(self.name)
+        gaps = table.missing_mask(self.name)
         if not gaps.all():
-            inputs[~gaps, :-1] = self._read_complete(table.only(self.name, ~gaps))
+            inputs[~gaps, :-1] = self._read_complete(table.select_rows(self.name, ~gaps))
         if self.fill is not None:
             inputs[gaps, :-1] = self._read_complete(Table(name="missing", columns={self.name: [self.fill]}))
         inputs[gaps, -1] = 1
@@ -144,13 +144,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             return cls(kind="number", size=1, columns=(target,), bounds=bounds)
         if bounds is not None:
             raise ValueError(f"expected bounds of numbers, got bounds of column {target!r}, which are classes")
-        declared = _classes_in(tables, target) if classes is None else tuple(plain(value) for value in classes)
+        declared = (
+            _classes_in(tables, target) if classes is None else tuple(as_python_value(value) for value in classes)
+        )
         _check_declared(f"classes of column {target!r}", declared)
         if len(declared) < 2:
             raise ValueError(f"expected at least two classes in column {target!r}, got {len(declared)}")
         return cls(kind="classes", size=len(declared), classes=declared, columns=(target,))
 
-    def labels(self, table: Table) -> np.ndarray:
+    def read_labels(self, table: Table) -> np.ndarray:
         """The labels of a table's rows as a `Dataset` holds them: (rows,), or (rows, labels) for several."""
         if self.kind == "number":
             return _scale_to_bounds(table, self.columns[0], self.bounds)
@@ -205,7 +207,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[InputColumn, ...] | None = None
     model: str | None = None
 
-    def inputs(self, rows: Any) -> np.ndarray:
+    def read_inputs(self, rows: Any) -> np.ndarray:
         """Rows as the model reads them.
 
         A table (a data frame, a file, a mapping) goes through the recipe; what else it holds is ignored. An array is
@@ -228,13 +230,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
                     f"model was not trained on a table, got {table.name} with {len(table.columns)} columns"
                 )
             columns = tuple(InputColumn(name=name) for name in table.columns)
-            return matrix(table, columns).reshape(-1, *self.shape)
+            return input_matrix(table, columns).reshape(-1, *self.shape)
         missing = [column.name for column in self.columns if column.name not in table.columns]
         if missing:
             names = ", ".join(map(repr, missing))
             raise ValueError(f"{table.name} lacks columns that the model was trained on: {names}")
         hint = "the model was trained without a rule for them, so leave these rows out, or train anew with missing="
-        return matrix(table, self.columns, hint=hint)
+        return input_matrix(table, self.columns, hint=hint)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `recipe.json`."""
@@ -249,7 +251,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"expected a recipe that this version of the library wrote, got {error}") from error
 
 
-def matrix(table: Table, columns: Sequence[InputColumn], *, hint: str | None = None) -> np.ndarray:
+def input_matrix(table: Table, columns: Sequence[InputColumn], *, hint: str | None = None) -> np.ndarray:
     """The inputs of a table's rows, float32, in the order of the columns.
 
     Arguments:
@@ -271,7 +273,7 @@ _MOST_NAMED = 8  # columns that a message names
 
 def _describe_gaps(table: Table, columns: Sequence[InputColumn], hint: str | None) -> str:
     """All columns in which values are missing and must not be, each with in how many rows, and what to do."""
-    counts = {column.name: int(table.gaps(column.name).sum()) for column in columns if not column.missing}
+    counts = {column.name: int(table.missing_mask(column.name).sum()) for column in columns if not column.missing}
     lacking = {name: count for name, count in counts.items() if count}
     listed = [f"{name!r} ({count} of {table.rows} rows)" for name, count in lacking.items()]
     more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""

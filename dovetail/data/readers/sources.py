@@ -25,7 +25,7 @@ from dovetail.data.readers.declarations import (
     warn_of_ids,
     warn_of_ranges,
 )
-from dovetail.data.readers.recipes import Answer, matrix
+from dovetail.data.readers.recipes import Answer, input_matrix
 from dovetail.data.readers.tables import MissingValues, Table, import_optional
 
 __all__ = ["from_arrays", "from_folder", "from_huggingface", "from_items", "from_table"]
@@ -82,7 +82,7 @@ def from_table(
     columns = input_columns(names, categories or {}, bounds or {}, missing, targets=targets)
     if inputs is None:
         warn_of_ids(columns)
-    with _saying("leave rows without one out of the table, for nothing can be learned from them"):
+    with _append_remedy("leave rows without one out of the table, for nothing can be learned from them"):
         answer = Answer.from_tables(
             [table] if other is None else [table, other],
             target=target,
@@ -90,11 +90,11 @@ def from_table(
             classes=classes,
             bounds=(bounds or {}).get(target) if isinstance(target, str) else None,
         )
-        labels = answer.labels(table)
-    with _saying("every row must be somebody's, so leave rows without an id out, or give them ids"):
+        labels = answer.read_labels(table)
+    with _append_remedy("every row must be somebody's, so leave rows without an id out, or give them ids"):
         users, subjects = _ids_of_rows(table, owner), _ids_of_rows(table, subject)
     records = Rows(
-        inputs=matrix(table, columns),
+        inputs=input_matrix(table, columns),
         targets=table,
         users=users,
         subjects=subjects,
@@ -104,7 +104,7 @@ def from_table(
     return assemble(
         records,
         answer,
-        test=None if other is None else _rows_to_test(other, matrix(other, columns), owner, subject),
+        test=None if other is None else _rows_to_test(other, input_matrix(other, columns), owner, subject),
         test_share=test_share,
         test_seed=test_seed,
         declared=classes is not None,
@@ -115,7 +115,7 @@ def from_table(
 
 
 @contextlib.contextmanager
-def _saying(remedy: str) -> Iterator[None]:
+def _append_remedy(remedy: str) -> Iterator[None]:
     """Within, an error about missing values ends with what to do about them."""
     try:
         yield
@@ -241,7 +241,7 @@ def from_huggingface(
         options = {**options, "user": None}
     for owner in ("user", "subject"):
         if isinstance(options.get(owner), str):
-            options = {**options, owner: tables[0].names(options[owner])}
+            options = {**options, owner: tables[0].ids_as_text(options[owner])}
     return from_arrays(*arrays(tables[0]), test=arrays(tables[1]) if test is not None else None, **options)
 
 
@@ -311,7 +311,7 @@ def _read_images(files: Sequence[Path], size: tuple[int, int] | None, grey: bool
 
 def _ids_of_rows(table: Table, column: str | Sequence[Any] | None) -> list[str] | None:
     """The ids of the rows as text, from a column's name or from the ids themselves; None without any."""
-    return table.names(column) if isinstance(column, str) else _as_text(column)
+    return table.ids_as_text(column) if isinstance(column, str) else _as_text(column)
 
 
 def _rows_to_test(
@@ -321,7 +321,7 @@ def _rows_to_test(
 
     def names(column: str | Sequence[Any] | None) -> list[str] | None:
         with contextlib.suppress(ValueError):  # public records need not say whose they are
-            return table.names(column) if isinstance(column, str) and column in table.columns else None
+            return table.ids_as_text(column) if isinstance(column, str) and column in table.columns else None
         return None
 
     return Rows(inputs=inputs, targets=table, users=names(owner), subjects=names(subject))
@@ -331,9 +331,9 @@ def _as_text(ids: Sequence[Any] | None) -> list[str] | None:
     """Ids of any type as text, None as None; refuses missing ones."""
     if ids is None:
         return None
-    return Table(name="the ids", columns={"ids": ids if isinstance(ids, list | tuple) else np.asarray(ids)}).names(
-        "ids"
-    )
+    return Table(
+        name="the ids", columns={"ids": ids if isinstance(ids, list | tuple) else np.asarray(ids)}
+    ).ids_as_text("ids")
 
 
 def _stack_items(items: Any, channels_first: bool, what: str) -> tuple[np.ndarray, np.ndarray]:

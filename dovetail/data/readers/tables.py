@@ -22,7 +22,7 @@ import numpy as np
 
 from dovetail import _validate
 
-__all__ = ["Kind", "MissingValues", "Table", "import_optional", "is_table", "plain"]
+__all__ = ["Kind", "MissingValues", "Table", "as_python_value", "import_optional", "is_table"]
 
 Kind = Literal["truth", "whole", "number", "text"]
 
@@ -49,7 +49,7 @@ def import_optional(module: str, *, needed_by: str, install: str) -> Any:
         raise ModuleNotFoundError(f"{needed_by} needs {module.partition('.')[0]}: pip install {install}") from error
 
 
-def plain(value: Any) -> Any:
+def as_python_value(value: Any) -> Any:
     """A NumPy scalar as Python's own, which JSON can hold; anything else as it is."""
     return value.item() if isinstance(value, np.generic) else value
 
@@ -106,7 +106,7 @@ class Table:
         _validate.known_name(f"column of {self.name}", name, self.columns)
         return self.columns[name]
 
-    def gaps(self, name: str) -> np.ndarray:
+    def missing_mask(self, name: str) -> np.ndarray:
         """A mask of the rows in which a column has no value."""
         column = self.column(name)
         if isinstance(column, np.ndarray) and column.dtype.kind in "biufUSM":
@@ -114,7 +114,7 @@ class Table:
         is_gap = (text.lower() in _MISSING for text in column) if self.text else map(_is_missing, column)
         return np.fromiter(is_gap, bool, len(column))
 
-    def only(self, name: str, rows: np.ndarray) -> Table:
+    def select_rows(self, name: str, rows: np.ndarray) -> Table:
         """The table of one column, with the rows of a mask; at least one."""
         column = self.column(name)
         kept = column[rows] if isinstance(column, np.ndarray) else list(itertools.compress(column, rows))
@@ -170,7 +170,7 @@ class Table:
         """
         column = self._complete_column(name)
         if not self.text:
-            return column.tolist() if isinstance(column, np.ndarray) else [plain(value) for value in column]
+            return column.tolist() if isinstance(column, np.ndarray) else [as_python_value(value) for value in column]
         if like is not None and all(isinstance(value, str) for value in like):
             return list(column)
         match self.kind(name):
@@ -182,14 +182,14 @@ class Table:
                 return [float(text) for text in column]
         return list(column)
 
-    def names(self, name: str) -> list[str]:
+    def ids_as_text(self, name: str) -> list[str]:
         """A column of ids of any type, as text; refuses missing ones."""
         column = self._complete_column(name)
         return [str(value) for value in (column.tolist() if isinstance(column, np.ndarray) else column)]
 
     def _complete_column(self, name: str) -> Sequence[Any] | np.ndarray:
         """The column of this name as it came; refuses one in which a value is missing."""
-        if missing := int(np.count_nonzero(self.gaps(name))):
+        if missing := int(np.count_nonzero(self.missing_mask(name))):
             raise MissingValues(
                 f"expected a value in every row of column {name!r} of {self.name}, got {missing} of {self.rows} rows "
                 "without one"

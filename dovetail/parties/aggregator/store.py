@@ -274,7 +274,7 @@ class VerifiedStore(SumStore):
         done = {row[0] for row in self._rows("SELECT report FROM verifiers WHERE round = ?", round)}
         missing = sorted(set(roster) - done)
         proof = self._sharing.proof
-        step = max(1, _AT_ONCE // proof.elements)
+        step = max(1, _AT_ONCE // proof.num_elements)
         for low in range(0, len(missing), step):
             names = missing[low : low + step]
             reports = self._shared_reports(round, names)
@@ -372,7 +372,7 @@ class VerifiedStore(SumStore):
 
 def _has_one_public_share(proof: ProofSystem, row: Sequence[bytes]) -> bool:
     """Whether all aggregators hold the same public share of a report, and it follows from their verifiers."""
-    public = proof.public_of([verifier[:-_DIGEST] for verifier in row])
+    public = proof.public_share_of([verifier[:-_DIGEST] for verifier in row])
     return {verifier[-_DIGEST:] for verifier in row} == {hashlib.sha256(public).digest()}
 
 

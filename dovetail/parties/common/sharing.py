@@ -235,7 +235,7 @@ class VerifiedSharing(Sharing):
 
     def add(self, total: np.ndarray, content: bytes, index: int) -> None:
         """Add a share, in the field."""
-        self.merge(total, self.proof.output(index, self.report(content, b"").share))
+        self.merge(total, self.proof.output_share(index, self.report(content, b"").share))
 
     def merge(self, total: np.ndarray, other: np.ndarray) -> None:
         """Add a sum, in the field."""

@@ -29,7 +29,7 @@ class LyingPine(Pine):
 
     claimed: int | None = None
 
-    def _norm_part(self, integers: np.ndarray) -> np.ndarray:
+    def _encode_norm_part(self, integers: np.ndarray) -> np.ndarray:
         layout, field = self.layout, self.field
         x = field.elements(integers)
         squared = int(field.dot(x, x)) if self.claimed is None else self.claimed
@@ -37,7 +37,7 @@ class LyingPine(Pine):
         bits = [(value >> i) & 1 for value in (squared, lacking) for i in range(layout.norm_bits)]
         return np.concatenate([x, field.elements(bits)])
 
-    def _product_part(self, products: np.ndarray) -> np.ndarray:
+    def _encode_product_part(self, products: np.ndarray) -> np.ndarray:
         layout = self.layout
         shifted = self.field.add(products, self.field.scalar(layout.product_bound - 1))
         bits = (shifted[:, None] >> np.arange(layout.product_bits, dtype=np.uint64)) & np.uint64(1)

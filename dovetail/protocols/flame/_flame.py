@@ -221,7 +221,7 @@ class Flame(Protocol, Fast):
     @property
     def summable(self) -> bool:
         """Whether sums serve in the place of messages: a surplus can be dropped from sums of bits only."""
-        return self.padding is None or self.padding.overflow == "keep" or self.padding.blanket.binary
+        return self.padding is None or self.padding.overflow == "keep" or self.padding.blanket.is_binary
 
     @property
     def matches_messages_exactly(self) -> bool:

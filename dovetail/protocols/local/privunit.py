@@ -89,7 +89,7 @@ class PrivUnit(Protocol, Fast):
         self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
     ) -> jax.Array:
         """The sum of the messages, one after the other where they are long."""
-        return self.local(xs.shape[1]).total(xs, present, keys=keys)
+        return self.local(xs.shape[1]).sum_reports(xs, present, keys=keys)
 
     def collect_onto(
         self,
@@ -102,7 +102,7 @@ class PrivUnit(Protocol, Fast):
         budgets: jax.Array | None = None,
     ) -> jax.Array:
         """`total` plus the sum of these messages."""
-        return self.local(xs.shape[1]).total(xs, present, keys=keys, onto=total)
+        return self.local(xs.shape[1]).sum_reports(xs, present, keys=keys, onto=total)
 
     def messages(self, dim: int) -> Messages:
         """Deployed messages: the seed of a unit vector, 16 bytes."""
@@ -125,7 +125,7 @@ class PrivUnit(Protocol, Fast):
 
         Taken at the last coordinate: a zero update counts as lying along the first.
         """
-        return float(np.sqrt(self.local(dim).variance(np.zeros(dim))[-1]) / math.sqrt(size))
+        return float(np.sqrt(self.local(dim).debiased_variance(np.zeros(dim))[-1]) / math.sqrt(size))
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
         """The event of one message per user; without its crowd it is what a single message reveals."""

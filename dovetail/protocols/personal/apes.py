@@ -77,7 +77,7 @@ class Apes(Personal, Claimed):
         """Client: Clip-Laplace reports (or Laplace ones) around the clipped x."""
         if self.randomizer == "laplace":
             return laplace_reports(x, budget, self.clip_value, key=key)
-        return laplace.perturb(x, budget, self.clip_value, self.output_bound, key=key)
+        return laplace.draw_clip_laplace(x, budget, self.clip_value, self.output_bound, key=key)
 
     def randomizer_of(self, budget: float) -> LocalRandomizer:
         """The randomizer of one coordinate at this budget: Clip-Laplace, or Laplace noise."""

@@ -136,7 +136,7 @@ class ReportedSum(Protocol):
 
     def variance(self, x: npt.ArrayLike) -> float:
         """The exact variance of the estimated sum of these users' numbers: of the sum, not of the mean."""
-        return float(self.local.variance(np.asarray(x, np.float64)).sum())
+        return float(self.local.debiased_variance(np.asarray(x, np.float64)).sum())
 
     def noise_std(self, size: int, dim: int) -> float:
         """The standard deviation of the estimate where every user holds zero."""

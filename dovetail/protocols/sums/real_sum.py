@@ -236,7 +236,7 @@ class RealSum(ReportedSum, Fast):
             return rounding + (self.sharing.noise_std(numbers.size, 1) * numbers.size) ** 2
         if self.method == "single":
             return super().variance(numbers)
-        bits = float(self.local.variance(0.0)) / self.slots
+        bits = float(self.local.debiased_variance(0.0)) / self.slots
         return _rounding_variance(numbers, self.slots) + numbers.size * bits
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
