@@ -187,8 +187,8 @@ def warn_of_ranges(
         _warn(
             f"no range is declared for {_list_columns(names)} of {table.name}, with numbers beyond [-1, 1]: they are "
             "used as they are, and large ones can keep a model from learning anything. Declare what is known without "
-            f"looking at the data, bounds={{{names[0]!r}: (low, high), ...}}: numbers are then clipped to their range and "
-            "mapped to [-1, 1]"
+            f"looking at the data, bounds={{{names[0]!r}: (low, high), ...}}: numbers are then clipped to their range "
+            "and mapped to [-1, 1]"
         )
 
 
