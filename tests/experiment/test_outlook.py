@@ -1,7 +1,9 @@
 """What is said before the first round: noise against updates, what to expect, what would help; and what is refused."""
 
+import dataclasses
 import logging
 import math
+import re
 
 import numpy as np
 import pytest
@@ -97,3 +99,45 @@ def test_the_command_says_it_on_stderr_and_refuses(command, tmp_path):
     assert status == 2
     assert "--force" in err
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_what_would_help_is_what_leaves_little_to_lose(is_local):
+    """Noise on a mean falls with the users, or with their root; its length grows with the root of the parameters."""
+    outlook = Outlook(
+        ratio=1.0,
+        longest=1.0,
+        rounds=100,
+        users=1000,
+        dim=10_000,
+        eps=1.0,
+        protocol="dp_fl",
+        is_local=is_local,
+        has_secret_noise=True,
+    )
+    assert outlook.residual == 0.1 and outlook.costs_much
+    users = int(re.search(r"more users \(about ([0-9,]+)\)", outlook.describe())[1].replace(",", ""))
+    fewer = int(re.search(r"fewer parameters \(about ([0-9,]+)\)", outlook.describe())[1].replace(",", ""))
+    assert users == (25_000 if is_local else 5000) and fewer == 400
+    assert "a larger eps" in outlook.describe() and "'secagg'" not in outlook.describe()
+    assert "a larger eps" not in dataclasses.replace(outlook, eps=None).describe()
+    assert "'secagg'" in dataclasses.replace(outlook, protocol="ldp_fl").describe()
+    assert "fewer parameters" not in dataclasses.replace(outlook, dim=24).describe()
+    assert "fewer parameters (about 1)" in dataclasses.replace(outlook, dim=25).describe()
+    assert "What would help" not in dataclasses.replace(outlook, ratio=0.3).describe()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expectation"),
+    [
+        (0.0, "nothing is lost to noise, and nothing is private"),
+        (0.2, "a point or two"),
+        (0.3, "a few points of accuracy"),
+        (15.0, "may be no better than a constant guess"),
+        (15.1, "the model would be noise"),
+    ],
+)
+def test_what_to_expect_depends_on_the_noise_that_is_left_of_all_rounds(ratio, expectation):
+    facts = {"longest": 1.0, "users": 10, "dim": 10, "eps": 1.0, "protocol": "dp_fl"}
+    outlook = Outlook(ratio=ratio, rounds=100, is_local=False, has_secret_noise=True, **facts)
+    assert expectation in outlook.describe()

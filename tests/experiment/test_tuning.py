@@ -1,5 +1,6 @@
 """Settings chosen by training with several: one statement covers all that was tried."""
 
+import dataclasses
 import json
 import math
 import types
@@ -258,3 +259,24 @@ def test_the_command_line_tunes_numbers(command, tmp_path, monkeypatch):
     assert status == 0, err
     assert out.splitlines()[0].split() == ["setting", "r2"]
     assert "chosen: server.learning_rate=0.3" in out
+
+
+@pytest.mark.parametrize(
+    "protocol", [{"name": "dp_fl", "clip_norm": 1.0}, {"name": "ldp_fl", "randomizer": "laplace", "clip_value": 1.0}]
+)
+def test_the_noise_that_a_trial_starts_from_is_what_it_needs_alone(protocol):
+    """It grows with the noise, whether that is given as a multiplier or as a budget."""
+    asked = config.parse({**BASE, "protocol": protocol}, [("privacy.eps", 3.0)])
+    guarantee, noise = tuning._guarantee_and_noise(asked, TASK)
+    eps = [
+        dataclasses.replace(guarantee, protocol=guarantee.protocol.with_noise(noise * factor)).bound().eps
+        for factor in (0.8, 1.0, 1.25)
+    ]
+    assert eps[1] == pytest.approx(3.0, rel=1e-2) and eps[0] > eps[1] > eps[2]
+
+
+def test_a_space_has_as_many_settings_as_all_can_be_tried():
+    axes = {"client.learning_rate": tuple(range(1, 101)), "client.batch": tuple(range(1, 101))}
+    assert len(Space(axes=axes).settings) == 10_000
+    with pytest.raises(ValueError, match="expected a space of at most 10000 settings, got 10100"):
+        Space(axes={**axes, "client.batch": tuple(range(1, 102))})

@@ -197,6 +197,61 @@ def test_a_task_names_a_protocol_that_is_installed_and_no_module():
         task_of(protocol="not_installed")
 
 
+SEALED, SIGNED = KeyPair.generate("seal").public, KeyPair.generate("sign").public
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"dim": 0}, "expected dim >= 1, got dim=0"),
+        ({"rounds": 0}, "expected rounds >= 1, got rounds=0"),
+        ({"max_clients": 0}, "expected max_clients >= 1"),
+        ({"min_clients": 0}, "min_clients=0"),
+        ({"min_clients": 1001}, "min_clients=1001"),
+        ({"colluders": -1}, "expected colluders >= 0"),
+        ({"round_seconds": 0.0}, "expected round_seconds > 0"),
+        ({"eps": 0.0}, "expected eps > 0"),
+        ({"delta": 0.0}, "delta=0.0"),
+        ({"delta": 1.0}, "delta=1.0"),
+        ({"version": 0}, "version=0"),
+        ({"begins": -1}, "expected begins >= 0"),
+        ({"ends": 0}, "must end after it begins"),
+        ({"begins": 50, "ends": 50}, "must end after it begins: begins=50, ends=50"),
+        ({"analyzer": SIGNED}, "this one is to sign with"),
+        ({"analyzer_sign": SEALED}, "this one is to seal with"),
+        ({"shufflers": ()}, "this one names 0 shufflers and 0 aggregators"),
+        ({"aggregators": (service_keys(), service_keys())}, "names 1 shufflers and 2 aggregators"),
+        ({**SHARED, "shufflers": (SHUFFLER, service_keys(sign=SHUFFLER.sign))}, "the same key to sign with"),
+        ({**SHARED, "shufflers": (SHUFFLER, service_keys(seal=SHUFFLER.seal))}, "the same key to seal with"),
+    ],
+)
+def test_a_task_that_cannot_be_is_refused_by_the_name_of_what_is_wrong(changed, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        task_of(**changed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"dim": 2, "rounds": 1, "eps": 1e-6, "delta": 0.999},
+        {"min_clients": 1},
+        {"min_clients": 1000},
+        {"colluders": 1000},
+        {"begins": 0, "ends": 1},
+        {"begins": 49, "ends": 50, "analyzer_sign": SIGNED},
+    ],
+)
+def test_a_task_at_the_ends_of_what_may_be_is_one(changed):
+    task = task_of(**changed)
+    assert task.is_over() or verify(sign(task, SIGNER), signer=SIGNER.public.key_id) == task
+
+
+def test_a_task_is_over_from_the_second_on_at_which_it_ends():
+    task = task_of(begins=40, ends=50)
+    assert [task.is_over(now) for now in (0.0, 49.9, 50.0, 60.0)] == [False, False, True, True]
+    assert not task_of().is_over(1e12)
+
+
 def resigned(body):
     return SignedTask(body=body, signature=SIGNER.sign(b"dovetail task\0" + body), signer=SIGNER.public)
 

@@ -157,3 +157,8 @@ def test_a_claim_is_none_where_its_formula_gives_no_number():
     assert SsSimple(eps_local=0.1).claim([cohort], 3, delta=1e-5) is not None
     assert Overflows(eps_local=0.1).claim([cohort], 3, delta=1e-5) is None
     assert SsSimple(eps_local=0.1).claim([], 3, delta=1e-5) is None
+
+
+def test_a_first_try_of_ldp_fl_has_noise_as_long_as_the_clip_norm():
+    protocol = protocols.build("ldp_fl", protocols.find("ldp_fl").example(20, {}))
+    assert protocol.local.std == protocol.local.clip_norm == protocol.clip_norm
