@@ -177,3 +177,11 @@ def test_refusals():
     huge = groups.subject_bound(rounds(1e-3, Poisson(prob=0.5)), users=4, delta=DELTA)
     everyone = groups.subject_bound(rounds(1e-3, Everyone()), users=4, delta=DELTA)
     assert 0 < huge.eps <= everyone.eps, "where shifts are too large for a grid, as if everyone took part"
+
+
+def test_noise_is_too_small_where_all_who_are_drawn_shift_the_sum_beyond_what_is_resolved():
+    drawn = replaced_users.NumberDrawn(np.array([0.5, 0.25, 0.25]), 0.0, 0.0)  # two at most
+    half = replaced_users._LARGEST_SHIFT / 2
+    replaced_users._require_small_shift(drawn, half)
+    with pytest.raises(NotApplicable, match="the noise is too small"):
+        replaced_users._require_small_shift(drawn, half * 1.01)

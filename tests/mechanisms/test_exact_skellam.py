@@ -55,6 +55,16 @@ def test_the_table_is_the_skellam_law_in_high_precision(variance: float) -> None
     assert law.distance <= 2.0**-253
 
 
+@pytest.mark.parametrize("variance", [1e-9, 1.0, 20.0, 1e5])
+def test_the_distance_is_no_less_than_what_its_parts_add_up_to(variance: float) -> None:
+    """Those of the module's page: the start and what is beyond the table, rounding, and the table's entries."""
+    law = _skellam_law(variance)
+    last = len(law.table.below) - 1
+    unit = Fraction(1, 2**BITS)
+    parts = Fraction(2 * last + 3, 2**264) + (max(last, Fraction(variance) / 2) + 2 * (last + 1)) * unit
+    assert parts <= Fraction(law.distance) <= parts * (1 + Fraction(1, 2**20))
+
+
 @pytest.mark.parametrize("variance", [1e-9, 0.3, 50.0, 1e4, 1e7])
 def test_the_table_agrees_with_scipy(variance: float) -> None:
     pmf = pmf_of(variance)

@@ -193,3 +193,14 @@ def test_reports_beyond_the_grid_are_drawn_again_or_clamped() -> None:
 def test_refusals(make, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize("conditioned", [False, True])
+def test_the_distance_is_what_its_parts_add_up_to_rounded_up(conditioned: bool) -> None:
+    """Those of the module's page: weights and tail, the table, and four times as much where reports are conditioned."""
+    steps, reach, eps = 8, 8 if conditioned else 40, 0.25
+    cells = steps + reach
+    error = Fraction(cells**2 + 2 * cells + 3 + 2 * cells, 2**BITS) + 2 * steps / Fraction(eps) / 2**BITS
+    exact = error * (4 if conditioned else 1)
+    drawn = GridLaplace(eps, ReportGrid(clip_value=1.0, steps=steps, reach=reach), conditioned)
+    assert exact <= Fraction(drawn.distance) <= exact * (1 + Fraction(1, 2**40))

@@ -98,6 +98,27 @@ def test_what_has_another_form_is_refused(rng):
     assert proofs.decide([[told[0], b""], [told[0]], [told[0], b"\xff" * len(told[1])]]) == [None] * 3
 
 
+def test_what_a_user_or_an_aggregator_puts_in_has_its_length(rng):
+    """A share with too few random bytes behind it is not uniform, and is not made."""
+    proofs = LevelProofs.of(size=4, largest=1)
+    nonce, rand = rng.bytes(16), rng.bytes(proofs.rand_size)
+    proofs.shard(np.ones(4, int), nonce, rand)
+    for wrong in ((nonce, rand[:-1]), (nonce, rand + b"1"), (nonce[:-1], rand), (nonce + b"1", rand)):
+        with pytest.raises(ValueError, match=f"expected {proofs.rand_size} random bytes and a nonce of 16"):
+            proofs.shard(np.ones(4, int), *wrong)
+    for size in (3, 5):
+        with pytest.raises(ValueError, match=f"expected 4 integers, got {size}"):
+            proofs.shard(np.ones(size, int), nonce, rand)
+    report = sharded(proofs, rng, [0, 1, 1, 0])
+    told = [proofs.query(KEY, index, [one])[0].verifier for index, one in enumerate(report)]
+    inner = [one[: len(one)] for one in told]
+    assert proofs.decide([told]) != [None]
+    for wrong in ([inner[0] + b"1", inner[1]], [inner[0], inner[1][:-1]], [inner[0]], [*inner, inner[1]]):
+        assert proofs.decide([wrong]) == [None]
+    assert proofs.decide([]) == []
+    assert proofs.query(KEY, 0, []) == []
+
+
 def test_the_error_is_what_the_page_says():
     proofs = LevelProofs.of(size=7850, largest=1)
     assert proofs.zero_knowledge_error == 0.0

@@ -151,6 +151,18 @@ def test_what_has_another_form_is_refused(rng):
     )
 
 
+def test_what_a_user_puts_in_has_its_length(rng):
+    nonce, rand, vector = rng.bytes(16), rng.bytes(SMALL.rand_size), np.array([1, 2, 3, 4, 5, 6])
+    assert len(SMALL.shard_all([vector], [nonce], [rand])) == 1
+    for wrong in (rand[:-1], rand + b"1"):
+        with pytest.raises(ValueError, match=f"expected {SMALL.rand_size} random bytes, got {len(wrong)}"):
+            SMALL.shard_all([vector], [nonce], [wrong])
+    for wrong in (vector[:-1], np.append(vector, 0)):
+        with pytest.raises(ValueError, match="expected 6 integers, got shape"):
+            SMALL.shard_all([wrong], [nonce], [rand])
+    assert SMALL.query(KEY, 0, []) == [] and SMALL.decide([]) == []
+
+
 def test_a_test_point_that_is_a_root_of_unity_shows_nothing(rng):
     """What is told instead is refused, and does not depend on the report."""
     flp = SMALL.flps[0][0]
