@@ -141,3 +141,20 @@ def test_what_to_expect_depends_on_the_noise_that_is_left_of_all_rounds(ratio, e
     facts = {"longest": 1.0, "users": 10, "dim": 10, "eps": 1.0, "protocol": "dp_fl"}
     outlook = Outlook(ratio=ratio, rounds=100, is_local=False, has_secret_noise=True, **facts)
     assert expectation in outlook.describe()
+
+
+def test_the_noise_that_counts_is_that_of_the_first_round():
+    """Of a schedule, in which noise and sizes change."""
+    overrides = [
+        ("protocol.name", "dp_fl"),
+        ("protocol.schedule", [1.0, 3.0]),
+        ("protocol.noise_multiplier", 4.0),
+        ("protocol.clip_norm", 1.0),
+        ("cohort.kind", "poisson"),
+        ("cohort.size", [100, 200]),
+        ("cohort.rounds", 2),
+    ]
+    plan = prepare(configs.read("digits", [*overrides, ("privacy.eps", None)]))
+    stds = [plan.sampler.noise_std(index, dim=1) / plan.sampler.divisor(index, learning_rate=1) for index in (0, 1)]
+    assert stds[0] == pytest.approx(4 / 100) and stds[0] != pytest.approx(stds[1])
+    assert Outlook.of(plan).ratio == pytest.approx(stds[0] * math.sqrt(plan.engine.dim))
