@@ -68,10 +68,14 @@ class Transformer(nn.Module):
 
 
 def network(name: str) -> nn.Module:
-    """The module of a workload, from a fixed seed, checked for its number of parameters."""
+    """The module of a workload, from a fixed seed or its `layers`, checked for its number of parameters."""
     chosen = own_workload.WORKLOADS[name]
     torch.manual_seed(workload.SEED)
     made = _make(name, chosen)
+    if name in own_workload.LAYERS:
+        first = [array for layer in own_workload.layers(name) for array in layer]
+        for parameter, array in zip(made.parameters(), first, strict=True):
+            parameter.data.copy_(torch.from_numpy(array))
     count = sum(parameter.numel() for parameter in made.parameters())
     if count != chosen.parameters:
         raise RuntimeError(f"the {name} model has {count} parameters, not {chosen.parameters}")

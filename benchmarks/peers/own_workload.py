@@ -73,6 +73,22 @@ def data(chosen: Workload, counts: Sequence[int]) -> tuple[np.ndarray, np.ndarra
     return inputs, rng.integers(chosen.classes, size=len(inputs))
 
 
+LAYERS = {
+    "record-mlp": ((256, 784), (10, 256)),
+    "record-cnn": ((16, 1, 5, 5), (32, 16, 5, 5), (192, 512), (10, 192)),
+}
+
+
+def layers(name: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The weights and biases that every engine starts from, per record; weights in PyTorch's layout, (out, in, ...)."""
+    rng = np.random.default_rng([workload.SEED, 5])
+    found = []
+    for shape in LAYERS[name]:
+        weight = rng.normal(size=shape) * np.sqrt(2 / np.prod(shape[1:]))
+        found.append((weight.astype(np.float32), rng.normal(0, 0.1, shape[0]).astype(np.float32)))
+    return found
+
+
 def options(description: str | None, *, variants: Sequence[str] = ("",)) -> argparse.Namespace:
     """Parse the command line that all scripts of this benchmark share; `variants` are an engine's own methods."""
     parser = argparse.ArgumentParser(description=description)

@@ -1,17 +1,18 @@
 """Sums of clipped gradients, one of each client with one record or a few, without a gradient for each.
 
-Where each parameter enters a model once, as `x @ kernel` or `x + bias`, one backward pass gives the inputs a of every
-kernel and the gradients d of its outputs. A kernel that an example passes once (a dense layer) has the gradient a d^T:
-its norm is |a| |d|, and the clipped sum over examples is one matrix product. With several records per client the
-gradient is a sum of such products: its norm is taken of blocks of it that are formed and forgotten, and the clipped sum
-is still one matrix product over all records of all clients. A kernel that an example passes at many positions (a
-convolution) is small, and its gradients are formed and added up, a chunk of clients at a time. So no norm is ever
-computed as a difference, as it would be from a Gram matrix of the positions, and no second backward pass is needed.
-Linear models go through `engine.linear`; a model of any other kind gets one gradient per client, a chunk at a time.
+Where a parameter enters a model once, by an operation that is linear in it (`engine.uses`), one backward pass gives
+what its gradients are products of, for all clients. A kernel that an example passes once (a dense layer) has the
+gradient a d^T, of its inputs a and the gradients d of its outputs: its norm is |a| |d|, and the clipped sum over
+examples is one matrix product. With several records per client the gradient is a sum of such products: its norm is
+taken of blocks of it that are formed and forgotten, and the clipped sum is still one matrix product over all records of
+all clients. A kernel that an example passes at many positions (a convolution, a dense layer on a sequence) is small,
+and its gradients are formed and added up, a chunk of clients at a time; of a table (an embedding) only the rows that a
+client reads. So no norm is ever computed as a difference, as it would be from a Gram matrix of the positions, and no
+second backward pass is needed. Any other parameter is differentiated for each client, side by side, a chunk at a time;
+linear models go through `engine.linear`.
 
-Read `clipped_client_sum` first. `_parameter_uses` traces how parameters enter the model, by stand-ins for them
-(`_Tap`); the gradients of one parameter for all clients of a chunk are then `Formed` or `Outer` (products), which are
-measured, clipped (`clip_factors`) and added up.
+Read `clipped_client_sum` first. The gradients of one parameter for all clients of a chunk are `Formed`, `Outer`
+(products) or `Rows`, which are measured, clipped (`clip_factors`) and added up.
 
 *Rounding.* A client with records k = 1..K has the gradient sum_k l_k r_k^T of a dense kernel. Its norm is that of the
 gradient as it is formed, in blocks that are forgotten; what is added up is one product over the records of all clients.
@@ -43,6 +44,7 @@ from dovetail._jax import materialize
 from dovetail.data._base import Loss, Model
 from dovetail.engine import linear
 from dovetail.engine.devices import chunk_bytes
+from dovetail.engine.uses import Program, Use, program_of
 from dovetail.learners import trees
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.losses import cross_entropy
@@ -51,11 +53,12 @@ from dovetail.mechanisms.gaussian import clip_factor
 __all__ = [
     "Formed",
     "Outer",
+    "Rows",
     "clip_factors",
     "clipped_client_sum",
     "clipped_sum",
+    "gradients_of",
     "is_worthwhile",
-    "kernel_gradients",
     "zero_unless",
 ]
 
@@ -134,13 +137,13 @@ def clipped_client_sum(
     weights = unravel(params)
     if model.constant is not None:
         return _clipped_sum_of_linear_model(weights, model.constant, batch, counts, clip_norm, loss).ravel()
-    uses = _parameter_uses(model, weights, inputs[0])
-    if uses is None:
+    program = program_of(model.apply, weights, jax.eval_shape(lambda: inputs[0]))
+    if not program.is_followed:
         total = _sum_over_chunks(_general_sum(model, weights, clip_norm, loss), batch, floats=3 * len(params))
     else:
-        floats = sum(use.num_floats for use in uses)
+        floats = sum(use.num_floats for use in program.uses)
         total = _sum_over_chunks(
-            _factored_sum(model, weights, uses, clip_norm, loss), batch, floats=floats, spare=len(params)
+            _factored_sum(model, weights, program, clip_norm, loss), batch, floats=floats, spare=len(params)
         )
     return materialize(lambda row: trees.flatten_into(row, total), params.shape, params.dtype)
 
@@ -156,8 +159,8 @@ def is_worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
     large = sum(leaf.size for leaf in jax.tree.leaves(weights)) >= _LARGE_MODEL
     if jax.default_backend() != "cpu" or not few or not large:
         return False
-    uses = _parameter_uses(model, weights, records)
-    return uses is not None and all(use.left is None or use.is_dense for use in uses)
+    uses = program_of(model.apply, weights, records).uses
+    return all(use.kind == "bias" or use.is_outer for use in uses)
 
 
 def _clipped_sum_of_linear_model(
@@ -212,34 +215,39 @@ def _general_sum(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Call
     return add_up
 
 
-def _factored_sum(
-    model: Model, weights: Any, uses: list[_ParameterUse], clip_norm: Any, loss: Loss
-) -> Callable[[_Batch], Any]:
-    """`_general_sum` of a model whose parameters are used as `uses` says: gradients as products, where that is shorter.
+def _factored_sum(model: Model, weights: Any, program: Program, clip_norm: Any, loss: Loss) -> Callable[[_Batch], Any]:
+    """`_general_sum` of a model with this program: gradients as products, where that is shorter.
 
-    One backward pass gives for every parameter the slopes of its outputs: that of `probes`, zeros added to them.
+    One backward pass gives for every parameter the slopes of its outputs: that of `probes`, zeros added to them. A
+    parameter that is not followed takes part with its own gradient.
     """
     leaves, structure = jax.tree.flatten(weights)
+    uses = program.uses
 
     def client_loss(
         probes: list[jax.Array], x: jax.Array, labels: jax.Array, record_weights: jax.Array
-    ) -> tuple[jax.Array, list[jax.Array | None]]:
-        taps = [_Tap(leaf, probe) for leaf, probe in zip(leaves, probes, strict=True)]
-        losses = loss(model.apply(jax.tree.unflatten(structure, taps), x), labels)
-        return jnp.sum(losses * record_weights), [tap.left for tap in taps]
+    ) -> tuple[jax.Array, list[Any]]:
+        own = [probe if use.out is None else leaf for use, leaf, probe in zip(uses, leaves, probes, strict=True)]
+        added = [None if use.out is None else probe for use, probe in zip(uses, probes, strict=True)]
+        outputs, lefts = program.run(own, x, added)
+        return jnp.sum(loss(outputs, labels) * record_weights), lefts
 
-    probes = [jnp.zeros(use.out.shape, use.out.dtype) for use in uses]
+    probes = [
+        leaf if use.out is None else jnp.zeros(use.out.shape, use.out.dtype)
+        for use, leaf in zip(uses, leaves, strict=True)
+    ]
     backward = jax.vmap(jax.grad(client_loss, has_aux=True), (None, 0, 0, 0))
 
     def add_up(batch: _Batch) -> Any:
         slopes, lefts = backward(probes, *batch[:3])
         records = batch.labels.shape[1]
-        gradients = [kernel_gradients(left, slope, records=records) for left, slope in zip(lefts, slopes, strict=True)]
-        if records > 1:
+        gradients = [gradients_of(use, left, slope) for use, left, slope in zip(uses, lefts, slopes, strict=True)]
+        if records > 1 or any(use.is_summed for use in uses):
             gradients = jax.lax.optimization_barrier(gradients)  # what is measured is what is added up, to the last bit
         own = jnp.sum(batch.weights > 0, axis=1)
         factor, left = clip_factors(gradients, batch.present, clip_norm, records=own)
-        total = jax.tree.unflatten(structure, [gradient.scaled_sum(factor) for gradient in gradients])
+        sums = [use.restore(gradient.scaled_sum(factor)) for use, gradient in zip(uses, gradients, strict=True)]
+        total = jax.tree.unflatten(structure, sums)
         if records == 1:
             return total
         others = batch._replace(present=left)
@@ -258,93 +266,6 @@ def _factored_sum(
         return jax.lax.scan(add, total, batch)[0]
 
     return add_up
-
-
-class _ParameterUse(NamedTuple):
-    """How a parameter enters the model, for one client: the inputs of its kernel (None: a bias), and the outputs.
-
-    `size` is how many numbers the parameter has, `records` how many records the client.
-    """
-
-    left: jax.ShapeDtypeStruct | None
-    out: jax.ShapeDtypeStruct
-    size: int
-    records: int
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether a record passes the kernel once."""
-        return self.out.size == self.records * self.out.shape[-1]
-
-    @property
-    def num_floats(self) -> int:
-        """How many numbers the gradient of one client takes, with all that it is computed from."""
-        if self.left is None:
-            return self.size
-        return self.left.size + self.out.size + (0 if self.is_dense else self.size)
-
-
-class _Tap:
-    """Stands in for a parameter while the model is traced, and keeps what its gradient needs.
-
-    `left` is then the kernel's input, None for a bias, and `out` the parameter's output. The gradient of the output is
-    that of `probe`, zeros added to it. Whatever is not `x @ kernel` or `x + bias`, once, is a TypeError; with `like`,
-    the model's input, so is a use inside a jit, scan or other transformation within the model.
-    """
-
-    __array_ufunc__ = None  # NumPy arrays leave their operators to us, as JAX arrays do
-
-    def __init__(self, value: jax.Array, probe: jax.Array | None = None, *, like: jax.Array | None = None) -> None:
-        self.left: jax.Array | None = None
-        self.out: jax.Array | None = None
-        self._value = value
-        self._probe = probe
-        self._like = like
-
-    def __rmatmul__(self, left: jax.Array) -> jax.Array:
-        if self._value.ndim != 2:
-            raise TypeError(f"expected a kernel of two axes, got shape {self._value.shape}")
-        self.left = left
-        return self._note_use(left @ self._value)
-
-    def __radd__(self, left: jax.Array) -> jax.Array:
-        out = left + self._value
-        if self._value.ndim != 1 or out.shape[-1:] != self._value.shape:
-            raise TypeError(f"expected a bias along the last axis, got shapes {self._value.shape} and {left.shape}")
-        return self._note_use(out)
-
-    def _note_use(self, out: jax.Array) -> jax.Array:
-        """Keep an output that the parameter went into, and add the probe to it; refuse a second one."""
-        if self.out is not None:
-            raise TypeError("expected a parameter to be used once")
-        if self._like is not None and out._trace is not self._like._trace:  # type: ignore[attr-defined]
-            raise TypeError("expected a parameter to be used outside of inner transformations")
-        self.out = out
-        return out if self._probe is None else out + self._probe
-
-
-def _parameter_uses(model: Model, weights: Any, records: Any) -> list[_ParameterUse] | None:
-    """How each parameter enters the model, for a client with these `records` (records, ...).
-
-    Returns: a use for each parameter, in the order of its leaves; None for a model that uses one in another way, or not
-        exactly once.
-    """
-    leaves, structure = jax.tree.flatten(weights)
-
-    def trace(leaves: list[jax.Array], x: jax.Array) -> list[tuple[jax.Array | None, jax.Array | None]]:
-        taps = [_Tap(leaf, like=x) for leaf in leaves]
-        model.apply(jax.tree.unflatten(structure, taps), x)
-        return [(tap.left, tap.out) for tap in taps]
-
-    try:
-        shapes = jax.eval_shape(trace, leaves, records)
-    except Exception:  # of whatever kind: a tap is no array, and libraries such as Flax say so in their own ways
-        return None
-    if any(out is None for _, out in shapes):
-        return None
-    return [
-        _ParameterUse(left, out, leaf.size, records.shape[0]) for (left, out), leaf in zip(shapes, leaves, strict=True)
-    ]
 
 
 _BLOCK = 1 << 20  # numbers of a gradient that are formed at a time
@@ -422,23 +343,69 @@ def _squared_norm(left: jax.Array, right: jax.Array, clip_norm: Any) -> jax.Arra
     return jnp.sum(jax.lax.map(square, cut))
 
 
-def kernel_gradients(left: jax.Array | None, slope: jax.Array, *, records: int) -> Formed | Outer:
-    """A parameter's gradients, one for each client: as products where a record passes the kernel once.
+class Rows(NamedTuple):
+    """The gradients of a table of which every client reads some rows: these rows' gradients, each summed.
+
+    `numbers` are (clients, places), which rows; -1 at a place without one, and at all but the first of a row's places.
+    `values` are (clients, places, numbers of a row), `like` is a table of zeros.
+    """
+
+    numbers: jax.Array
+    values: jax.Array
+    like: jax.Array
+
+    @classmethod
+    def of(cls, numbers: jax.Array, slopes: jax.Array, like: jax.Array) -> Rows:
+        """The gradients from the rows that places (clients, places) read, and the slopes of what they read."""
+        same = (numbers[:, :, None] == numbers[:, None, :]) & (numbers >= 0)[:, :, None]
+        values = jnp.einsum("npq,nqo->npo", same.astype(slopes.dtype), slopes, precision=jax.lax.Precision.HIGHEST)
+        places = numbers.shape[1]
+        is_first = jnp.argmax(same, axis=2) == jnp.arange(places)
+        return cls(jnp.where(is_first, numbers, -1), values, like)
+
+    def squared_norms(self, clip_norm: Any) -> jax.Array:
+        """For each client, the squared norm of its gradient divided by `clip_norm`."""
+        own = jnp.where((self.numbers >= 0)[:, :, None], self.values / clip_norm, 0.0)
+        return jnp.sum(own**2, axis=(1, 2))
+
+    def sum_of_norms(self, clip_norm: Any) -> Any:
+        """Zero: nothing cancels in what is added up."""
+        return 0.0
+
+    def scaled_sum(self, factor: jax.Array) -> jax.Array:
+        """The sum over clients, each times its factor."""
+        values = zero_unless(factor > 0, self.values * _broadcast_over_clients(factor, self.values))
+        at = jnp.where(self.numbers >= 0, self.numbers, len(self.like))
+        return self.like.at[at.ravel()].add(values.reshape(-1, values.shape[-1]), mode="drop")
+
+
+def gradients_of(use: Use, left: Any, slope: jax.Array) -> Formed | Outer | Rows:
+    """A parameter's gradients, one for each client, in the order of numbers that `use.restore` takes back.
 
     Arguments:
-        left: the inputs of its kernel, (clients, records, ..., numbers); None for a bias.
-        slope: the gradients of its outputs, in the same way.
-        records: how many records each client has.
+        left: what the parameter met in the program of each client (`uses.Program.run`).
+        slope: the gradients of the operation's output; of the parameter itself, where it is not followed.
     """
-    slope = slope.reshape(len(slope), -1, slope.shape[-1])
-    if left is None:
-        return Formed(slope.sum(axis=1))
-    left = left.reshape(len(left), -1, left.shape[-1])
-    return Outer(left, slope) if left.shape[1] == records else Formed(jnp.einsum("npi,npo->nio", left, slope))
+    match use.kind:
+        case "none":
+            return Formed(slope)
+        case "bias":
+            return Formed(jax.vmap(use.to_parameter)(use.sign * slope if use.sign < 0 else slope))
+        case "scale":
+            return Formed(jax.vmap(use.to_parameter)(slope * left))
+        case "rows":
+            width = math.prod(use.operand.shape[1:])
+            like = jnp.zeros((use.operand.shape[0], width), slope.dtype)
+            return Rows.of(left, slope.reshape(*left.shape, width), like)
+    right = jax.vmap(use.slopes)(slope)
+    if use.is_outer:
+        return Outer(left, right)
+    formed = jnp.einsum("npi,npo->nio", left, right)
+    return Formed(formed if use.is_reordered else jax.vmap(lambda own: use.to_parameter(use.matrix(own)))(formed))
 
 
 def clip_factors(
-    gradients: Sequence[Formed | Outer], present: jax.Array, clip_norm: Any, *, records: Any = 1
+    gradients: Sequence[Formed | Outer | Rows], present: jax.Array, clip_norm: Any, *, records: Any = 1
 ) -> tuple[jax.Array, jax.Array]:
     """The factors that clip each client's gradient to `clip_norm`, and which clients' gradients must be formed instead.
 

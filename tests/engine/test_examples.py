@@ -14,7 +14,8 @@ from products import products
 from dovetail.data._base import Dataset, Model
 from dovetail.engine import examples
 from dovetail.engine.devices import AXIS, make_mesh
-from dovetail.learners import models
+from dovetail.engine.uses import program_of
+from dovetail.learners import models, trees
 from dovetail.learners.client import cross_entropy
 
 COUNT, CLASSES = 13, 3
@@ -107,7 +108,7 @@ def summed(name, inputs, labels, present, clip_norm, params=None):
     return np.asarray(compiled(name)(params, inputs, labels, present, clip_norm=clip_norm))
 
 
-@pytest.mark.parametrize("name", ["logistic", *FACTORED, "tied"])
+@pytest.mark.parametrize("name", ["logistic", *FACTORED, "tied", "under_jit"])
 def test_the_sum_is_that_of_gradients_clipped_one_by_one(name):
     data, present = dataset(), np.arange(COUNT) % 4 != 1
     _, params, _ = built(name)
@@ -119,11 +120,16 @@ def test_the_sum_is_that_of_gradients_clipped_one_by_one(name):
     np.testing.assert_allclose(fast, slow, atol=2e-5 * np.abs(slow).max())
 
 
+FORMED = {"tied": ["a"], "used_twice": ["c"], "unused": ["c"]}  # parameters whose gradients are formed by themselves
+
+
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "logistic"])
-def test_gradients_are_factored_where_each_parameter_enters_once_and_only_there(name):
+def test_a_parameter_is_followed_where_it_enters_once_and_only_there(name):
     model, params, unravel = built(name)
-    uses = examples._parameter_uses(model, unravel(params), dataset().inputs[:1])
-    assert (uses is not None) == (name in FACTORED)
+    uses = program_of(model.apply, unravel(params), jax.ShapeDtypeStruct((1, 6, 6), np.float32)).uses
+    names = trees.arrays_by_name(unravel(params))
+    assert [own for own, use in zip(names, uses, strict=True) if use.kind == "none"] == FORMED.get(name, [])
+    assert all(bool(use.reason) == (use.kind == "none") for use in uses)
 
 
 def test_steps_over_two_devices_equal_steps_one_by_one(monkeypatch):
@@ -227,7 +233,7 @@ def test_sums_over_examples_are_in_full_precision(name):
     )
     over_examples = [full for terms, full in found if terms == COUNT]
     assert all(over_examples)
-    assert bool(over_examples) == (name != "tied"), "gradients that are formed are added up without a product"
+    assert over_examples
 
 
 RECORDS = np.array([3, 1, 4, 2, 0, 4])  # of clients whose examples are held in rows of four
