@@ -40,7 +40,7 @@ from jax.flatten_util import ravel_pytree
 from dovetail._jax import materialize
 from dovetail.data._base import Loss, Model
 from dovetail.engine import examples, linear
-from dovetail.engine.devices import is_sequential_faster
+from dovetail.engine.convolutions import in_eigen_order
 from dovetail.learners import trees
 from dovetail.learners.client import ClientUpdate, local_update, private_update, visiting_order
 from dovetail.learners.losses import cross_entropy
@@ -118,6 +118,8 @@ class ClientWork:
         moments: if given, updates are these statistics of the records; otherwise clients descend on `loss`.
         number: the size class, among all of them.
         width: the most rows of inputs that one of them has.
+        one_by_one: whether clients train one after the other, each for as many steps as its records make; otherwise
+            those of a chunk train side by side.
 
     Guarantees:
         All strategies add up to the same, up to float summation order and as far as the protocol says they do.
@@ -135,6 +137,7 @@ class ClientWork:
     number: int = 0
     width: int = 1
     loss: Loss = cross_entropy
+    one_by_one: bool = False
 
     @property
     def forms_updates(self) -> bool:
@@ -188,22 +191,44 @@ class ClientWork:
         if self.protocol.private_steps:
             own = self.step_keys(ids, keys)
             return jax.lax.map(lambda client: self._private_update(data)(params, *client), (*items, own))
+        if self.moments is None and (self.one_by_one or len(ids) == 1):
+            rows, counts = self.rows_of(data, ids, keys.order)
+            train = self.train_alone(data)
+            if len(ids) > 1:
+                each = functools.partial(train, self.unravel(params))
+                return jax.lax.map(lambda client: ravel_pytree(each(*client))[0], (rows, counts))
+            # layers are copied into one row, where `ravel_pytree` would join them in a pass of its own
+            return materialize(
+                lambda row: trees.flatten_into(row, train(self.unravel(params), rows[0], counts[0])),
+                params.shape,
+                params.dtype,
+            )[None]
         inputs, labels, counts = self.gather(data, ids, keys.order)
         if self.moments is not None:
             return jax.vmap(self.moments)(inputs, labels, counts)
-        train = local_update(self.update, self.model.apply, self.loss)
+        train = local_update(self.update, in_eigen_order(self.model.apply), self.loss)
 
         def update(params: jax.Array, *records: jax.Array) -> jax.Array:
             return ravel_pytree(train(self.unravel(params), *records))[0]
 
-        if len(ids) == 1:  # layers are copied into one row, where `ravel_pytree` would join them in a pass of its own
-            alone = functools.partial(train, inputs=inputs[0], labels=labels[0], count=counts[0])
-            return materialize(
-                lambda row: trees.flatten_into(row, alone(self.unravel(params))), params.shape, params.dtype
-            )[None]
-        if self.update.local and is_sequential_faster(jax.default_backend(), len(params)):
-            return jax.lax.map(lambda records: update(params, *records), (inputs, labels, counts))
         return jax.vmap(update, (None, 0, 0, 0))(params, inputs, labels, counts)
+
+    def train_alone(self, data: Data) -> Callable[[Any, jax.Array, jax.Array], Any]:
+        """The training of one client: (parameters, rows, count) -> an update like them.
+
+        Its records are read batch by batch, and it takes its own number of steps: it costs what it has, however many
+        rows the largest client has.
+        """
+        apply = in_eigen_order(self.model.apply)
+
+        def outputs(params: Any, rows: jax.Array) -> jax.Array:
+            return apply(params, as_float(data.inputs[rows]))
+
+        def loss(outputs: jax.Array, rows: jax.Array) -> jax.Array:
+            return self.loss(outputs, data.labels[rows])
+
+        train = local_update(self.update, outputs, loss, own_steps=jax.default_backend() == "cpu")
+        return lambda params, rows, count: train(params, rows, rows, count)
 
     def step_keys(self, ids: jax.Array, keys: Keys) -> jax.Array:
         """For each of these clients, the key of the noise inside its local steps."""
@@ -300,6 +325,11 @@ class ClientWork:
         own first record, so that nobody computes with another's. The visiting order follows from the round's public
         `key` and the client's own count, not from its place in the chunk, which depends on who else takes part.
         """
+        rows, count = self.rows_of(data, ids, key)
+        return as_float(data.inputs[rows]), data.labels[rows], count
+
+    def rows_of(self, data: Data, ids: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The numbers of the rows (clients, width) of a chunk of clients, as `gather` reads them, and their counts."""
         at = jnp.maximum(ids, 0)
         count = jnp.where(ids >= 0, data.counts[at], 0)
         places = jnp.broadcast_to(jnp.arange(self.width), (len(ids), self.width))
@@ -307,8 +337,7 @@ class ClientWork:
             order = jax.random.fold_in(key, ORDER)
             places = jax.vmap(lambda n: visiting_order(n, self.width, key=order))(count)
         own = jnp.where(jnp.arange(self.width) < count[:, None], places, places[:, :1])
-        rows = data.rows[jnp.minimum(data.starts[at][:, None] + own, len(data.rows) - 1)]
-        return as_float(data.inputs[rows]), data.labels[rows], count
+        return data.rows[jnp.minimum(data.starts[at][:, None] + own, len(data.rows) - 1)], count
 
     def keys_and_budgets(self, ids: jax.Array, keys: Keys) -> dict[str, Any]:
         """What `Fast.collect` takes beside the updates of these clients, as keyword arguments."""
@@ -383,7 +412,7 @@ def _best_strategy(
 
 MOST_CLASSES = 8
 _SPARE = 1.25  # classes are joined while that costs at most so many times the rows of all doubling classes
-_SMALL = 1 << 22  # up to so many numbers in all records, padding included, one class is as fast as several
+_SMALL = 1 << 22  # up to so many numbers for all records, padding included, one class is as fast as several
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -399,7 +428,7 @@ def size_classes(counts: np.ndarray, *, numbers: int, most: int | None = None) -
 
     Arguments:
         counts: how many records each client has.
-        numbers: how many numbers a record has.
+        numbers: how many numbers a record has, or how many a local step goes through for it.
         most: up to how many classes there are, whatever they save; without, what is small stays in one.
 
     Guarantees:

@@ -43,6 +43,7 @@ import jax.numpy as jnp
 from dovetail._jax import materialize
 from dovetail.data._base import Loss, Model
 from dovetail.engine import linear
+from dovetail.engine.convolutions import in_eigen_order
 from dovetail.engine.devices import chunk_bytes
 from dovetail.engine.uses import Program, Use, program_of
 from dovetail.learners import trees
@@ -203,9 +204,10 @@ def _sum_over_chunks(add_up: Callable[[_Batch], Any], batch: _Batch, *, floats: 
 
 def _general_sum(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Callable[[_Batch], Any]:
     """The function from a batch to the sum of its clipped gradients, for any model: one gradient per client."""
+    apply = in_eigen_order(model.apply)
 
     def client_loss(weights: Any, x: jax.Array, labels: jax.Array, record_weights: jax.Array) -> jax.Array:
-        return jnp.sum(loss(model.apply(weights, x), labels) * record_weights)
+        return jnp.sum(loss(apply(weights, x), labels) * record_weights)
 
     def add_up(batch: _Batch) -> Any:
         gradients = jax.vmap(jax.grad(client_loss), (None, 0, 0, 0))(weights, *batch[:3])

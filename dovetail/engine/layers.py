@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from dovetail._jax import materialize, materialize_into
 from dovetail.engine.chunks import ClientWork, Data, Keys, Work
 from dovetail.learners import trees
-from dovetail.learners.client import local_update
 from dovetail.protocols import Fast
 
 __all__ = ["applies_to", "sum_clients"]
@@ -52,13 +51,13 @@ def sum_clients(
     Returns: what the protocol collects, or the sum of rescaled updates (dim,) and how many; and None for diagnostics.
     """
     layers = jax.lax.optimization_barrier(clients.unravel(params))
-    train = local_update(clients.update, clients.model.apply, clients.loss)
+    train = clients.train_alone(data)
 
     def update(i: jax.Array) -> tuple[jax.Array, Any, jax.Array]:
         """The user whose turn it is (-1: nobody), as an array of one; the update in layers; its squared norm."""
         ids = work[0][i, 0]
-        inputs, labels, counts = clients.gather(data, ids, keys.order)
-        delta = train(layers, inputs=inputs[0], labels=labels[0], count=counts[0])
+        rows, counts = clients.rows_of(data, ids, keys.order)
+        delta = train(layers, rows[0], counts[0])
         square = sum((_squared_norm(leaf) for leaf in jax.tree.leaves(delta)), jnp.float32(0))
         return ids, delta, square
 

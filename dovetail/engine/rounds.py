@@ -48,10 +48,12 @@ from dovetail.engine.chunks import (
     size_classes,
     sum_updates,
 )
+from dovetail.engine.convolutions import convolves
 from dovetail.engine.devices import (
     AXIS,
     Performance,
     chunk_bytes,
+    is_sequential_faster,
     make_mesh,
     on_every_device,
     split_over_devices,
@@ -161,8 +163,12 @@ class Engine:
         self._fast = fast_path(protocol, self.dim)
         clients = clients.with_views(dataset.views)
         numbers = math.prod(dataset.inputs.shape[1:])
+        one_by_one = model.learner is None and update.local and self._is_faster_one_by_one(model, first, dataset)
         most = 1 if protocol.private_steps else performance.size_classes
-        classes = size_classes(clients.counts, numbers=numbers, most=most)
+        if most is None and one_by_one and model.constant is None:
+            most = 1  # as everybody costs what they have
+        work = max(numbers, self.dim) if update.local else numbers
+        classes = size_classes(clients.counts, numbers=work, most=most)
         state = protocol.init(self.dim)
         strategies = best_strategies(
             model, self._fast, state, update, dataset.inputs, classes=classes, diagnostics=diagnostics
@@ -180,6 +186,7 @@ class Engine:
                 number=number,
                 width=size.width,
                 loss=losses.cross_entropy if model.learner is not None else losses.loss_function(self.loss),
+                one_by_one=one_by_one,
             )
             for number, (strategy, size) in enumerate(zip(strategies, classes, strict=True))
         )
@@ -189,7 +196,7 @@ class Engine:
             performance.chunk or self._default_chunk_size(work, numbers, len(size.members))
             for work, size in zip(self._classes, classes, strict=True)
         ]
-        self._sharder = ClientSharder(classes, sizes, self.mesh)
+        self._sharder = ClientSharder(classes, sizes, self.mesh, costs=clients.counts if one_by_one else None)
         self._data = place_data(dataset, clients, list(zip(self._classes, classes, strict=True)), self.mesh)
         self._scores = Scores(model, self._unravel, dataset, self.loss, metrics or {})
         self.round_logs: list[RoundLog] = []
@@ -286,6 +293,14 @@ class Engine:
         params, state = jax.tree.map(lambda leaf: jnp.asarray(to_host(leaf)), (training.params, training.server))
         return self.server.model_to_publish(params, state)
 
+    def _is_faster_one_by_one(self, model: Model, first: jax.Array, dataset: Dataset) -> bool:
+        """Whether clients train faster one after the other than side by side."""
+        platform = jax.default_backend()
+        record = jax.ShapeDtypeStruct((1, *dataset.inputs.shape[1:]), np.float32)
+        return is_sequential_faster(platform, self.dim) or (
+            platform == "cpu" and convolves(model.apply, self._unravel(first), record)
+        )
+
     def _default_chunk_size(self, work: ClientWork, numbers: int, members: int) -> int:
         """How many clients of a size class a device takes at a time, in chunks of about equal size.
 
@@ -293,7 +308,8 @@ class Engine:
             numbers: how many numbers a record has.
             members: how many clients the class has.
         """
-        floats = work.width * numbers + (3 * self.dim if work.forms_updates else 0)  # its records, three vectors
+        records = work.width if work.one_by_one else work.width * numbers
+        floats = records + (3 * self.dim if work.forms_updates else 0)  # its records, three vectors
         learner = work.model.learner
         device = self.mesh.devices.flat[0]
         platform = device.platform if learner is None else learner.platform
@@ -468,10 +484,15 @@ class ClientSharder:
     Arguments:
         classes: the size classes.
         chunks: for each class, how many clients a device takes at a time.
+        costs: what each client costs, where that differs within a class: devices then get about as much to do. Which
+            device a client is on changes nothing but the order of sums.
     """
 
-    def __init__(self, classes: Sequence[SizeClass], chunks: Sequence[int], mesh: Mesh) -> None:
+    def __init__(
+        self, classes: Sequence[SizeClass], chunks: Sequence[int], mesh: Mesh, *, costs: np.ndarray | None = None
+    ) -> None:
         self._mesh = mesh
+        self._costs = costs
         self._chunks = chunks
         self._members = [len(size.members) for size in classes]
         self._class_of = np.empty(sum(self._members), np.int32)
@@ -499,12 +520,31 @@ class ClientSharder:
 
     def _class_work(self, sample: RoundSample, here: np.ndarray, shape: tuple[int, int, int]) -> Work:
         """The users at the places `here` of the sample, and their items, cut to `shape`: (chunks, devices, chunk)."""
+        places = self._balanced_places(sample.users[here], shape)
 
         def shard(rows: np.ndarray, empty: float) -> jax.Array:
             padded = np.full((math.prod(shape), *rows.shape[1:]), empty, rows.dtype)
-            padded[: len(here)] = rows[here]
+            padded[places] = rows[here]
             return split_over_devices(padded.reshape(*shape, *rows.shape[1:]), self._mesh, axis=1)
 
         ids = shard(np.asarray(sample.users, np.int32), -1)
         items = sample.items
         return ids, None if items is None else Items(shard(items.rows, -1), shard(items.noise_scale, 1.0))
+
+    def _balanced_places(self, users: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+        """The place of each user among (chunks, devices, chunk): in order, or so that devices cost about the same.
+
+        The costliest users are dealt to the devices in turn, back and forth.
+        """
+        if self._costs is None or shape[1] == 1:
+            return np.arange(len(users))
+        _, devices, chunk = shape
+        turn = np.arange(len(users)) % (2 * devices)
+        device = np.empty(len(users), int)
+        device[np.argsort(-self._costs[users], kind="stable")] = np.minimum(turn, 2 * devices - 1 - turn)
+        places = np.empty(len(users), int)
+        for number in range(devices):
+            own = np.flatnonzero(device == number)
+            at = np.arange(len(own))
+            places[own] = (at // chunk * devices + number) * chunk + at % chunk
+        return places

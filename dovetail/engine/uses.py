@@ -26,9 +26,11 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
+from dovetail.engine.convolutions import data_axes, kernel_axes, patches_of
+from dovetail.engine.tracing import bind, inner_program
+
 __all__ = ["Program", "Use", "program_of"]
 
-_INLINED = ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint")
 _REORDERED = ("reshape", "transpose", "squeeze", "expand_dims", "copy", "copy_p", "convert_element_type")
 _LINEAR = (*_REORDERED, "broadcast_in_dim", "slice", "rev", "neg", "reduce_sum")
 _NUMBER = jax.ShapeDtypeStruct((), np.float32)
@@ -246,7 +248,7 @@ class _Walk:
         for equation in jaxpr.eqns:
             operands = [read(atom) for atom in equation.invars]
             values, taint = [value for value, _ in operands], any(taint for _, taint in operands)
-            if equation.primitive.name in _INLINED and (inner := _inner_program(equation)) is not None:
+            if (inner := inner_program(equation)) is not None:
                 found = self._run(inner.jaxpr, inner.consts, values, [taint for _, taint in operands])
             else:
                 found = [(value, taint) for value in self._apply(equation, values, [taint for _, taint in operands])]
@@ -257,7 +259,7 @@ class _Walk:
         """The outputs of one equation."""
         views = [i for i, value in enumerate(values) if isinstance(value, _View)]
         if not views:
-            return _bind(equation, values)
+            return bind(equation, values)
         if len(views) == 1:
             at = views[0]
             others = [i for i in range(len(values)) if i != at]
@@ -268,7 +270,7 @@ class _Walk:
             if note is not None:
                 return [self._note(note)]
         name = equation.primitive.name
-        return _bind(equation, [self._lay_open(value, f"goes into {name}") for value in values])
+        return bind(equation, [self._lay_open(value, f"goes into {name}") for value in values])
 
     def _note(self, note: _Note) -> jax.Array:
         """Keep how a parameter entered, and add its probe to the output; a second time it is not followed."""
@@ -285,22 +287,6 @@ class _Walk:
             return value
         self.reasons[value.number] = self.reasons[value.number] or f"it {reason}"
         return value.value
-
-
-def _inner_program(equation: Any) -> core.ClosedJaxpr | None:
-    """The program that an equation calls as it is."""
-    inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-    if inner is None or equation.params.get("num_consts"):
-        return None
-    return inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
-
-
-def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
-    params = equation.primitive.get_bind_params(equation.params)
-    functions, params = params if isinstance(params, tuple) else ((), params)  # a pair before JAX 0.10
-    with equation.ctx.manager:
-        found = equation.primitive.bind(*functions, *values, **params)
-    return list(found) if equation.primitive.multiple_results else [found]
 
 
 def _as_view(equation: Any, values: list[Any], at: int) -> _View | None:
@@ -321,7 +307,7 @@ def _as_view(equation: Any, values: list[Any], at: int) -> _View | None:
         return None
 
     def step(value: jax.Array) -> jax.Array:
-        return _bind(equation, [*values[:at], value, *values[at + 1 :]])[0]
+        return bind(equation, [*values[:at], value, *values[at + 1 :]])[0]
 
     return _View(view.number, step(view.value), (*view.steps, step), view.is_reordered and is_reordered)
 
@@ -336,10 +322,10 @@ def _as_use(equation: Any, values: list[Any], at: int, *, from_records: bool) ->
     if name == "conv_general_dilated" and at == 1:
         return _as_patches(params, view, opened[0], from_records=from_records)
     if name == "gather" and at == 0 and view.is_reordered and _reads_rows(params, view.value, opened[1]):
-        (out,) = _bind(equation, opened)
+        (out,) = bind(equation, opened)
         return _Note("rows", view, out, left=_row_numbers(opened[1], params, view.value), from_records=from_records)
     if name in ("add", "add_any", "sub", "mul"):
-        (out,) = _bind(equation, opened)
+        (out,) = bind(equation, opened)
         if out.dtype != view.value.dtype:
             return None
         view = _broadcast(view, out.shape)
@@ -394,55 +380,28 @@ def _as_patches(params: Any, view: _View, data: Any, *, from_records: bool) -> _
     if params.get("preferred_element_type") not in (None, data.dtype):
         return None
     numbers = params["dimension_numbers"]
-    kernel = view.value.transpose(*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0])
+    kernel_order, out_order = kernel_axes(numbers.rhs_spec), data_axes(numbers.out_spec)
+    kernel = view.value.transpose(kernel_order)
     patches = patches_of(
-        data.transpose(numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1]), kernel, params
+        data.transpose(data_axes(numbers.lhs_spec)),
+        kernel.shape[:-2],
+        params["window_strides"],
+        params["padding"],
+        params["lhs_dilation"],
+        params["rhs_dilation"],
     )
     left = patches.reshape(-1, patches.shape[-1])
     columns = kernel.shape[-1]
     product = jnp.matmul(left, kernel.reshape(-1, columns), precision=params["precision"])
-    natural = (*patches.shape[:-1], columns)  # records, places, channels
-    to_spec = np.argsort([numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]])
-    out = product.reshape(natural).transpose(to_spec)
+    out = product.reshape(*patches.shape[:-1], columns).transpose(np.argsort(out_order))
 
     def slopes(slope: jax.Array) -> jax.Array:
-        back = slope.transpose(numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1])
-        return back.reshape(-1, columns)
+        return slope.transpose(out_order).reshape(-1, columns)
 
     def matrix(matrix: jax.Array) -> jax.Array:
-        spec = numbers.rhs_spec
-        return matrix.reshape(kernel.shape).transpose(np.argsort([*spec[2:], spec[1], spec[0]]))
+        return matrix.reshape(kernel.shape).transpose(np.argsort(kernel_order))
 
     return _Note("product", view, out, left=left, from_records=from_records, slopes=slopes, matrix=matrix)
-
-
-def patches_of(data: jax.Array, kernel: jax.Array, params: Any) -> jax.Array:
-    """The patches (records, places..., numbers of a patch) that a kernel (size..., in, out) meets in a convolution.
-
-    Arguments:
-        data: (records, size..., channels).
-        params: of `conv_general_dilated`.
-    """
-    sizes = kernel.shape[:-2]
-    around = [
-        (low, high, dilation - 1)
-        for (low, high), dilation in zip(params["padding"], params["lhs_dilation"], strict=True)
-    ]
-    if any(any(pad) for pad in around):
-        data = lax.pad(data, jnp.zeros((), data.dtype), [(0, 0, 0), *around, (0, 0, 0)])
-    strides, dilations = params["window_strides"], params["rhs_dilation"]
-    places = [
-        (extent - (size - 1) * dilation - 1) // stride + 1
-        for extent, size, stride, dilation in zip(data.shape[1:-1], sizes, strides, dilations, strict=True)
-    ]
-    shifts = []
-    for offset in np.ndindex(*sizes):
-        start = [at * dilation for at, dilation in zip(offset, dilations, strict=True)]
-        stop = [first + (count - 1) * stride + 1 for first, count, stride in zip(start, places, strides, strict=True)]
-        shifts.append(lax.slice(data, (0, *start, 0), (len(data), *stop, data.shape[-1]), (1, *strides, 1)))
-    if len(shifts) == 1:
-        return shifts[0]
-    return jnp.stack(shifts, axis=-2).reshape(*shifts[0].shape[:-1], -1)
 
 
 def _reads_rows(params: Any, table: jax.Array, indices: jax.Array) -> bool:

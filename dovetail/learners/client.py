@@ -117,13 +117,17 @@ def visiting_order(count: jax.Array, records: int, *, key: jax.Array) -> jax.Arr
     return (words & jnp.where(position < count, (1 << width) - 1, behind - 1)).astype(jnp.int32)
 
 
-def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entropy) -> Callable[..., Any]:
+def local_update(
+    settings: ClientUpdate, logits: Logits, loss: Loss = cross_entropy, *, own_steps: bool = False
+) -> Callable[..., Any]:
     """The update function of one client: (params, inputs, labels, count) -> an update like params.
 
     Arguments:
         logits: `logits(params, inputs)`, of parameters as a vector or in the model's own shape: that is faster, as no
             step then cuts a vector and joins the parts of its gradient.
         loss: of `learners.losses`, or one's own.
+        own_steps: whether a client takes as many local steps as its own records make; otherwise it takes as many as
+            there are rows for, and those without a record lead nowhere. Side by side, clients take the same steps.
 
     Returns: a function, to which only the first `count` of the records are real.
     """
@@ -162,7 +166,13 @@ def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entr
 
             return jax.tree.map(move, current, uphill(current, *data), params), None
 
+        def own_step(i: jax.Array, current: Any) -> Any:
+            return step(current, jax.tree.map(lambda batch: batch[i], batches))[0]
+
         def epoch(current: Any, _: None) -> tuple[Any, None]:
+            if own_steps:
+                num_steps = (count + batches[2].shape[1] - 1) // batches[2].shape[1]
+                return jax.lax.fori_loop(0, num_steps, own_step, current), None
             return jax.lax.scan(step, current, batches)
 
         final, _ = jax.lax.scan(epoch, params, None, length=settings.epochs)

@@ -17,7 +17,7 @@ from grids import diagonal
 from jax.flatten_util import ravel_pytree
 
 from dovetail.data._base import Clients, Dataset
-from dovetail.engine import Engine, Performance, chunks, linear
+from dovetail.engine import Engine, Performance, linear, rounds
 from dovetail.events import Everyone
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
@@ -143,7 +143,7 @@ def test_results_depend_on_neither_chunks_nor_devices(protocol, performance):
 
 def test_clients_side_by_side_train_as_one_after_the_other(monkeypatch):
     assert len(baseline("dp_fl")) >= 2**13  # on a CPU one after the other
-    monkeypatch.setattr(chunks, "is_sequential_faster", lambda platform, dim: False)
+    monkeypatch.setattr(rounds, "is_sequential_faster", lambda platform, dim: False)
     np.testing.assert_allclose(train(model="mlp")[0], baseline("dp_fl"), atol=3e-5)
 
 

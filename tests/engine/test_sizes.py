@@ -1,5 +1,7 @@
 """Clients of unequal size are computed apart, which may change the speed of a round and nothing else."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from grids import later
 
 from dovetail.data._base import Clients, Dataset
-from dovetail.engine import Engine, Performance, linear
+from dovetail.engine import Engine, Performance, linear, rounds
 from dovetail.engine.chunks import MOST_CLASSES, size_classes
 from dovetail.events import Everyone
 from dovetail.learners import client, models
@@ -96,6 +98,28 @@ def test_classes_change_no_model(protocol, settings, update, model, more, strate
     assert np.abs(one).max() > 0.01
     np.testing.assert_allclose(several, one, atol=2e-5)
     np.testing.assert_allclose(np.asarray(also_seen), np.asarray(seen), rtol=1e-4)
+
+
+def test_clients_one_after_the_other_cost_what_they_have_and_give_the_same_model(monkeypatch):
+    together, engine, _ = trained("dp_fl", NOISY, FEDAVG, "mlp", size_classes=1)
+    assert [work.one_by_one for work in engine._classes] == [True]
+    monkeypatch.setattr(rounds, "is_sequential_faster", lambda platform, dim: False)
+    apart, engine, _ = trained("dp_fl", NOISY, FEDAVG, "mlp", size_classes=2)
+    assert [work.one_by_one for work in engine._classes] == [False] * 2
+    np.testing.assert_allclose(apart, together, atol=2e-5)
+
+
+@pytest.mark.parametrize(("clients", "devices", "chunk"), [(200, 2, 7), (5, 4, 3), (1, 2, 1), (0, 2, 2), (23, 3, 4)])
+def test_devices_cost_about_the_same(clients, devices, chunk):
+    costs = np.random.default_rng(0).lognormal(0, 1, 500).astype(int)
+    users = np.random.default_rng(1).permutation(500)[:clients]
+    sharder = rounds.ClientSharder([], [], SimpleNamespace(size=devices), costs=costs)
+    chunks = -(-clients // (devices * chunk))
+    places = sharder._balanced_places(users, (chunks, devices, chunk))
+    assert len(set(places.tolist())) == clients
+    assert places.max(initial=-1) < chunks * devices * chunk
+    work = np.bincount(places // chunk % devices, weights=costs[users], minlength=devices)
+    assert np.ptp(work) <= costs[users].max(initial=0)
 
 
 @pytest.mark.parametrize("more", [later({"update": "fedavg"}), {"update": "fedprox", "mu": 0.3}])
