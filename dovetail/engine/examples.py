@@ -12,7 +12,7 @@ second backward pass is needed. Any other parameter is differentiated for each c
 linear models go through `engine.linear`.
 
 Read `clipped_client_sum` first. The gradients of one parameter for all clients of a chunk are `Formed`, `Outer`
-(products) or `Rows`, which are measured, clipped (`clip_factors`) and added up.
+(products) or `TableRows`, which are measured, clipped (`clip_factors`) and added up.
 
 *Rounding.* A client with records k = 1..K has the gradient sum_k l_k r_k^T of a dense kernel. Its norm is that of the
 gradient as it is formed, in blocks that are forgotten; what is added up is one product over the records of all clients.
@@ -54,7 +54,7 @@ from dovetail.mechanisms.gaussian import clip_factor
 __all__ = [
     "Formed",
     "Outer",
-    "Rows",
+    "TableRows",
     "clip_factors",
     "clipped_client_sum",
     "clipped_sum",
@@ -345,7 +345,7 @@ def _squared_norm(left: jax.Array, right: jax.Array, clip_norm: Any) -> jax.Arra
     return jnp.sum(jax.lax.map(square, cut))
 
 
-class Rows(NamedTuple):
+class TableRows(NamedTuple):
     """The gradients of a table of which every client reads some rows: these rows' gradients, each summed.
 
     `numbers` are (clients, places), which rows; -1 at a place without one, and at all but the first of a row's places.
@@ -357,7 +357,7 @@ class Rows(NamedTuple):
     like: jax.Array
 
     @classmethod
-    def of(cls, numbers: jax.Array, slopes: jax.Array, like: jax.Array) -> Rows:
+    def of(cls, numbers: jax.Array, slopes: jax.Array, like: jax.Array) -> TableRows:
         """The gradients from the rows that places (clients, places) read, and the slopes of what they read."""
         same = (numbers[:, :, None] == numbers[:, None, :]) & (numbers >= 0)[:, :, None]
         values = jnp.einsum("npq,nqo->npo", same.astype(slopes.dtype), slopes, precision=jax.lax.Precision.HIGHEST)
@@ -381,7 +381,7 @@ class Rows(NamedTuple):
         return self.like.at[at.ravel()].add(values.reshape(-1, values.shape[-1]), mode="drop")
 
 
-def gradients_of(use: Use, left: Any, slope: jax.Array) -> Formed | Outer | Rows:
+def gradients_of(use: Use, left: Any, slope: jax.Array) -> Formed | Outer | TableRows:
     """A parameter's gradients, one for each client, in the order of numbers that `use.restore` takes back.
 
     Arguments:
@@ -398,7 +398,7 @@ def gradients_of(use: Use, left: Any, slope: jax.Array) -> Formed | Outer | Rows
         case "rows":
             width = math.prod(use.operand.shape[1:])
             like = jnp.zeros((use.operand.shape[0], width), slope.dtype)
-            return Rows.of(left, slope.reshape(*left.shape, width), like)
+            return TableRows.of(left, slope.reshape(*left.shape, width), like)
     right = jax.vmap(use.slopes)(slope)
     if use.is_outer:
         return Outer(left, right)
@@ -407,7 +407,7 @@ def gradients_of(use: Use, left: Any, slope: jax.Array) -> Formed | Outer | Rows
 
 
 def clip_factors(
-    gradients: Sequence[Formed | Outer | Rows], present: jax.Array, clip_norm: Any, *, records: Any = 1
+    gradients: Sequence[Formed | Outer | TableRows], present: jax.Array, clip_norm: Any, *, records: Any = 1
 ) -> tuple[jax.Array, jax.Array]:
     """The factors that clip each client's gradient to `clip_norm`, and which clients' gradients must be formed instead.
 

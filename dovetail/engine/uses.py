@@ -6,7 +6,7 @@ outputs: those of `probes`, zeros added to them. So no gradient has to be carrie
 
 - `dot_general` in any orientation, and `conv_general_dilated` as a product of its patches: sums of l_k r_k^T over
   positions k, which `engine.examples` need not form where a record passes once (`Outer`);
-- `gather` of rows, an embedding: the rows that a client reads (`Rows`);
+- `gather` of rows, an embedding: the rows that a client reads (`TableRows`);
 - a sum with a parameter, or a product number by number: a bias or a scale (`Formed`).
 
 Before any of these a parameter may be reshaped, transposed, broadcast or cut; `jit` and `checkpoint` are looked into.
