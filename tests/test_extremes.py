@@ -93,7 +93,7 @@ def attacked(name, question):
     protocol, cohort = quotes.settle_protocol(name, plan)
     view = protocol.view(cohort, plan.dim, neighbors=protocol.relation)
     with contextlib.suppress(ArithmeticError):
-        return findings.attack([view.round] * plan.rounds, delta=plan.delta)
+        return findings.attack_training([view.round] * plan.rounds, delta=plan.delta)
     return None
 
 

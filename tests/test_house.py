@@ -43,11 +43,11 @@ def test_public_names_are_there_and_on_their_page(name):
         ),
         ("dovetail.shufflers", ("Layout", "Padding", "Reports", "ShuffledReports", "SlotSums", "slot_sums")),
         ("dovetail.mechanisms", ("LocalRandomizer", "Blanket", *RANDOMIZERS, "ExactSampler", "clip_l2")),
-        ("dovetail.audit", ("audit", "plan_for", "ExactAttack")),
+        ("dovetail.audit", ("audit", "attack_terms", "ExactAttack")),
         ("dovetail.testing", ("check_protocol", "ContractError", "ContractReport")),
         ("dovetail.accounting.releases", ("Release", "releases", "release_of")),
-        ("dovetail.audit.exact.registry", ("on_event",)),
-        ("dovetail.audit.attacks.registry", ("stronger", "on_own_reports", "shows_less")),
+        ("dovetail.audit.exact.registry", ("attacks_on_event",)),
+        ("dovetail.audit.attacks.registry", ("stronger_attacks", "attacks_on_own_reports", "shows_less_than_event")),
     ],
 )
 def test_what_the_page_names_in_modules_is_there(module, names):

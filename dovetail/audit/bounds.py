@@ -52,8 +52,9 @@ class ExactAttack:
 
     `log_first` and `log_second` are natural logarithms, value by value, -inf where a value is impossible. `slack` is
     more than the error of any sum of these probabilities; 0 where they are exact up to rounding, as closed forms are.
-    Then a value that has probability 0 in one world alone shows that no finite eps holds. `pure` is a lower bound on
-    eps at delta = 0 that is known beside the laws: a supremum of log ratios in closed form, infinite where it has none.
+    Then a value that has probability 0 in one world alone shows that no finite eps holds. `pure_eps` is a lower bound
+    on eps at delta = 0 that is known beside the laws: a supremum of log ratios in closed form, infinite where it has
+    none.
 
     Guarantees:
         `eps` and `delta` are never above what the two laws allow, nor what any set of values within `slack` allows.
@@ -65,7 +66,7 @@ class ExactAttack:
     log_first: np.ndarray
     log_second: np.ndarray
     slack: float = 0.0
-    pure: float = 0.0
+    pure_eps: float = 0.0
 
     def __post_init__(self) -> None:
         if self.log_first.shape != self.log_second.shape or self.log_first.ndim != 1:
@@ -73,8 +74,8 @@ class ExactAttack:
                 f"the two laws are not on the same values: shapes {self.log_first.shape}, {self.log_second.shape}"
             )
         _validate.non_negative(slack=self.slack)
-        if not self.pure >= 0:
-            raise ValueError(f"pure must not be negative, got pure={self.pure!r}")
+        if not self.pure_eps >= 0:
+            raise ValueError(f"pure_eps must not be negative, got pure_eps={self.pure_eps!r}")
 
     def eps(self, *, delta: float) -> LowerBound:
         """The largest eps that some threshold refutes at this delta, rounded down; 0 if none refutes anything.
@@ -83,7 +84,7 @@ class ExactAttack:
         log((p - delta) / q) is not above what the exact laws give.
         """
         _validate.in_interval(0, 1, delta=delta)
-        largest = self.pure if delta == 0 else 0.0
+        largest = self.pure_eps if delta == 0 else 0.0
         for log_p, log_q in self._log_tails_of_both_worlds():
             power = _log_of_difference(log_p + math.log1p(-_RELATIVE), delta + self.slack)
             attainable = power > -np.inf

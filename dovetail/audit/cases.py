@@ -17,7 +17,7 @@ from dovetail.guarantee import quotes
 from dovetail.protocols import PROTOCOLS, fill_settings
 from dovetail.statements import Neighbors
 
-__all__ = ["CASES", "INDICES", "Case", "plan_for"]
+__all__ = ["CASES", "INDICES", "Case", "attack_terms"]
 
 _FLAME_USERS, _FLAME_DIM, _FLAME_DELTA = 1000, 7850, 5e-6
 _SMALL_DELTA = 0.01
@@ -40,9 +40,9 @@ class Case:
     quick: bool = False  # whether it belongs to the quick audit: at least one case of each protocol, seconds each
 
     @property
-    def plan(self) -> quotes.Terms:
+    def terms(self) -> quotes.Terms:
         """The terms that are attacked, with the protocol's example for settings that the case leaves open."""
-        return plan_for(
+        return attack_terms(
             *(self.protocol, self.num_users, self.dim, self.delta),
             chosen=self.settings,
             colluders=self.colluders,
@@ -50,7 +50,7 @@ class Case:
         )
 
 
-def plan_for(
+def attack_terms(
     name: str,
     num_users: int,
     dim: int,
@@ -199,6 +199,6 @@ def _example_cases() -> Iterator[Case]:
 
 CASES: tuple[Case, ...] = (*_PAPERS, *_CODE, *_example_cases())
 
-INDICES = plan_for(  # l = 16: FLAME's nu is 3.125
+INDICES = attack_terms(  # l = 16: FLAME's nu is 3.125
     "ss_topk", _FLAME_USERS, _FLAME_DIM, _FLAME_DELTA, chosen={"k": _K, "decoys": 15 * _K, "pad_to": 333}
 )

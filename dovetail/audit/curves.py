@@ -39,7 +39,7 @@ def trade_off_curves(finding: Finding, *, points: int = _POINTS) -> dict[str, li
 
     Counted bounds are for one delta alone and stand as a point. Where eps is unbounded a curve has no point.
     """
-    middle = finding.bound.delta or finding.plan.delta
+    middle = finding.bound.delta or finding.terms.delta
     stated = finding.certified.verdict.value
     curves: dict[str, list[tuple[float, float]]] = {stated: [], "claimed": [], "audited": [], "counted": []}
     for delta in np.geomspace(max(middle * 1e-3, 1e-15), min(middle * 1e3, 0.5), points).tolist():
@@ -67,7 +67,7 @@ def draw_curves(curves: Mapping[str, Sequence[tuple[float, float]]], *, title: s
 
 def _named_eps_at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]:
     """The eps at this delta of what is stated, claimed and shown by exact attacks, each with its curve's name."""
-    quote = quotes.quote(finding.protocol, dataclasses.replace(finding.plan, delta=delta))
+    quote = quotes.quote(finding.protocol, dataclasses.replace(finding.terms, delta=delta))
     colluding = finding.view == "colluding"
     certified = quote.local if colluding else quote.certified
     yield finding.certified.verdict.value, certified.eps
@@ -79,7 +79,7 @@ def _named_eps_at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]
 
 def figure_of_finding(finding: Finding, *, points: int = _POINTS) -> Figure:
     """The figure of a finding's curves, with `points` deltas each."""
-    title = f"{finding.protocol}, {finding.plan.num_users} users, {finding.plan.dim} coordinates, {finding.view}"
+    title = f"{finding.protocol}, {finding.terms.num_users} users, {finding.terms.dim} coordinates, {finding.view}"
     return draw_curves(trade_off_curves(finding, points=points), title=title)
 
 

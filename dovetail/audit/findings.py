@@ -23,7 +23,7 @@ from dovetail.guarantee import quotes
 from dovetail.protocols import Cohort, Protocol
 from dovetail.statements import NotApplicable, Statement
 
-__all__ = ["Finding", "attack", "audit"]
+__all__ = ["Finding", "attack_training", "audit"]
 
 _MOST_REPORTS = 20_000  # with more reports in a trial, runs are only counted if the caller asks for trials
 _NOTHING = "no attack was tried"
@@ -39,7 +39,7 @@ class Finding:
 
     protocol: str
     view: View
-    plan: quotes.Terms
+    terms: quotes.Terms
     bound: LowerBound
     others: tuple[LowerBound, ...]
     certified: Statement
@@ -52,12 +52,12 @@ class Finding:
         return next((bound for bound in (self.bound, *self.others) if bound.trials), None)
 
     @property
-    def consistent(self) -> bool:
+    def is_consistent(self) -> bool:
         """Whether the attacks found no larger eps than is certified; False shows an error in a proof or in the code."""
         return self.bound.eps <= self.certified.eps
 
     @property
-    def claim_refuted(self) -> bool | None:
+    def is_claim_refuted(self) -> bool | None:
         """Whether the attacks found a larger eps than is claimed; None without a claim for the same neighbours."""
         if self.claimed is None or self.claimed.neighbors is not self.certified.neighbors:
             return None
@@ -68,16 +68,16 @@ class Finding:
         return {
             "protocol": self.protocol,
             "view": self.view,
-            "n": self.plan.num_users,
-            "dim": self.plan.dim,
-            "rounds": self.plan.rounds,
-            "settings": dict(self.plan.settings),
+            "n": self.terms.num_users,
+            "dim": self.terms.dim,
+            "rounds": self.terms.rounds,
+            "settings": dict(self.terms.settings),
             **_bound_json(self.bound),
             "attacks": [_bound_json(bound) for bound in (self.bound, *self.others)],
             "certified": self.certified.to_json(),
             "claimed": None if self.claimed is None else self.claimed.to_json(),
-            "consistent": self.consistent,
-            "claim_refuted": self.claim_refuted,
+            "consistent": self.is_consistent,
+            "claim_refuted": self.is_claim_refuted,
         }
 
 
@@ -95,7 +95,7 @@ def _bound_json(bound: LowerBound) -> dict[str, Any]:
 
 def audit(
     name: str,
-    plan: quotes.Terms,
+    terms: quotes.Terms,
     *,
     view: View = "analyzer",
     trials: int | None = None,
@@ -107,7 +107,7 @@ def audit(
 
     Arguments:
         name: the protocol's.
-        plan: its settings, users, coordinates, rounds and delta.
+        terms: its settings, users, coordinates, rounds and delta.
         view: whether the adversary is the analyzer, an observer of estimates, or shuffler and analyzer colluding.
         trials: how many runs are counted in each world; 0 for none, None for as many as are quickly done.
         confidence: with probability at most 1 - confidence, over the coins of counted runs, the bound is above the
@@ -117,22 +117,22 @@ def audit(
     """
     _validate.one_of(VIEWS, view=view)
     _validate.in_open_interval(0, 1, confidence=confidence)
-    quote = quotes.quote(name, plan)
-    protocol, cohort = quotes.settle_protocol(name, plan)
+    quote = quotes.quote(name, terms)
+    protocol, cohort = quotes.settle_protocol(name, terms)
     about = quote.local if view == "colluding" else quote.certified
-    delta = about.delta if view == "colluding" else plan.delta
+    delta = about.delta if view == "colluding" else terms.delta
     if observe:
         observe("exact attacks")
-    exact_attacks = _exact_attacks(protocol, cohort, plan, view)
+    exact_attacks = _exact_attacks(protocol, cohort, terms, view)
     bounds = [exact_attack.eps(delta=delta) for exact_attack in exact_attacks]
-    games = [] if trials == 0 else _playable_games(protocol, cohort, plan)
+    games = [] if trials == 0 else _playable_games(protocol, cohort, terms)
     num_trials = _num_trials(games, trials)
     if num_trials:
         bounds.append(
             runs.lower_bound(
                 games,
                 view=view,
-                trust=protocol.view(cohort, plan.dim, neighbors=plan.relation(protocol)).scope.trust,
+                trust=protocol.view(cohort, terms.dim, neighbors=terms.relation(protocol)).scope.trust,
                 delta=delta,
                 trials=num_trials,
                 confidence=confidence,
@@ -144,7 +144,7 @@ def audit(
     return Finding(
         protocol=name,
         view=view,
-        plan=plan,
+        terms=terms,
         bound=top,
         others=tuple(bound for bound in bounds if bound is not top),
         certified=about,
@@ -153,7 +153,7 @@ def audit(
     )
 
 
-def attack(rounds: Sequence[Round], *, delta: float) -> LowerBound | None:
+def attack_training(rounds: Sequence[Round], *, delta: float) -> LowerBound | None:
     """The best exact attack on a training by these rounds, as they are certified; None where none is known.
 
     Arguments:
@@ -165,35 +165,35 @@ def attack(rounds: Sequence[Round], *, delta: float) -> LowerBound | None:
         return None
 
 
-def _exact_attacks(protocol: Protocol, cohort: Cohort, plan: quotes.Terms, view: View) -> tuple[ExactAttack, ...]:
+def _exact_attacks(protocol: Protocol, cohort: Cohort, terms: quotes.Terms, view: View) -> tuple[ExactAttack, ...]:
     """The exact attacks that are known in this view; none for an observer of estimates, which is left to counting.
 
-    Attacks that know the protocol (`attacks.stronger`, `attacks.on_own_reports`) are for one round and for the
+    Attacks that know the protocol (`stronger_attacks`, `attacks.attacks_on_own_reports`) are for one round and for the
     protocol's own neighbouring relation; those on the event of a round are for any.
     """
     if view == "observer":
         return ()
-    fits = plan.rounds == 1 and plan.relation(protocol) is protocol.relation
+    fits = terms.rounds == 1 and terms.relation(protocol) is protocol.relation
     if view == "colluding":
         with contextlib.suppress(NotApplicable):
-            return tuple(attacks.on_own_reports(protocol, cohort, plan.dim)) if fits else ()
+            return tuple(attacks.attacks_on_own_reports(protocol, cohort, terms.dim)) if fits else ()
         return ()
     listed: list[ExactAttack] = []
     if fits:
         with contextlib.suppress(NotApplicable):
-            listed = attacks.stronger(protocol, cohort, plan.dim)
-    if not protocol.private_steps and protocol.noise_std(cohort.size, plan.dim) == 0:
+            listed = attacks.stronger_attacks(protocol, cohort, terms.dim)
+    if not protocol.private_steps and protocol.noise_std(cohort.size, terms.dim) == 0:
         listed = [*listed, disjoint_attack("the released estimate, which has no noise")]
-    item = protocol.view(cohort, plan.dim, neighbors=plan.relation(protocol)).round
-    if not attacks.shows_less(protocol):
+    item = protocol.view(cohort, terms.dim, neighbors=terms.relation(protocol)).round
+    if not attacks.shows_less_than_event(protocol):
         with contextlib.suppress(NotApplicable):
-            listed = [*listed, *exact.exact_attacks_on_rounds([item] * plan.rounds)]
+            listed = [*listed, *exact.exact_attacks_on_rounds([item] * terms.rounds)]
     return tuple(listed)
 
 
-def _playable_games(protocol: Protocol, cohort: Cohort, plan: quotes.Terms) -> list[Game]:
+def _playable_games(protocol: Protocol, cohort: Cohort, terms: quotes.Terms) -> list[Game]:
     """A game for every pair of worlds in which the protocol's code can be run."""
-    worlds = neighboring_worlds(protocol, cohort, plan.dim, neighbors=plan.relation(protocol), rounds=plan.rounds)
+    worlds = neighboring_worlds(protocol, cohort, terms.dim, neighbors=terms.relation(protocol), rounds=terms.rounds)
     return [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds]
 
 

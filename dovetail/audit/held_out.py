@@ -22,13 +22,13 @@ from dovetail.evaluation.release import noisy_sum
 from dovetail.evaluation.vectors import Records
 from dovetail.statements import Trust
 
-__all__ = ["attack_scores"]
+__all__ = ["attack_private_scores"]
 
 _BATCH = 500  # trials that are run together
 
 
-def attack_scores(
-    release: Evaluation,
+def attack_private_scores(
+    evaluation: Evaluation,
     first: Records | None,
     second: Records | None,
     *,
@@ -36,27 +36,27 @@ def attack_scores(
     trials: int = 4000,
     confidence: float = 0.95,
     seed: int = 0,
-    around: Sequence[np.ndarray] | None = None,
+    shown_before: Sequence[np.ndarray] | None = None,
 ) -> LowerBound:
     """A lower bound on the eps of private scores at this delta; too high with probability at most 1 - confidence.
 
     Arguments:
-        release: the evaluation, its noise set.
+        evaluation: the evaluation, its noise set.
         first: what the person holds in one world; None: nothing.
         second: what it holds in the other.
         trials: runs of each world, of which half choose the test.
         seed: of the noise that is played; that of a run is its own.
-        around: what earlier rounds showed, on which vectors depend; zeros unless given.
+        shown_before: what earlier rounds showed, on which vectors depend; zeros unless given.
     """
-    layout = release.layout
-    shown = [np.zeros(layout.dim)] * layout.rounds if around is None else list(around)
-    seen = 1 if release.guarantee.scope.trust is Trust.LOCAL else layout.people
-    worlds = [_vectors(release, records, shown)[:, :seen] for records in (first, second)]
+    layout = evaluation.layout
+    shown = [np.zeros(layout.dim)] * layout.rounds if shown_before is None else list(shown_before)
+    seen = 1 if evaluation.guarantee.scope.trust is Trust.LOCAL else layout.people
+    worlds = [_vectors_of_everybody(evaluation, records, shown)[:, :seen] for records in (first, second)]
     difference = worlds[0].sum(axis=1) - worlds[1].sum(axis=1)  # (rounds, dim)
     key = jax.random.key(seed)
     played = np.stack(
         [
-            _play(release, vectors, difference, trials, jax.random.fold_in(key, world))
+            _play_world(evaluation, vectors, difference, trials, jax.random.fold_in(key, world))
             for world, vectors in enumerate(worlds)
         ]
     )
@@ -64,23 +64,25 @@ def attack_scores(
     return runs.lower_bound_from_scores({name: played}, delta=delta, confidence=confidence)
 
 
-def _vectors(release: Evaluation, records: Records | None, shown: Sequence[np.ndarray]) -> np.ndarray:
+def _vectors_of_everybody(evaluation: Evaluation, records: Records | None, shown: Sequence[np.ndarray]) -> np.ndarray:
     """Everybody's vectors in all rounds, (rounds, places, dim), where the first place holds these records alone."""
-    layout = release.layout
+    layout = evaluation.layout
     if records is None:
         return np.zeros((layout.rounds, layout.people, layout.dim), np.float32)
     people = People(np.zeros(len(next(iter(records.values()))), np.int64), layout.people)
     return np.stack([layout.vectors(records, people, shown[:index]) for index in range(layout.rounds)])
 
 
-def _play(release: Evaluation, vectors: np.ndarray, difference: np.ndarray, trials: int, key: jax.Array) -> np.ndarray:
+def _play_world(
+    evaluation: Evaluation, vectors: np.ndarray, difference: np.ndarray, trials: int, key: jax.Array
+) -> np.ndarray:
     """The statistic in so many runs of one world, (trials,)."""
 
     @jax.jit
     def statistic(key: jax.Array) -> jax.Array:
         keys = jax.random.split(key, len(vectors))
         sums = [
-            noisy_sum(release.protocol, jnp.asarray(exact, jnp.float32), own)
+            noisy_sum(evaluation.protocol, jnp.asarray(exact, jnp.float32), own)
             for exact, own in zip(vectors, keys, strict=True)
         ]
         return jnp.vdot(jnp.stack(sums), jnp.asarray(difference, jnp.float32))

@@ -49,9 +49,9 @@ __all__ = [
     "audit_indices",
     "best_coordinates",
     "claimed_nu",
-    "is_right",
+    "is_guess_right",
     "noiseless_updates",
-    "posterior_of_report",
+    "posterior_if_reported",
     "score_coordinates",
     "success_rate",
 ]
@@ -174,7 +174,7 @@ class IndexAudit:
         """The verdict if Def. 3 takes each coordinate's own prior: refuted if any attack refutes the claim then."""
         return _verdict_word(refuted=any(attack.verdict_own_prior == "refuted" for attack in self.attacks))
 
-    def attack(self, knowledge: Knowledge, rounds: int) -> IndexAttack:
+    def attack_with(self, knowledge: Knowledge, rounds: int) -> IndexAttack:
         """The attack with this knowledge after this many rounds."""
         for attack in self.attacks:
             if (attack.knowledge, attack.rounds) == (knowledge, rounds):
@@ -206,7 +206,9 @@ Knowledge = Literal["uniform", "population", "similar users"]
 KNOWLEDGE: tuple[Knowledge, ...] = ("uniform", "population", "similar users")
 
 
-def score_coordinates(knowledge: Knowledge, other: np.ndarray, reported: np.ndarray, decoy_rate: float) -> np.ndarray:
+def score_coordinates(
+    knowledge: Knowledge, others_largest: np.ndarray, reported: np.ndarray, decoy_rate: float
+) -> np.ndarray:
     """Scores (users, dim): the larger, the likelier a coordinate is among a user's k largest of the last round.
 
     Rounds are combined as if they were independent given the last one, at the rate at which others keep a coordinate.
@@ -214,23 +216,23 @@ def score_coordinates(knowledge: Knowledge, other: np.ndarray, reported: np.ndar
 
     Arguments:
         knowledge: what the adversary knows beside the reports.
-        other: a mask of the k largest of the users learned from, (others, rounds, dim).
+        others_largest: a mask of the k largest of the users learned from, (others, rounds, dim).
         reported: a mask of what the attacked users reported, (users, rounds, dim).
         decoy_rate: how often a coordinate that is not among the k largest is reported.
     """
     if knowledge == "uniform":
         return np.where(reported[:, -1], reported.sum(axis=1, dtype=np.float64), -np.inf)
-    num_others, rounds, dim = other.shape
-    top = np.count_nonzero(other[0, 0])
+    num_others, rounds, dim = others_largest.shape
+    top = np.count_nonzero(others_largest[0, 0])
     beta = top / dim
-    marginal = (other[:, -1].sum(axis=0) + beta) / (num_others + 1)
+    marginal = (others_largest[:, -1].sum(axis=0) + beta) / (num_others + 1)
     score: np.ndarray = logit(marginal)[None]
     if knowledge == "similar users":
         score = logit(
-            (num_others * _frequency_among_similar(other, reported, decoy_rate) + marginal) / (num_others + 1)
+            (num_others * _frequency_among_similar(others_largest, reported, decoy_rate) + marginal) / (num_others + 1)
         )
     for t in range(rounds - 1):
-        kept = np.count_nonzero(other[:, t] & other[:, -1])
+        kept = np.count_nonzero(others_largest[:, t] & others_largest[:, -1])
         stays = (kept + beta) / (num_others * top + 1)
         comes = (1 - stays) * beta / (1 - beta)
         evidence = math.log((stays + (1 - stays) * decoy_rate) / (comes + (1 - comes) * decoy_rate))
@@ -238,19 +240,19 @@ def score_coordinates(knowledge: Knowledge, other: np.ndarray, reported: np.ndar
     return np.where(reported[:, -1], score, -np.inf)
 
 
-def _frequency_among_similar(other: np.ndarray, reported: np.ndarray, decoy_rate: float) -> np.ndarray:
+def _frequency_among_similar(others_largest: np.ndarray, reported: np.ndarray, decoy_rate: float) -> np.ndarray:
     """How often each coordinate is among the k largest of similar users: (users, dim).
 
     Every other user counts by how well its k largest would explain the reports. A coordinate is taken to be shared with
     such a user at the rate at which any two users share theirs. Arguments are those of `score_coordinates`.
     """
-    _, rounds, dim = other.shape
-    frequency = np.mean(other, axis=(0, 1))
+    _, rounds, dim = others_largest.shape
+    frequency = np.mean(others_largest, axis=(0, 1))
     shared = min(float(np.sum(frequency**2) / np.sum(frequency)), 1 - 1 / dim)
     weight = math.log1p(shared / (1 - shared) / decoy_rate)
-    overlap = sum(reported[:, t].astype(np.float32) @ other[:, t].astype(np.float32).T for t in range(rounds))
+    overlap = sum(reported[:, t].astype(np.float32) @ others_largest[:, t].astype(np.float32).T for t in range(rounds))
     likelihood = np.exp(weight * (overlap - np.max(overlap, axis=1, keepdims=True)).astype(np.float64))
-    return likelihood @ other[:, -1].astype(np.float64) / likelihood.sum(axis=1, keepdims=True)
+    return likelihood @ others_largest[:, -1].astype(np.float64) / likelihood.sum(axis=1, keepdims=True)
 
 
 def best_coordinates(score: np.ndarray) -> np.ndarray:
@@ -267,7 +269,7 @@ def success_rate(best: np.ndarray, largest: np.ndarray) -> float:
     return math.fsum(np.count_nonzero(best & largest, axis=1) / np.count_nonzero(best, axis=1)) / len(largest)
 
 
-def is_right(best: np.ndarray, largest: np.ndarray, coins: np.ndarray) -> np.ndarray:
+def is_guess_right(best: np.ndarray, largest: np.ndarray, coins: np.ndarray) -> np.ndarray:
     """Whether each user's guess is among its k largest, (users,): the best coordinate with the largest coin.
 
     Arguments:
@@ -300,7 +302,7 @@ class Population:
         _validate.non_negative(scale_exponent=self.scale_exponent)
         _validate.in_interval(0, 1, persistence=self.persistence)
 
-    def updates(self, users: jax.Array, rounds: int, *, key: jax.Array) -> jax.Array:
+    def draw_updates(self, users: jax.Array, rounds: int, *, key: jax.Array) -> jax.Array:
         """The updates of these users, (users, rounds, dim)."""
         scale = jnp.arange(1, self.dim + 1, dtype=jnp.float32) ** -self.scale_exponent
 
@@ -350,7 +352,7 @@ def claimed_nu(*, dim: int, top: int, decoys: int) -> float:
     return max(1.0, dim / (top + decoys), (1 - beta) * sent / (sent - 1))
 
 
-def posterior_of_report(prior: np.ndarray, *, decoy_rate: float) -> np.ndarray:
+def posterior_if_reported(prior: np.ndarray, *, decoy_rate: float) -> np.ndarray:
     """Pr[among the k largest | reported], index by index.
 
     Arguments:
@@ -387,7 +389,7 @@ def audit_indices(
         `success`.
         No user that is attacked is learned from.
     """
-    users, dim = _check_shape(updates, rounds)
+    users, dim = _num_users_and_dim(updates, rounds)
     _validate.in_open_interval(0, 1, confidence=confidence)
     top = protocol.k
     decoys = cast(int, protocol.require("decoys"))
@@ -403,14 +405,14 @@ def audit_indices(
     coins = np.asarray(jax.random.uniform(key_ties, (len(attacked), dim)))
     error = (1 - confidence) / (2 * len(KNOWLEDGE) * len(rounds))
 
-    def attack(knowledge: Knowledge, seen: int) -> IndexAttack:
+    def attack_after(knowledge: Knowledge, seen: int) -> IndexAttack:
         other = largest[learned, :seen]
         own = largest[attacked, seen - 1]
         best = best_coordinates(score_coordinates(knowledge, other, reported[attacked, :seen], decoy_rate))
         blind = best_coordinates(score_coordinates(knowledge, other, np.ones((1, seen, dim), bool), decoy_rate))
         neighbour = np.roll(own, 1, axis=0)
-        hits = is_right(best, own, coins)
-        by_chance = is_right(best, neighbour, coins)[1::2]  # each user in one pair only: independent trials
+        hits = is_guess_right(best, own, coins)
+        by_chance = is_guess_right(best, neighbour, coins)[1::2]  # each user in one pair only: independent trials
         return IndexAttack(
             knowledge=knowledge,
             rounds=seen,
@@ -432,12 +434,12 @@ def audit_indices(
         nu=nu,
         nu_any_prior=1 / decoy_rate,
         confidence=confidence,
-        attacks=tuple(attack(knowledge, seen) for seen in rounds for knowledge in KNOWLEDGE),
-        inequalities=_inequalities(np.mean(largest[:, 0], axis=0), reported[:, 0], top / dim, nu, decoy_rate),
+        attacks=tuple(attack_after(knowledge, seen) for seen in rounds for knowledge in KNOWLEDGE),
+        inequalities=_check_inequalities(np.mean(largest[:, 0], axis=0), reported[:, 0], top / dim, nu, decoy_rate),
     )
 
 
-def _check_shape(updates: np.ndarray | Population, rounds: tuple[int, ...]) -> tuple[int, int]:
+def _num_users_and_dim(updates: np.ndarray | Population, rounds: tuple[int, ...]) -> tuple[int, int]:
     """The number of users and of coordinates; refuses what cannot be attacked."""
     if not rounds:
         raise ValueError("rounds is empty: name at least one number of rounds to attack after")
@@ -458,9 +460,9 @@ def _select_and_report(
     protocol: SsTopk, updates: np.ndarray | Population, rounds: int, *, key: jax.Array
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which coordinates are each user's k largest, and which it reports: two masks (users, rounds, dim)."""
-    users, dim = _check_shape(updates, (rounds,))
+    users, dim = _num_users_and_dim(updates, (rounds,))
     key_updates, key_reports = jax.random.split(key)
-    draw = jax.jit(Population.updates, static_argnums=(0, 2))
+    draw = jax.jit(Population.draw_updates, static_argnums=(0, 2))
     step = min(users, max(1, _CHUNK_VALUES // (rounds * dim)))
     largest = np.empty((users, rounds, dim), bool)
     sent = np.empty((users, rounds, dim), bool)
@@ -470,12 +472,12 @@ def _select_and_report(
             xs = draw(updates, jnp.asarray(names), rounds, key=key_updates)
         else:
             xs = jnp.asarray(updates[names, :rounds], jnp.float32)
-        largest[names], sent[names] = _selected_and_reported(protocol, xs, jnp.asarray(names), key_reports)
+        largest[names], sent[names] = _select_and_report_chunk(protocol, xs, jnp.asarray(names), key_reports)
     return largest, sent
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _selected_and_reported(
+def _select_and_report_chunk(
     protocol: SsTopk, xs: jax.Array, names: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The two masks of `_select_and_report` for some users, from the protocol's own messages.
@@ -506,19 +508,19 @@ def _success_lower_bound(outcomes: np.ndarray, error: float) -> float:
     return float(beta_law.ppf(error, hits, misses + 1)) * (1 - ROUNDING) if hits else 0.0
 
 
-def _inequalities(
-    own: np.ndarray, reported: np.ndarray, beta: float, nu: float, decoy_rate: float
+def _check_inequalities(
+    top_frequency: np.ndarray, reported: np.ndarray, beta: float, nu: float, decoy_rate: float
 ) -> tuple[Inequality, ...]:
     """Both inequalities of Def. 3 under both priors; where a probability is 0 before, there is nothing to compare.
 
     Arguments:
-        own: how often each coordinate is among the k largest, (dim,).
+        top_frequency: how often each coordinate is among the k largest, (dim,).
         reported: a mask of what users reported in the first round, (users, dim).
         beta: the prior that the paper takes for every coordinate.
     """
-    after = posterior_of_report(own, decoy_rate=decoy_rate)
+    after = posterior_if_reported(top_frequency, decoy_rate=decoy_rate)
     results = []
-    for name, prior in (("beta", np.full_like(own, beta)), ("own", own)):
+    for name, prior in (("beta", np.full_like(top_frequency, beta)), ("own", top_frequency)):
         for number, above, below in ((1, after, prior), (2, 1 - prior, 1 - after)):
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = np.where(above > 0, above / below, 0.0)

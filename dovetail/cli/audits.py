@@ -91,7 +91,7 @@ def audit(
     if everything:
         _audit_all(quick, trials, confidence, seed, as_json)
         return
-    plan = audits.plan_for(
+    plan = audits.attack_terms(
         *(target, n, dim, delta),
         chosen=settings_of(set_),
         colluders=colluders,
@@ -113,7 +113,7 @@ def audit(
 
         curves.save_figure(plot, finding)
     print_json(finding.to_json()) if as_json else _print_finding(finding)
-    _fail_unless(finding.consistent)
+    _fail_unless(finding.is_consistent)
 
 
 def _one_target(name: str | None, everything: bool, training: str | None) -> str:
@@ -141,12 +141,12 @@ def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as
             bar.begin(f"{case.protocol}, {case.label}")
             counted = case.trials if trials is None or case.trials == 0 else trials
             findings.append(
-                audits.audit(case.protocol, case.plan, view=case.view, trials=counted, confidence=each, seed=seed)
+                audits.audit(case.protocol, case.terms, view=case.view, trials=counted, confidence=each, seed=seed)
             )
         if not quick:
             bar.begin("ss_topk, indices")
             indices = _audit_indices("ss_topk", audits.INDICES, None, confidence, seed)
-    consistent = all(finding.consistent for finding in findings)
+    consistent = all(finding.is_consistent for finding in findings)
     if as_json:
         rows = [{**finding.to_json(), "case": case.label} for case, finding in zip(cases, findings, strict=True)]
         print_json({"audits": rows, "indices": indices and indices.to_json(), "consistent": consistent})
@@ -163,7 +163,7 @@ def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as
                 _upper_bound(finding.certified.eps),
                 _lower_bound(finding.bound.eps),
                 "-" if finding.counted_bound is None else _lower_bound(finding.counted_bound.eps),
-                "yes" if finding.consistent else "NO",
+                "yes" if finding.is_consistent else "NO",
             )
         out_console.print(table)
         if indices is not None:
@@ -245,8 +245,8 @@ def _audit_training(
         )
         out_console.print(f"certified: {result.statement}", markup=False, highlight=False)
         _print_in_words(result.statement, result.bound)
-        out_console.print("consistent" if result.consistent else "NOT CONSISTENT", highlight=False)
-    _fail_unless(result.consistent)
+        out_console.print("consistent" if result.is_consistent else "NOT CONSISTENT", highlight=False)
+    _fail_unless(result.is_consistent)
 
 
 def _print_finding(finding: Any) -> None:
@@ -258,12 +258,12 @@ def _print_finding(finding: Any) -> None:
     out_console.print(table)
     print_statement("certified", finding.certified)
     print_statement("claimed", finding.claimed)
-    if finding.claim_refuted:
+    if finding.is_claim_refuted:
         out_console.print("the claim is refuted by this attack", highlight=False)
     _print_in_words(finding.certified, finding.bound)
     verdict = (
         "no attack found more than is certified"
-        if finding.consistent
+        if finding.is_consistent
         else "NOT CONSISTENT: an attack found more than is certified"
     )
     out_console.print(verdict, highlight=False)
@@ -278,7 +278,7 @@ def _print_in_words(statement: Any, bound: Any) -> None:
 def _claim_cell(finding: Any) -> str:
     if finding.claimed is None:
         return "-"
-    return _upper_bound(finding.claimed.eps) + (" refuted" if finding.claim_refuted else "")
+    return _upper_bound(finding.claimed.eps) + (" refuted" if finding.is_claim_refuted else "")
 
 
 def _upper_bound(eps: float) -> str:

@@ -120,7 +120,7 @@ class Runner:
             paper=paper or {},
             claimed=first.quote.claimed,
             certified=first.statement,
-            audited=audit.attack(trained.rounds, delta=first.statement.delta) if attacked else None,
+            audited=audit.attack_training(trained.rounds, delta=first.statement.delta) if attacked else None,
             ours=trained.accuracies,
             curve=trained.accuracy,
             extra={"rounds": first.rounds, "uploads": first.uploads, **more.pop("extra", {})},
@@ -147,7 +147,7 @@ class Runner:
                 lines = RunFolder(Path(folder) / "run")
                 accuracies.append([(line["round"], line["accuracy"]) for line in lines.read_metrics()])
                 diagnoses.append(lines.read_diagnostics())
-        as_certified = plan.guarantee.target_unit is plan.guarantee.scope.unit and not attacks.shows_less(
+        as_certified = plan.guarantee.target_unit is plan.guarantee.scope.unit and not attacks.shows_less_than_event(
             plan.sampler.protocol
         )
         names = diagnoses[0][0].keys() - {"round"} if diagnoses[0] else ()

@@ -119,7 +119,7 @@ def _certify_and_attack(event: SampledSubject, steps: int) -> tuple[Statement, L
     rounds = [Round(mechanism=event, participation=Everyone())] * steps
     bound = accounting.bound(rounds, delta=_DELTA)
     certified = _SCOPE.state(bound, Verdict.CERTIFIED, span=f"{steps} steps")
-    return certified, audit.attack(rounds, delta=_DELTA)
+    return certified, audit.attack_training(rounds, delta=_DELTA)
 
 
 def _certified_eps(row: Row) -> float | None:
@@ -149,7 +149,7 @@ def _span_rows(runner: Runner) -> Iterator[Row]:
             x=users,
             claimed=_SCOPE.state(claim, verdict, span="one release per user"),
             certified=_SCOPE.state(bound, Verdict.CERTIFIED, span="one release per user"),
-            audited=audit.attack(rounds[users], delta=_DELTA),
+            audited=audit.attack_training(rounds[users], delta=_DELTA),
         )
 
 

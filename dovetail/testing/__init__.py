@@ -226,7 +226,7 @@ def _attack(protocol: type[Protocol], terms: quotes.Terms, view: Any, trials: in
         raise NotOwed(str(reason)) from None
     if finding.certified.is_unbounded:
         raise NotOwed("nothing is promised")
-    if not finding.consistent:
+    if not finding.is_consistent:
         what = "`view`" if view == "analyzer" else "`own_reports`"
         refuse(
             f"{what} promises eps={finding.certified.eps:.4g} at delta={finding.bound.delta:.2g} for {terms.num_users} "

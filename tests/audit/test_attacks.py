@@ -12,10 +12,10 @@ from scipy.stats import binom, binomtest, chi2
 
 from dovetail.accounting.releases.privunit import cap_mass
 from dovetail.audit import exact
-from dovetail.audit.attacks import curator, personal, shows_less, stronger
+from dovetail.audit.attacks import curator, personal, shows_less_than_event, stronger_attacks
 from dovetail.audit.attacks.curator import attack_scaled_noise
 from dovetail.audit.attacks.flame import OneProbs, _count_full_dummy_messages, attack_whole_messages
-from dovetail.audit.attacks.local import alone_mass, attack_privunit_round, cap_probs
+from dovetail.audit.attacks.local import attack_privunit_round, cap_probs, mass_on_one_cap_alone
 from dovetail.audit.bounds import best_bound
 from dovetail.events import FixedSize, PaddedTopk, Personalized, Report, Shuffled
 from dovetail.guarantee import quotes
@@ -30,7 +30,7 @@ def plan(*, num_users=1000, dim=7850, delta=DELTA, **settings):
 
 def attacked(name: str, asked: quotes.Terms, delta: float = DELTA):
     protocol, cohort = quotes.settle_protocol(name, asked)
-    return best_bound([exact_attack.eps(delta=delta) for exact_attack in stronger(protocol, cohort, asked.dim)])
+    return best_bound([exact_attack.eps(delta=delta) for exact_attack in stronger_attacks(protocol, cohort, asked.dim)])
 
 
 @pytest.mark.parametrize(("randomizer", "eps"), [("rr2", 7.4258), ("laplace", 5.3804)])
@@ -160,7 +160,7 @@ def alone_mass_in_thirty_digits(dim, threshold):
 
 @pytest.mark.parametrize(("dim", "threshold"), [(10, 0.25), (50, 0.1114), (7850, 0.008877)])
 def test_the_mass_of_a_cap_alone_is_that_of_the_integral_and_of_points(dim, threshold):
-    mass = alone_mass(dim=dim, threshold=threshold)
+    mass = mass_on_one_cap_alone(dim=dim, threshold=threshold)
     assert mass == pytest.approx(alone_mass_in_thirty_digits(dim, threshold), rel=1e-12)
     points = np.random.default_rng(0).normal(size=(400_000, 3))
     rest = np.random.default_rng(1).chisquare(dim - 3, 400_000)
@@ -233,7 +233,7 @@ def test_a_z_read_off_the_batch_shows_in_the_noise():
     steps = plan(adaptive_z=True, items_per_subject=2, sampling_rate=0.1, noise_multiplier=1.0, steps=4)
     assert attacked("local_sub", steps).eps > 50
     protocol, cohort = quotes.settle_protocol("central_sub", every)
-    close = curator.attack_subjects_round(protocol, cohort, 101, noise_of=lambda z: 1 + 0.05 * (z - 1))
+    close = curator.attack_subjects_round(protocol, cohort, 101, noise_multiplier_of=lambda z: 1 + 0.05 * (z - 1))
     direct = attack_scaled_noise("noise", 100, [(1.0, 1.05**2)], [(1.0, 1.0)])
     assert close[0].eps(delta=1e-3).eps == direct.eps(delta=1e-3).eps
     fixed = plan(items_per_subject=2, sampling_rate=1.0, noise_multiplier=1.0)
@@ -258,10 +258,10 @@ def test_where_the_event_shows_more_than_the_code_the_registry_says_so():
     def settled(name, **settings):
         return quotes.settle_protocol(name, plan(num_users=20, dim=10, **settings))[0]
 
-    assert shows_less(settled("s_apes", budgets=[0.5, 1.0], keep=0.5))
-    assert shows_less(settled("ss_double", beta=0.5, eps_local=0.5, inclusion="fixed-k"))
-    assert not shows_less(settled("ss_double", beta=0.5, eps_local=0.5))
-    assert not shows_less(settled("apes", budgets=[0.5, 1.0]))
+    assert shows_less_than_event(settled("s_apes", budgets=[0.5, 1.0], keep=0.5))
+    assert shows_less_than_event(settled("ss_double", beta=0.5, eps_local=0.5, inclusion="fixed-k"))
+    assert not shows_less_than_event(settled("ss_double", beta=0.5, eps_local=0.5))
+    assert not shows_less_than_event(settled("apes", budgets=[0.5, 1.0]))
     for name, settings in (
         ("ss_simple", {"eps_local": 0.5}),
         ("ss_double", {"eps_local": 0.5, "beta": 0.5}),
@@ -269,4 +269,4 @@ def test_where_the_event_shows_more_than_the_code_the_registry_says_so():
         ("s_apes", {"budgets": [0.5, 1.0], "keep": 0.5, "published": True}),
     ):
         protocol, cohort = quotes.settle_protocol(name, plan(num_users=20, dim=10, **settings))
-        assert stronger(protocol, cohort, 10) == []
+        assert stronger_attacks(protocol, cohort, 10) == []

@@ -95,7 +95,7 @@ def test_disjoint_supports_have_no_finite_eps_and_slack_takes_that_away():
 
 def test_what_is_known_at_delta_0_counts_there_alone():
     half = np.full(2, 0.5)
-    fight = exact_attack(half, half, pure=3.0)
+    fight = exact_attack(half, half, pure_eps=3.0)
     assert fight.eps(delta=0.0).eps == 3.0
     assert fight.eps(delta=1e-9).eps == 0.0
 
@@ -109,5 +109,5 @@ def test_the_best_of_several_and_bad_input():
         LowerBound(eps=math.nan, delta=0.1, attack="a")
     with pytest.raises(ValueError, match="same values"):
         ExactAttack(attack="a", log_first=np.zeros(2), log_second=np.zeros(3))
-    with pytest.raises(ValueError, match="pure must not be negative"):
-        exact_attack(np.ones(1), np.ones(1), pure=-1.0)
+    with pytest.raises(ValueError, match="pure_eps must not be negative"):
+        exact_attack(np.ones(1), np.ones(1), pure_eps=-1.0)

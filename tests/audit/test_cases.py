@@ -32,16 +32,16 @@ FAMILIES = ("dp_fl", "central_sub", "ldp_fl", "privunit", "ss_topk", "ss_double"
     "case", [case if case.protocol in FAMILIES else later(case) for case in QUICK], ids=lambda case: name(case)
 )
 def test_the_running_code_keeps_its_promise(case):
-    finding = audits.audit(case.protocol, case.plan, view=case.view, trials=300, confidence=0.99, seed=5)
-    assert finding.consistent
+    finding = audits.audit(case.protocol, case.terms, view=case.view, trials=300, confidence=0.99, seed=5)
+    assert finding.is_consistent
     assert finding.counted_bound is not None
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("case", audits.CASES, ids=name)
 def test_no_attack_finds_more_than_is_certified(case):
-    finding = audits.audit(case.protocol, case.plan, view=case.view, trials=case.trials, confidence=0.999)
-    assert finding.consistent
+    finding = audits.audit(case.protocol, case.terms, view=case.view, trials=case.trials, confidence=0.999)
+    assert finding.is_consistent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,8 @@ class Newcomer(BinarySum):
 
 def test_a_new_protocol_is_attacked_without_new_code(monkeypatch):
     monkeypatch.setitem(PROTOCOLS, "newcomer", Newcomer)
-    plan = audits.plan_for("newcomer", 10, 1, 0.01, chosen={"eps_local": 1.0})
+    plan = audits.attack_terms("newcomer", 10, 1, 0.01, chosen={"eps_local": 1.0})
     finding = audits.audit("newcomer", plan, trials=2000)
-    assert finding.consistent
+    assert finding.is_consistent
     assert finding.bound.eps > 0.9 * finding.certified.eps  # exactly
     assert finding.counted_bound.eps > 0.3 * finding.certified.eps  # by running it

@@ -13,7 +13,7 @@ from scipy.stats import binom, binomtest
 
 from dovetail import audit as audits
 from dovetail.audit import runs
-from dovetail.audit.runs.games import Game, TrialView, neighboring_worlds, sample_rows
+from dovetail.audit.runs.games import Game, TrialView, neighboring_worlds, sample_row_mask
 from dovetail.audit.runs.scores import scores_of_trials
 from dovetail.events import FixedSize
 from dovetail.guarantee import quotes
@@ -21,7 +21,7 @@ from dovetail.statements import Neighbors, Trust
 
 
 def games_of(name, *, num_users=10, dim=2, delta=0.01, rounds=1, colluders=0, **chosen):
-    plan = audits.plan_for(name, num_users, dim, delta, chosen=chosen, rounds=rounds, colluders=colluders)
+    plan = audits.attack_terms(name, num_users, dim, delta, chosen=chosen, rounds=rounds, colluders=colluders)
     protocol, cohort = quotes.settle_protocol(name, plan)
     worlds = neighboring_worlds(protocol, cohort, dim, neighbors=protocol.relation, rounds=rounds)
     return [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds]
@@ -168,7 +168,7 @@ def test_laws_that_are_far_apart_are_told_apart_in_every_counted_trial(seed):
 
 
 def removed_from_shares():
-    return audits.plan_for(
+    return audits.attack_terms(
         *("split_and_mix", 12, 1, 0.01), chosen={"noise_multiplier": 1.0}, neighbors=Neighbors.ADD_REMOVE
     )
 
@@ -189,7 +189,7 @@ def test_a_user_removed_from_a_sum_of_shares_is_told_apart_by_no_count():
 
 
 def test_own_reports_are_attacked_exactly_under_the_relation_that_they_were_written_for():
-    plan = audits.plan_for(*("split_and_mix", 12, 1, 0.01), chosen={"noise_multiplier": 1.0})
+    plan = audits.attack_terms(*("split_and_mix", 12, 1, 0.01), chosen={"noise_multiplier": 1.0})
     assert audits.audit("split_and_mix", plan, view="colluding", trials=0).exact_attacks
     plan = dataclasses.replace(plan, neighbors=Neighbors.ADD_REMOVE)
     assert not audits.audit("split_and_mix", plan, view="colluding", trials=0).exact_attacks
@@ -212,6 +212,6 @@ def test_changes_are_looked_at_from_two_rounds_on(rounds):
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_a_sample_of_fixed_size_has_that_size_and_takes_every_row_alike(size):
     keys = jax.random.split(jax.random.key(3), 2_000)
-    masks = np.asarray(jax.vmap(lambda key: sample_rows(FixedSize(size=size, population=7), 7, key=key))(keys))
+    masks = np.asarray(jax.vmap(lambda key: sample_row_mask(FixedSize(size=size, population=7), 7, key=key))(keys))
     assert (masks.sum(axis=1) == size).all()
     assert np.abs(masks.mean(axis=0) - size / 7).max() < 5 * math.sqrt(0.25 / len(masks))

@@ -31,7 +31,7 @@ KNOWN = {
 def test_ratios_of_densities_average_to_one_under_the_law_they_are_of(case):
     """E_x[f(y | x') / f(y | x)] = 1, at six standard errors; under a wrong x it is not (a near miss must fail)."""
     name, dim = case.split()[0], 1 if "sum" in case else 4
-    protocol, _ = quotes.settle_protocol(name, audits.plan_for(name, 8, dim, 0.01, chosen=KNOWN[case]))
+    protocol, _ = quotes.settle_protocol(name, audits.attack_terms(name, 8, dim, 0.01, chosen=KNOWN[case]))
     x, other = np.linspace(1.0, 0.4, dim), np.linspace(-1.0, 0.3, dim)
     if dim == 1:
         other = np.zeros(1)

@@ -14,7 +14,7 @@ from dovetail import accounting
 from dovetail.accounting import gaussian
 from dovetail.accounting.releases import subjects
 from dovetail.audit import exact
-from dovetail.audit.attacks import shows_less, stronger
+from dovetail.audit.attacks import shows_less_than_event, stronger_attacks
 from dovetail.audit.bounds import ExactAttack, best_bound
 from dovetail.audit.exact import cells, crowds
 from dovetail.events import (
@@ -52,9 +52,9 @@ def eps_at(exact_attacks: list[ExactAttack], delta: float) -> float:
 
 def audited(name: str, plan: quotes.Terms) -> float:
     protocol, cohort = quotes.settle_protocol(name, plan)
-    found = stronger(protocol, cohort, plan.dim)
+    found = stronger_attacks(protocol, cohort, plan.dim)
     mechanism = protocol.view(cohort, plan.dim, neighbors=plan.relation(protocol)).round.mechanism
-    if not shows_less(protocol):
+    if not shows_less_than_event(protocol):
         try:
             found = [*found, *exact.exact_attacks(mechanism, rounds=plan.rounds)]
         except NotApplicable:
@@ -115,7 +115,7 @@ def pairs_of_reports(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["laplace", "clip_laplace"])
 def test_real_reports_never_show_more_than_all_pairs_of_cells(kind):
     event = Personalized(kind=kind, eps_locals=(0.8, 2.0))
-    family = cells.partition(kind, narrowest=2.0, widest=0.8)
+    family = cells.cells_of_randomizer(kind, narrowest=2.0, widest=0.8)
     (exact_attack,) = exact.exact_attacks(event)
     other = family.masses(0.8, 0.0)
     worlds = [pairs_of_reports(np.float64(family.masses(2.0, x)), np.float64(other)) for x in (1.0, 0.0)]
@@ -181,7 +181,7 @@ def test_as_many_sit_on_the_victims_coordinates_as_decoys_leave_room_for(users, 
         return binom.sf(*law)
 
     monkeypatch.setattr(crowds, "binom", SimpleNamespace(sf=sf))
-    sitting, slack = crowds._count_companions(event, places, others, slots)
+    sitting, slack = crowds._companions_and_overflow_prob(event, places, others, slots)
     assert sitting == fit[-1]
     assert overflow[sitting] <= slack <= overflow[sitting] * 1.02
 

@@ -12,7 +12,7 @@ from scipy.stats import binom
 from dovetail.audit.bounds import ExactAttack, best_bound
 from dovetail.audit.exact import cells, noise, sums
 from dovetail.audit.exact.cells import Binomial
-from dovetail.audit.exact.sums import Mixture, RepeatedCells, SumPart, attack_far_apart, attack_likelihoods
+from dovetail.audit.exact.sums import Mixture, RepeatedCells, SumPart, attack_likelihood_ratios, attacks_on_far_worlds
 from dovetail.audit.findings import audit
 from dovetail.events import Report
 from dovetail.guarantee.quotes import Terms
@@ -34,7 +34,7 @@ def test_levels_are_those_of_randomized_response(position):
 def test_cells_are_integrals_of_the_density(position, reach):
     eps_local = 1.3
     if reach is None:
-        family, local, ends = cells.partition("laplace"), LaplaceRandomizer(eps_local), (-30.0, 31.0)
+        family, local, ends = cells.cells_of_randomizer("laplace"), LaplaceRandomizer(eps_local), (-30.0, 31.0)
     else:
         cuts = np.linspace(-reach, 1 + reach, 9)[1:-1]
         family = cells.Cells(kind="clip_laplace", cuts=cuts, overhang=reach)
@@ -108,7 +108,7 @@ def test_binomials_keep_their_precision():
     for value in (600, 650, 560):
         exact = math.comb(2000, value) * prob**value * (1 - prob) ** (2000 - value)
         assert float(masses[value - start]) == pytest.approx(float(exact), rel=2e-16)
-    logs = cells.log_binomial(20_000, 0.4)
+    logs = cells.log_binomial_pmf(20_000, 0.4)
     assert logs[20_000] == pytest.approx(20_000 * math.log(0.4), rel=1e-14)
     assert logs[8000] == pytest.approx(binom.logpmf(8000, 20_000, 0.4), abs=1e-9)
     assert cells.binomial_law(7, 1.0) == (7, np.ones(1))
@@ -134,25 +134,25 @@ def test_counts_and_pairs_of_counts_by_enumeration():
 def test_likelihoods_of_one_observation_lose_nothing_and_know_the_pure_ratio():
     rng = np.random.default_rng(3)
     first, second = (np.longdouble(rng.dirichlet(np.ones(6))) for _ in range(2))
-    fight = attack_likelihoods("cells", [RepeatedCells(first, second, 1, 1e-17)])
+    fight = attack_likelihood_ratios("cells", [RepeatedCells(first, second, 1, 1e-17)])
     for eps in (0.0, 0.5, 1.0):
         exact = max(np.maximum(p - math.exp(eps) * q, 0).sum() for p, q in ((first, second), (second, first)))
         assert fight.delta(eps=eps) == pytest.approx(float(exact), abs=1e-6)
     largest = float(np.abs(np.log(first / second)).max())
     assert fight.eps(delta=0).eps == pytest.approx(largest, rel=1e-8)
-    assert attack_likelihoods("cells", [RepeatedCells(first, second, 7, 1e-17)]).eps(delta=0).eps <= 7 * largest
+    assert attack_likelihood_ratios("cells", [RepeatedCells(first, second, 7, 1e-17)]).eps(delta=0).eps <= 7 * largest
 
 
 @pytest.mark.parametrize(("count", "eps_local"), [(400, 0.5), (3000, 1.0)])
 def test_worlds_that_are_far_apart_by_a_change_of_measure(count, eps_local):
     prob = np.longdouble(math.exp(eps_local) / (1 + math.exp(eps_local)))
     seen = RepeatedCells(np.array([1 - prob, prob]), np.array([prob, 1 - prob]), count, 1e-18)
-    logs = [cells.log_binomial(count, float(p)) for p in (prob, 1 - prob)]
+    logs = [cells.log_binomial_pmf(count, float(p)) for p in (prob, 1 - prob)]
     exact = ExactAttack(attack="ones", log_first=logs[0], log_second=logs[1])
     for delta in (1e-6, 1e-3, 0.3):
-        found = best_bound([exact_attack.eps(delta=delta) for exact_attack in attack_far_apart("ones", seen)]).eps
+        found = best_bound([exact_attack.eps(delta=delta) for exact_attack in attacks_on_far_worlds("ones", seen)]).eps
         assert 0.9 * exact.eps(delta=delta).eps < found <= exact.eps(delta=delta).eps
-    assert attack_far_apart("ones", seen._replace(times=3)) == []
+    assert attacks_on_far_worlds("ones", seen._replace(times=3)) == []
 
 
 def test_skellam_is_the_difference_of_poissons():
@@ -169,7 +169,9 @@ def test_skellam_is_the_difference_of_poissons():
 
 
 def test_narrow_cells_of_a_normal_law():
-    masses = noise._narrow_masses(np.array([0.00125, 3.00125, -6.00125], np.longdouble), np.longdouble(1) / 400)
+    masses = noise._normal_masses_of_narrow_cells(
+        np.array([0.00125, 3.00125, -6.00125], np.longdouble), np.longdouble(1) / 400
+    )
     for mass, low in zip(masses, (0.0, -3.0025, -6.0025), strict=True):
         exact = ndtr(low + 1 / 400) - ndtr(low)
         assert float(mass) == pytest.approx(exact, rel=1e-12, abs=0)

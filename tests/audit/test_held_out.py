@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from grids import later
 
-from dovetail.audit.held_out import attack_scores
+from dovetail.audit.held_out import attack_private_scores
 from dovetail.evaluation import BinaryVectors, ClassVectors, release_for
 from dovetail.evaluation.vectors import NumberVectors
 from dovetail.guarantee import Spread
@@ -60,9 +60,9 @@ def test_an_attack_stays_within_the_statement_and_finds_half_the_noise(protocol,
     release = release_of(protocol, layout)
     stated = release.guarantee.record().certified_statement()
     assert stated.eps <= EPS
-    honest = attack_scores(release, first, second, delta=DELTA, trials=8000)
+    honest = attack_private_scores(release, first, second, delta=DELTA, trials=8000)
     assert 0.2 < honest.eps <= stated.eps
-    assert attack_scores(sabotaged(release, share), first, second, delta=DELTA, trials=8000).eps > stated.eps
+    assert attack_private_scores(sabotaged(release, share), first, second, delta=DELTA, trials=8000).eps > stated.eps
 
 
 def test_an_attack_on_whether_somebody_is_there_stays_within_the_statement():
@@ -70,6 +70,6 @@ def test_an_attack_on_whether_somebody_is_there_stays_within_the_statement():
     release = release_of("dp_fl", layout, Neighbors.ADD_REMOVE)
     stated = release.guarantee.record().certified_statement()
     assert stated.neighbors is Neighbors.ADD_REMOVE
-    honest = attack_scores(release, RIGHT, None, delta=DELTA, trials=8000)
+    honest = attack_private_scores(release, RIGHT, None, delta=DELTA, trials=8000)
     assert 0.3 < honest.eps <= stated.eps <= EPS
-    assert attack_scores(sabotaged(release, 0.5), RIGHT, None, delta=DELTA, trials=8000).eps > stated.eps
+    assert attack_private_scores(sabotaged(release, 0.5), RIGHT, None, delta=DELTA, trials=8000).eps > stated.eps

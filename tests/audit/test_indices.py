@@ -17,7 +17,7 @@ from dovetail.audit.indices import (
     best_coordinates,
     claimed_nu,
     noiseless_updates,
-    posterior_of_report,
+    posterior_if_reported,
     score_coordinates,
 )
 from dovetail.claims import flame
@@ -48,7 +48,7 @@ def audit():
 
 
 def test_a_reported_index_is_one_of_the_largest_as_often_as_flame_says(audit):
-    attack = audit.attack("uniform", 1)
+    attack = audit.attack_with("uniform", 1)
     assert attack.success == pytest.approx(1 / 5, rel=1e-12)
     assert binomtest(attack.hits, attack.trials, 1 / 5).pvalue > 1e-3  # alpha of the accepting side
     for wrong in (2 / 7, 2 / 15):
@@ -59,7 +59,7 @@ def test_a_reported_index_is_one_of_the_largest_as_often_as_flame_says(audit):
 
 
 def test_whoever_knows_the_population_refutes_the_claim_in_one_round(audit):
-    attack = audit.attack("population", 1)
+    attack = audit.attack_with("population", 1)
     assert attack.lower / attack.beta > audit.nu
     assert attack.verdict == audit.verdict == "refuted"
     assert attack.success > attack.prior_success > attack.beta
@@ -67,7 +67,7 @@ def test_whoever_knows_the_population_refutes_the_claim_in_one_round(audit):
 
 @pytest.mark.parametrize("knowledge", KNOWLEDGE)
 def test_more_rounds_tell_more(audit, knowledge):
-    one, ten = audit.attack(knowledge, 1), audit.attack(knowledge, 10)
+    one, ten = audit.attack_with(knowledge, 1), audit.attack_with(knowledge, 10)
     assert ten.lower > one.success
     assert ten.lower > 0.8
 
@@ -94,7 +94,7 @@ def test_one_round_gives_everything_away_where_users_are_of_kinds():
     first = 16 * (np.arange(400) % 4)
     sets = [{kind} | set(kind + rng.choice(np.arange(1, 16), 11, replace=False)) for kind in first]
     found = audit_indices(topk(24, k=12), updates_of(sets, 64), rounds=(1,), key=KEY)
-    alone, alike = found.attack("population", 1), found.attack("similar users", 1)
+    alone, alike = found.attack_with("population", 1), found.attack_with("similar users", 1)
     assert alike.lower > 0.95 > 0.6 > alone.success
     assert (alone.verdict_own_prior, alike.verdict_own_prior) == ("holds", "refuted")
     assert alike.success / alike.chance > found.nu_any_prior  # which is for an index seen by itself
@@ -136,7 +136,7 @@ def test_the_posterior_is_exact_for_any_law():
         law = dict(zip(sets, rng.dirichlet(np.full(len(sets), 0.3)), strict=True))
         prior = np.array([sum(weight for chosen, weight in law.items() if j in chosen) for j in range(dim)])
         exact, rate = brute_force(law, dim, decoys), decoys / (dim - k)
-        np.testing.assert_allclose(posterior_of_report(prior, decoy_rate=rate), exact, rtol=1e-12)
+        np.testing.assert_allclose(posterior_if_reported(prior, decoy_rate=rate), exact, rtol=1e-12)
         assert np.all(exact <= prior / rate * (1 + 1e-12))
         assert np.all(1 - prior <= (1 - exact) / rate * (1 + 1e-12))
 
@@ -198,7 +198,7 @@ def test_nobody_who_is_attacked_is_learned_from():
     found = audit_indices(
         topk(2), updates_of([(2 * user, 2 * user + 1) for user in range(20)], 40), rounds=(1,), key=KEY
     )
-    attack = found.attack("population", 1)
+    attack = found.attack_with("population", 1)
     assert attack.prior_success == 0
     assert attack.gain_over_prior == math.inf
     assert attack.to_json()["gain"] is None
@@ -276,7 +276,7 @@ def test_populations_that_cannot_be_are_refused(bad):
 
 def test_an_attack_that_was_not_made_is_not_found(audit):
     with pytest.raises(ValueError, match=r"no attack with .* was made after"):
-        audit.attack("uniform", 5)
+        audit.attack_with("uniform", 5)
 
 
 @pytest.mark.soak
@@ -290,4 +290,4 @@ def test_flames_own_setting():
     assert found.nu == pytest.approx(3.125)
     assert found.nu_any_prior == pytest.approx(7693 / 2355)
     assert [attack.verdict for attack in found.attacks] == ["holds"] + ["refuted"] * 5
-    assert found.attack("uniform", 10).lower > 0.9
+    assert found.attack_with("uniform", 10).lower > 0.9

@@ -22,7 +22,7 @@ def plan(*, num_users=100, dim=20, delta=5e-6, participation=None, **settings):
 def audited(name: str, asked: quotes.Terms, delta: float) -> float:
     protocol, cohort = quotes.settle_protocol(name, asked)
     return best_bound(
-        [exact_attack.eps(delta=delta) for exact_attack in attacks.on_own_reports(protocol, cohort, asked.dim)]
+        [exact_attack.eps(delta=delta) for exact_attack in attacks.attacks_on_own_reports(protocol, cohort, asked.dim)]
     ).eps
 
 
@@ -48,7 +48,7 @@ REACHED = {
 @pytest.mark.parametrize(("name", "asked"), REACHED.values(), ids=REACHED)
 def test_the_local_eps_is_reached_at_delta_0_and_never_passed(name, asked):
     protocol, cohort = quotes.settle_protocol(name, asked)
-    exact_attacks = attacks.on_own_reports(protocol, cohort, asked.dim)
+    exact_attacks = attacks.attacks_on_own_reports(protocol, cohort, asked.dim)
     stated = pure_eps(name, protocol, asked)
     found = best_bound([exact_attack.eps(delta=0.0) for exact_attack in exact_attacks]).eps
     assert found <= stated * (1 + 1e-9)
@@ -117,7 +117,7 @@ def test_the_server_sees_only_who_is_drawn():
 
 def test_the_chance_that_decoys_hide_the_largest():
     protocol, cohort = quotes.settle_protocol("ss_topk", plan(dim=4, k=1, decoys=2, eps_local=0.5, pad_to=90))
-    (exact_attack,) = attacks.on_own_reports(protocol, cohort, 4)
+    (exact_attack,) = attacks.attacks_on_own_reports(protocol, cohort, 4)
     np.testing.assert_allclose(np.exp(exact_attack.log_second), [2 / 3, 1 / 3])
 
 
@@ -132,7 +132,9 @@ def test_thresholds_on_one_clients_noisy_value_are_bounded_by_their_probabilitie
     protocol, cohort = quotes.settle_protocol("real_sum", asked)
     variance, shift = protocol.sharing.part_variance, 8
     exact_attacks = [
-        exact_attack for exact_attack in attacks.on_own_reports(protocol, cohort, 1) if "above" in exact_attack.attack
+        exact_attack
+        for exact_attack in attacks.attacks_on_own_reports(protocol, cohort, 1)
+        if "above" in exact_attack.attack
     ]
     assert exact_attacks
     for exact_attack in exact_attacks:
@@ -148,7 +150,7 @@ def test_what_has_no_simple_law_is_refused():
         "s_apes", plan(budgets=[0.3, 1.0], num_users=10, published=True, keep=0.5)
     )
     with pytest.raises(NotApplicable, match="depend on each other"):
-        attacks.on_own_reports(protocol, cohort, 20)
+        attacks.attacks_on_own_reports(protocol, cohort, 20)
 
 
 @pytest.mark.parametrize(("noise", "delta", "truth"), [(8.0, 1e-5, 4.98), (8.0, 0.05, 1.86), (12.0, 0.3, 0.0)])

@@ -32,7 +32,7 @@ class Coin:
     prob: float
 
 
-@exact.registry.on_event.register(Coin)
+@exact.registry.attacks_on_event.register(Coin)
 def seen_coin(event: Coin, rounds: int) -> list[ExactAttack]:
     law = np.log([event.prob**rounds, 1 - event.prob**rounds])
     return [ExactAttack(attack="the coin", log_first=law, log_second=law[::-1])]
@@ -61,17 +61,17 @@ class Louder(Loud):
     """Inherits what is known of it."""
 
 
-@attacks.stronger.register(Loud)
+@attacks.stronger_attacks.register(Loud)
 def overheard(protocol: Loud, cohort: Cohort, dim: int) -> list[ExactAttack]:
     return [disjoint_attack("overheard")]
 
 
-@attacks.on_own_reports.register(Loud)
+@attacks.attacks_on_own_reports.register(Loud)
 def named(protocol: Loud, cohort: Cohort, dim: int) -> list[ExactAttack]:
     return [disjoint_attack("named")]
 
 
-attacks.shows_less.register(Loud, lambda protocol: protocol.clip == "adaptive")
+attacks.shows_less_than_event.register(Loud, lambda protocol: protocol.clip == "adaptive")
 
 
 @pytest.mark.parametrize("event", [Coin(prob=0.9), BiasedCoin(prob=0.9)])
@@ -79,7 +79,7 @@ def test_an_event_from_outside_is_attacked_and_so_are_its_subtypes(event):
     (found,) = exact.exact_attacks(event, rounds=2)
     assert found.eps(delta=0.0).eps == pytest.approx(np.log(0.81 / 0.19), rel=1e-6)
     rounds = [Round(mechanism=event, participation=Everyone())] * 2
-    assert audits.attack(rounds, delta=0.0) == found.eps(delta=0.0)
+    assert audits.attack_training(rounds, delta=0.0) == found.eps(delta=0.0)
 
 
 def test_an_event_that_nobody_registered_is_refused_in_a_sentence():
@@ -94,17 +94,17 @@ def test_every_bundled_event_is_known():
     released = [kind for kind in released if kind.__module__.endswith(("_noise", "_shuffled"))]
     assert len(released) > 9
     for cls in set(released) - {events.DataIndependent, events.Report}:
-        assert exact.registry.on_event.dispatch(cls) is not exact.registry.on_event.dispatch(object)
+        assert exact.registry.attacks_on_event.dispatch(cls) is not exact.registry.attacks_on_event.dispatch(object)
 
 
 @pytest.mark.parametrize("cls", [Loud, Louder])
 def test_a_protocol_from_outside_is_attacked_by_what_it_registered(cls, monkeypatch):
     cohort = Cohort(participation=Everyone(), size=10)
     protocol = cls(**PLAIN)
-    assert [found.attack for found in attacks.stronger(protocol, cohort, 3)] == ["overheard"]
-    assert [found.attack for found in attacks.on_own_reports(protocol, cohort, 3)] == ["named"]
-    assert not attacks.shows_less(protocol)
-    assert attacks.shows_less(cls(**PLAIN, clip="adaptive"))
+    assert [found.attack for found in attacks.stronger_attacks(protocol, cohort, 3)] == ["overheard"]
+    assert [found.attack for found in attacks.attacks_on_own_reports(protocol, cohort, 3)] == ["named"]
+    assert not attacks.shows_less_than_event(protocol)
+    assert attacks.shows_less_than_event(cls(**PLAIN, clip="adaptive"))
     monkeypatch.setitem(PROTOCOLS, "loud", cls)
     asked = quotes.settle_protocol("loud", quotes.Terms(num_users=10, dim=3, delta=0.01, settings=PLAIN))
     found = audits.findings._exact_attacks(*asked, quotes.Terms(num_users=10, dim=3, delta=0.01), "analyzer")
@@ -120,9 +120,9 @@ def test_a_subclass_of_a_bundled_protocol_inherits_its_attacks():
         name: ClassVar[str] = "my_apes"
 
     cohort = Cohort(participation=Everyone(), size=11)
-    assert attacks.stronger(Mine(**PLAIN, clip="median"), cohort, 100)
-    assert attacks.on_own_reports(Mine(**PLAIN), cohort, 100)
-    assert attacks.shows_less(MyApes())
+    assert attacks.stronger_attacks(Mine(**PLAIN, clip="median"), cohort, 100)
+    assert attacks.attacks_on_own_reports(Mine(**PLAIN), cohort, 100)
+    assert attacks.shows_less_than_event(MyApes())
 
 
 def settled(name):
@@ -132,11 +132,11 @@ def settled(name):
 
 
 def test_attacks_on_clients_own_reports_are_registered_or_follow_from_what_is_declared():
-    default = attacks.on_own_reports.dispatch(object)
+    default = attacks.attacks_on_own_reports.dispatch(object)
     for name, cls in PROTOCOLS.items():
-        if attacks.on_own_reports.dispatch(cls) is default:
+        if attacks.attacks_on_own_reports.dispatch(cls) is default:
             try:
-                assert attacks.on_own_reports(*settled(name))
+                assert attacks.attacks_on_own_reports(*settled(name))
             except NotApplicable as reason:  # then they are counted
                 assert "no exact attack" in str(reason)
 
@@ -145,7 +145,7 @@ def test_attacks_on_clients_own_reports_are_registered_or_follow_from_what_is_de
 def test_what_follows_from_a_declaration_is_as_good_as_what_is_registered(name):
     registered, default = (
         max(attack.eps(delta=0.01).eps for attack in find(*settled(name)))
-        for find in (attacks.on_own_reports, _own.attacks_on_declared_reports)
+        for find in (attacks.attacks_on_own_reports, _own.attacks_on_declared_reports)
     )
     assert default == pytest.approx(registered, rel=1e-9) and default > 0
 

@@ -33,7 +33,7 @@ def fresh_programs():
 
 
 def find(name, *, num_users=10, dim=2, delta=0.01, view="analyzer", rounds=1, trials=TRIALS, **chosen):
-    plan = audits.plan_for(name, num_users, dim, delta, chosen=chosen, rounds=rounds)
+    plan = audits.attack_terms(name, num_users, dim, delta, chosen=chosen, rounds=rounds)
     return audits.audit(name, plan, view=view, trials=trials, confidence=0.95, seed=1)
 
 
@@ -47,7 +47,7 @@ def test_the_honest_code_passes_the_same_audits():
         find("ss_simple", eps_local=1.0),
         find("ldp_fl", randomizer="laplace", clip_value=1.0, eps_local=1.0, rounds=2),
     ]
-    assert [finding.protocol for finding in honest if not finding.consistent] == []
+    assert [finding.protocol for finding in honest if not finding.is_consistent] == []
     assert all(finding.bound.eps > 0.5 * finding.certified.eps for finding in honest)  # and they are not weak
 
 
@@ -64,7 +64,7 @@ class HalfTheNoise(LdpFl):
 def test_a_randomizer_that_adds_half_the_noise(monkeypatch):
     replaced_by(monkeypatch, HalfTheNoise)
     finding = find("ldp_fl", randomizer="laplace", clip_value=1.0, eps_local=1.0)
-    assert not finding.consistent
+    assert not finding.is_consistent
     assert finding.bound.confidence == 0.95
 
 
@@ -76,7 +76,7 @@ class HalfTheCuratorsNoise(DpFl):
 
 def test_a_curator_that_adds_half_the_noise(monkeypatch):
     replaced_by(monkeypatch, HalfTheCuratorsNoise)
-    assert not find("dp_fl", trials=20_000).consistent
+    assert not find("dp_fl", trials=20_000).is_consistent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,17 +99,17 @@ class DrawnAnew(SecAgg):
 @pytest.mark.parametrize("sabotaged", [ForgottenNoise, pytest.param(DrawnAnew, marks=pytest.mark.soak)])
 def test_aggregators_that_forget_their_noise_or_draw_it_anew_for_every_copy(monkeypatch, sabotaged):
     asked = {"num_users": 5, "dim": 1, "noise": "aggregators", "noise_multiplier": 2.0}
-    assert find("secagg", **asked).consistent
+    assert find("secagg", **asked).is_consistent
     games._run_trials.clear_cache()
     replaced_by(monkeypatch, sabotaged)
-    assert not find("secagg", **asked).consistent
+    assert not find("secagg", **asked).is_consistent
 
 
 def test_a_shuffler_that_keeps_the_order(monkeypatch):
     in_order = lambda valid, key: jnp.broadcast_to(jnp.arange(len(valid))[:, None], valid.shape)  # noqa: E731
     monkeypatch.setattr(shufflers, "_uniform_order", in_order)
     finding = find("ss_simple", num_users=20, eps_local=2.0, trials=4000)
-    assert not finding.consistent
+    assert not finding.is_consistent
     assert "stand first" in finding.bound.attack
 
 
@@ -127,7 +127,7 @@ def test_a_shuffler_that_forgets_the_dummies(monkeypatch, name, settings):
         return honest(reports, dataclasses.replace(layout, padding=None), key=key)
 
     monkeypatch.setattr(games, "shuffle", forgetful)
-    assert not find(name, **settings).consistent
+    assert not find(name, **settings).is_consistent
 
 
 def test_an_accountant_that_divides_by_the_number_of_users_once_too_often(monkeypatch):
@@ -139,7 +139,7 @@ def test_an_accountant_that_divides_by_the_number_of_users_once_too_often(monkey
 
     monkeypatch.setattr(certification, "best_bound", optimistic)
     finding = find("ss_simple", num_users=1000, dim=100, delta=5e-6, trials=0)
-    assert not finding.consistent
+    assert not finding.is_consistent
     assert finding.bound.confidence == 1
 
 
@@ -151,14 +151,14 @@ class OneKeyForever(SsSimple):
 
 def test_a_client_that_always_uses_the_same_key(monkeypatch):
     replaced_by(monkeypatch, OneKeyForever)
-    assert not find("ss_simple", eps_local=1.0).consistent
+    assert not find("ss_simple", eps_local=1.0).is_consistent
 
 
 def test_a_client_that_uses_its_key_in_two_rounds(monkeypatch):
     honest = games.client_keys
     monkeypatch.setattr(games, "client_keys", lambda key, index, users: honest(key, 0, users))
     finding = find("ldp_fl", randomizer="laplace", clip_value=1.0, eps_local=1.0, rounds=2)
-    assert not finding.consistent
+    assert not finding.is_consistent
     assert "turning" in finding.bound.attack
 
 
@@ -171,7 +171,7 @@ class WrongNeighbours(DpFl):
 
 def test_a_replaced_user_accounted_as_a_removed_one(monkeypatch):
     replaced_by(monkeypatch, WrongNeighbours)
-    assert not find("dp_fl").consistent
+    assert not find("dp_fl").is_consistent
 
 
 def test_a_shuffler_with_one_order_for_all_coordinates(monkeypatch):
@@ -180,7 +180,7 @@ def test_a_shuffler_with_one_order_for_all_coordinates(monkeypatch):
     one_order = lambda valid, key: jnp.broadcast_to(honest(valid[:, :1], key), valid.shape)  # noqa: E731
     monkeypatch.setattr(shufflers, "_uniform_order", one_order)
     finding = find("ss_simple", num_users=20, dim=8, eps_local=1.0, trials=2000)
-    assert not finding.consistent
+    assert not finding.is_consistent
     assert "share a shuffle" in finding.bound.attack
 
 
@@ -197,7 +197,7 @@ def test_a_shuffler_that_only_mixes_neighbours(monkeypatch, reach):
         return jnp.concatenate(blocks)
 
     monkeypatch.setattr(shufflers, "_uniform_order", in_blocks)
-    assert not find("ss_simple", num_users=20, eps_local=2.0).consistent
+    assert not find("ss_simple", num_users=20, eps_local=2.0).is_consistent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,5 +211,5 @@ class BareCount(DpFl):
 def test_a_clip_norm_that_follows_the_count_itself(monkeypatch):
     replaced_by(monkeypatch, BareCount)
     finding = find("dp_fl", clip="adaptive", clip_norm=1.0, noise_multiplier=4.0)
-    assert not finding.consistent
+    assert not finding.is_consistent
     assert "public state" in finding.bound.attack

@@ -69,7 +69,7 @@ def subjects(protocol):
 def test_a_sound_training_is_attacked_well_and_within_what_is_certified(neighbors):
     result = audited(("privacy.neighbors", neighbors))
     assert 1.2 < result.bound.eps <= result.statement.eps <= 8.0
-    assert result.consistent
+    assert result.is_consistent
     assert result.statement.verdict is Verdict.REPRODUCIBLE, "an audit is repeated by its seed"
     assert result.statement.neighbors is Neighbors(neighbors)
     assert result.bound.delta == result.statement.delta == 1e-5
@@ -135,7 +135,7 @@ def test_without_noise_every_coin_is_read_off_the_sums_and_many_off_the_model(at
     result = audited(("protocol", {"name": "fedavg"}), ("privacy", REPLACE), attack=attack)
     assert result.statement.is_unbounded
     assert result.bound.eps > least
-    assert result.consistent
+    assert result.is_consistent
     if attack == "white-box":
         assert result.right == result.guesses == 400
 
@@ -149,7 +149,7 @@ def test_a_tenth_of_the_noise_is_found_out(monkeypatch):
 
     monkeypatch.setattr(DpFl, "estimate", sabotaged)
     result = audited(("privacy.eps", 2.0))
-    assert not result.consistent
+    assert not result.is_consistent
     assert result.bound.eps > 3.0 > result.statement.eps
 
 
@@ -210,11 +210,11 @@ def test_who_was_removed_contributes_nothing_and_who_was_replaced_something_else
     coins = np.array([True, False] * 10)
     canaries = tossed(coins)
     users = np.arange(RECORDS + 20)
-    there = canaries.taking_part(users, RECORDS + 20)
+    there = canaries.contributing_users(users, RECORDS + 20)
     assert len(there) == RECORDS + 10
     assert set(users) - set(there) == set(range(RECORDS + 1, RECORDS + 20, 2))
     replaced = tossed(coins, swapped=True)
-    assert len(replaced.taking_part(users, RECORDS + 20)) == len(users)
+    assert len(replaced.contributing_users(users, RECORDS + 20)) == len(users)
     data, clients = replaced.join(load(), partition.one_record(RECORDS, users=None, seed=0))
     held = replaced.draw_presence(clients, len(data.labels))
     first, second = replaced.record_numbers(len(data.labels))
@@ -265,7 +265,7 @@ def test_the_attacker_explains_a_released_sum_up_to_its_noise(overrides):
     attacker, signs = Attacker(prepared, canaries), np.where(coins, 1.0, -1.0)
     for seen in training._train(prepared, canaries, []):
         weights = attacker.canary_weights(seen)
-        middle, half = attacker.world_updates(seen)
+        middle, half = attacker.mean_and_half_difference_of_worlds(seen)
         explained = attacker.sum_of_others(seen) + weights @ middle + (weights * signs) @ half
         scale = np.abs(explained).max()
         few_records = prepared.sampler.clients.max_records == 1

@@ -101,9 +101,9 @@ def test_an_attacker_explains_what_is_released_with_views():
     before = np.asarray(training.params).copy()
     users = ready.sampler.schedule.draw(0)
     states = jax.tree.map(np.array, (training.protocol, training.server))  # a step consumes what it starts from
-    after = ready.step(training, 0, hidden.taking_part(users, ready.sampler.schedule.population))
+    after = ready.step(training, 0, hidden.contributing_users(users, ready.sampler.schedule.population))
     seen = AttackerView(0, users, before, np.asarray(after.params), *states)
-    first = 2 * attacker.world_updates(seen)[0]
+    first = 2 * attacker.mean_and_half_difference_of_worlds(seen)[0]
     rest = attacker.released_sum(seen) - attacker.sum_of_others(seen) - hidden.coins @ first
     assert np.linalg.norm(first, axis=1).min() > 0.3
     assert np.abs(rest).max() < 0.01

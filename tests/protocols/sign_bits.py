@@ -141,13 +141,13 @@ class SentBits(Levels):
         return Positions(np.arange(self.dim), position, np.ones(self.dim, bool))
 
 
-@registry.shows_less.register(SignBits)
-def shows_less(protocol: SignBits) -> bool:
+@registry.shows_less_than_event.register(SignBits)
+def shows_less_than_event(protocol: SignBits) -> bool:
     """The event leaves out the shuffle."""
     return True
 
 
-@registry.stronger.register(SignBits)
+@registry.stronger_attacks.register(SignBits)
 def ones_of_all(protocol: SignBits, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The number of ones in all coordinates, everybody else at the low end."""
     low = 1 / (1 + math.exp(protocol.require("eps_local")))

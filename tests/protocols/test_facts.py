@@ -13,7 +13,7 @@ from grids import diagonal
 
 import dovetail
 from dovetail import protocols, references
-from dovetail.audit import plan_for
+from dovetail.audit import attack_terms
 from dovetail.events import Everyone
 from dovetail.guarantee import quotes
 from dovetail.protocols import PROTOCOLS, Claimed, Cohort, Fast, Protocol, fast_path
@@ -38,7 +38,7 @@ def test_the_example_settings_build_settle_and_are_quoted(name, size):
     protocol = protocols.build(name, settings)
     assert protocol.is_calibrated
     protocol.settle(Cohort(participation=Everyone(), size=USERS, min_size=USERS), dim)
-    terms = plan_for(name, USERS, dim, 1e-4, chosen={})
+    terms = attack_terms(name, USERS, dim, 1e-4, chosen={})
     assert terms.settings == settings
     quote = quotes.quote(name, terms)
     assert (quote.certified.eps > 0) or cls is FedAvg

@@ -18,8 +18,8 @@ import numpy as np
 from dovetail.audit import exact
 from dovetail.audit.bounds import ExactAttack, disjoint_attack
 from dovetail.audit.exact import cells
-from dovetail.audit.exact.cells import log_binomial
-from dovetail.audit.exact.sums import attack_repeated
+from dovetail.audit.exact.cells import log_binomial_pmf
+from dovetail.audit.exact.sums import attacks_on_repeated_reports
 from dovetail.events import Report, Shuffled
 from dovetail.protocols import Cohort, Protocol
 from dovetail.statements import NotApplicable
@@ -28,10 +28,10 @@ __all__ = [
     "SERVER",
     "attacks_by_the_server",
     "attacks_on_declared_reports",
-    "attacks_on_event",
     "attacks_on_laws",
     "attacks_on_own_event",
     "attacks_on_reports",
+    "attacks_on_round_event",
 ]
 
 _OWN = "the victim's own reports"
@@ -48,20 +48,20 @@ def attacks_on_reports(report: Report, count: int) -> list[ExactAttack]:
     return attacks_on_laws(high, low, count)
 
 
-def attacks_on_laws(first: np.ndarray, second: np.ndarray, count: int, *, pure: float = 0.0) -> list[ExactAttack]:
+def attacks_on_laws(first: np.ndarray, second: np.ndarray, count: int, *, pure_eps: float = 0.0) -> list[ExactAttack]:
     """Attacks on `count` independent reports that have one of two laws.
 
     Arguments:
         first: the probabilities of a report's cells in the first world; `second` likewise.
-        pure: a lower bound on eps at delta = 0 that is known beside the laws (see `ExactAttack`).
+        pure_eps: a lower bound on eps at delta = 0 that is known beside the laws (see `ExactAttack`).
     """
     if len(first) == 2:
-        logs = [log_binomial(count, float(law[1])) for law in (first, second)]
+        logs = [log_binomial_pmf(count, float(law[1])) for law in (first, second)]
         return [ExactAttack(attack=f"ones among {_OWN}", log_first=logs[0], log_second=logs[1])]
-    return attack_repeated(f"log-likelihood ratios of {_OWN}", first, second, count, pure=pure)
+    return attacks_on_repeated_reports(f"log-likelihood ratios of {_OWN}", first, second, count, pure_eps=pure_eps)
 
 
-def attacks_on_event(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
+def attacks_on_round_event(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The exact attacks on the round's event, for protocols in which a client's report is all that the server sees."""
     return exact.exact_attacks(protocol.view(cohort, dim, neighbors=protocol.relation).round.mechanism)
 

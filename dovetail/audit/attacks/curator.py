@@ -28,9 +28,9 @@ from scipy.special import gammainc, gammaincc
 from scipy.stats import binom
 
 from dovetail.audit.attacks import _own
-from dovetail.audit.attacks.registry import on_own_reports, stronger
+from dovetail.audit.attacks.registry import attacks_on_own_reports, stronger_attacks
 from dovetail.audit.bounds import ExactAttack
-from dovetail.audit.exact.noise import log_cells
+from dovetail.audit.exact.noise import log_masses_of_cells
 from dovetail.claims import subdp
 from dovetail.protocols import Cohort, Protocol
 from dovetail.protocols.curator.dp_fl import DpFl
@@ -55,7 +55,7 @@ CHANGE = 1.1  # the factor by which the victim's long update raises the median
 _EPS, _DELTA, _STEPS = 8.0, 1e-5, 100  # what the recipe is asked for, where nothing else is known
 
 
-@stronger.register(DpFl)
+@stronger_attacks.register(DpFl)
 def attack_dp_fl_round(protocol: DpFl, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The attack on a clip norm that is the median: the victim's update raises it, and the noise, by a tenth.
 
@@ -81,14 +81,14 @@ def norms_around_median(num_users: int, *, long: bool) -> list[float]:
     return [*others, long_norm if long else 1.0]
 
 
-on_own_reports.register(DpFl, _own.attacks_by_the_server)
-on_own_reports.register(FedAvg, _own.attacks_by_the_server)
+attacks_on_own_reports.register(DpFl, _own.attacks_by_the_server)
+attacks_on_own_reports.register(FedAvg, _own.attacks_by_the_server)
 
 
-@stronger.register(CentralSub)
-@stronger.register(LocalSub)
+@stronger_attacks.register(CentralSub)
+@stronger_attacks.register(LocalSub)
 def attack_subjects_round(
-    protocol: Protocol, cohort: Cohort, dim: int, *, noise_of: Callable[[int], float] | None = None
+    protocol: Protocol, cohort: Cohort, dim: int, *, noise_multiplier_of: Callable[[int], float] | None = None
 ) -> list[ExactAttack]:
     """The attack on one round of SubDP with `adaptive_z`, by the size of the noise; none without it.
 
@@ -96,7 +96,7 @@ def attack_subjects_round(
     are not.
 
     Arguments:
-        noise_of: the noise multiplier for each Z; by default that of the paper's recipe for 100 steps.
+        noise_multiplier_of: the noise multiplier for each Z; by default that of the paper's recipe for 100 steps.
     """
     settings = require_item_level(protocol)
     most = settings.items_per_subject or 1
@@ -104,10 +104,10 @@ def attack_subjects_round(
         return []
     rate = settings.rate
     steps = max(1, settings.private_steps)
-    noise_of = noise_of or _noise_by_recipe(settings.claimed_eps or _EPS, rate)
+    noise_multiplier_of = noise_multiplier_of or _noise_multiplier_by_recipe(settings.claimed_eps or _EPS, rate)
     if steps > 1:
         meets = rate**2
-        single, double = noise_of(1) ** 2, noise_of(2) ** 2
+        single, double = noise_multiplier_of(1) ** 2, noise_multiplier_of(2) ** 2
         law = [
             (float(binom.pmf(times, steps, meets)), (steps - times) * single + times * double)
             for times in range(steps + 1)
@@ -115,24 +115,24 @@ def attack_subjects_round(
         name = "two records"
         alone = [(1.0, steps * single)]
     else:
-        law = [(float(binom.cdf(1, most, rate)), noise_of(1) ** 2)]
-        law += [(float(binom.pmf(items, most, rate)), noise_of(items) ** 2) for items in range(2, most + 1)]
+        law = [(float(binom.cdf(1, most, rate)), noise_multiplier_of(1) ** 2)]
+        law += [(float(binom.pmf(items, most, rate)), noise_multiplier_of(items) ** 2) for items in range(2, most + 1)]
         name = f"{most} records"
-        alone = [(1.0, noise_of(1) ** 2)]
+        alone = [(1.0, noise_multiplier_of(1) ** 2)]
     return [attack_scaled_noise(f"squared norm of the noise, which follows the victim's {name}", dim - 1, law, alone)]
 
 
-def _noise_by_recipe(eps: float, rate: float) -> Callable[[int], float]:
+def _noise_multiplier_by_recipe(eps: float, rate: float) -> Callable[[int], float]:
     """The noise multiplier for each Z that the paper's recipe takes for this eps and sampling rate, over 100 steps."""
 
     @functools.cache
-    def noise_of(group: int) -> float:
+    def noise_multiplier_of(group: int) -> float:
         return float(subdp.noise_scale(eps=eps, delta=_DELTA, group=group, prob=rate, steps=_STEPS).value)
 
-    return noise_of
+    return noise_multiplier_of
 
 
-@on_own_reports.register(CentralSub)
+@attacks_on_own_reports.register(CentralSub)
 def attack_central_sub_client(protocol: CentralSub, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The attack by whether a user's sum is 0: it is not if a record of the subject, the user's only one, is drawn."""
     caps = [cap for cap in (protocol.items_per_user, protocol.items_per_subject) if cap is not None]
@@ -143,10 +143,10 @@ def attack_central_sub_client(protocol: CentralSub, cohort: Cohort, dim: int) ->
     return [ExactAttack(attack=_own.SERVER, log_first=there, log_second=np.array([0.0, -np.inf]))]
 
 
-@on_own_reports.register(LocalSub)
+@attacks_on_own_reports.register(LocalSub)
 def attack_local_sub_client(protocol: LocalSub, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on what a user sends, noise included: on its event, or, where the noise follows the data, on its size."""
-    attacks = attack_subjects_round if protocol.adaptive_z else _own.attacks_on_event
+    attacks = attack_subjects_round if protocol.adaptive_z else _own.attacks_on_round_event
     return attacks(protocol, cohort, dim)
 
 
@@ -171,5 +171,5 @@ def attack_scaled_noise(
     for world in (first, second):
         below = sum(weight * gammainc(dim / 2, cuts / (2 * variance)) for weight, variance in world)
         above = sum(weight * gammaincc(dim / 2, cuts / (2 * variance)) for weight, variance in world)
-        laws.append(log_cells(np.log(np.maximum(below, _TINY)), np.log(np.maximum(above, _TINY))))
+        laws.append(log_masses_of_cells(np.log(np.maximum(below, _TINY)), np.log(np.maximum(above, _TINY))))
     return ExactAttack(attack=attack, log_first=laws[0], log_second=laws[1], slack=4 * _TINY)

@@ -33,7 +33,7 @@ from scipy.stats import binom
 
 from dovetail.audit import exact
 from dovetail.audit.attacks import _own
-from dovetail.audit.attacks.registry import on_own_reports, shows_less, stronger
+from dovetail.audit.attacks.registry import attacks_on_own_reports, shows_less_than_event, stronger_attacks
 from dovetail.audit.bounds import ExactAttack, disjoint_attack
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.cells import ULP, Binomial, attack_counts, binomial_law
@@ -60,7 +60,7 @@ _RAREST = 1e-9  # numbers of ones that the victim's message exceeds less often a
 _MOST_THRESHOLDS = 48  # on the number of ones in a message
 
 
-@stronger.register(SsSimple)
+@stronger_attacks.register(SsSimple)
 def attack_ss_simple_round(protocol: SsSimple, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on SS-Simple as printed, where a client's reports travel as one message; none where they do not."""
     if protocol.linkage != "vector":
@@ -72,16 +72,16 @@ def attack_ss_simple_round(protocol: SsSimple, cohort: Cohort, dim: int) -> list
     return attacks + exact.exact_attacks(apart)  # links may be ignored
 
 
-@on_own_reports.register(SsSimple)
+@attacks_on_own_reports.register(SsSimple)
 def attack_ss_simple_client(protocol: SsSimple, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on the victim's reports, one on every coordinate."""
     return _own.attacks_on_reports(protocol.report, dim)
 
 
-shows_less.register(SsDouble, lambda protocol: protocol.inclusion == "fixed-k")
+shows_less_than_event.register(SsDouble, lambda protocol: protocol.inclusion == "fixed-k")
 
 
-@stronger.register(SsDouble)
+@stronger_attacks.register(SsDouble)
 def attack_ss_double_round(protocol: SsDouble, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on SS-Double as printed, where exactly k coordinates are drawn; none on the repaired form.
 
@@ -113,7 +113,7 @@ def _count_full_dummy_messages(dummies: int, width: int) -> int:
     return max(0, min(messages, dummies - (width - 1) * messages))
 
 
-@on_own_reports.register(SsDouble)
+@attacks_on_own_reports.register(SsDouble)
 def attack_ss_double_client(protocol: SsDouble, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on the victim's reports on the coordinates that it drew; the draw depends on nobody's data."""
     if protocol.inclusion == "fixed-k":
@@ -124,7 +124,7 @@ def attack_ss_double_client(protocol: SsDouble, cohort: Cohort, dim: int) -> lis
     return _own.attacks_on_laws(high, low, dim)
 
 
-@stronger.register(SsTopk)
+@stronger_attacks.register(SsTopk)
 def attack_ss_topk_round(protocol: SsTopk, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on SS-Topk as printed: whole messages, and a surplus of messages that is kept; none where neither is so.
 
@@ -151,7 +151,7 @@ def attack_ss_topk_round(protocol: SsTopk, cohort: Cohort, dim: int) -> list[Exa
     return []
 
 
-@on_own_reports.register(SsTopk)
+@attacks_on_own_reports.register(SsTopk)
 def attack_ss_topk_client(protocol: SsTopk, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on the victim's reports: by the signs of its k largest coordinates where it reports all of them.
 
@@ -220,25 +220,28 @@ def _attack_whole_likelihoods(bits: OneProbs, width: int, others: int, dummies: 
     f_high and f_low are the victim's laws, g is the mean law of the others and the dummies; where g is next to 0 the
     ratio is cut off. Arguments are those of `attack_whole_messages`.
     """
-    high, low, dummy = (_number_of_ones(width, prob) for prob in bits)
+    high, low, dummy = (_law_of_ones(width, prob) for prob in bits)
     messages = others + dummies
     average = (others * low + dummies * dummy) / messages
     ratio = np.zeros(width + 1)
     np.divide(high - low, average, out=ratio, where=average > 1e-100, casting="unsafe")
     ratio = np.minimum(np.where(average > 1e-100, ratio, np.inf), 4.0 * messages)
-    points = cells.whole_steps(ratio, average, messages=messages, finest=32.0)
+    points = cells.integer_scores(ratio, average, messages=messages, max_steps_per_std=32.0)
     error = 64 * (width + 64) * ULP
 
-    def part(law: np.ndarray, times: int) -> SumPart:
-        return SumPart(masses=cells.score_law(law, points), times=times, error=error)
+    def as_sum_part(law: np.ndarray, times: int) -> SumPart:
+        return SumPart(masses=cells.law_of_score(law, points), times=times, error=error)
 
-    crowd = [part(low, others), part(dummy, dummies)]
+    crowd = [as_sum_part(low, others), as_sum_part(dummy, dummies)]
     return attack_sums(
-        "likelihood ratios of whole messages", [*crowd, part(high, 1)], [*crowd, part(low, 1)], slack=slack
+        "likelihood ratios of whole messages",
+        [*crowd, as_sum_part(high, 1)],
+        [*crowd, as_sum_part(low, 1)],
+        slack=slack,
     )
 
 
-def _number_of_ones(width: int, prob: float) -> np.ndarray:
+def _law_of_ones(width: int, prob: float) -> np.ndarray:
     """The probabilities of 0, ..., width ones among so many bits, in extended precision; far tails are 0."""
     start, masses = binomial_law(width, prob)
     law = np.zeros(width + 1, np.longdouble)

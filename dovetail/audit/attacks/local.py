@@ -22,7 +22,7 @@ import numpy as np
 from dovetail import _validate
 from dovetail.accounting.releases import privunit as accounting
 from dovetail.audit.attacks import _own
-from dovetail.audit.attacks.registry import on_own_reports, stronger
+from dovetail.audit.attacks.registry import attacks_on_own_reports, stronger_attacks
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact.cells import attack_two_counts
 from dovetail.protocols import Cohort
@@ -30,7 +30,7 @@ from dovetail.protocols.local.ldp_fl import LdpFl
 from dovetail.protocols.local.privunit import PrivUnit
 from dovetail.statements import NotApplicable
 
-__all__ = ["alone_mass", "attack_privunit_client", "attack_privunit_round", "cap_probs"]
+__all__ = ["attack_privunit_client", "attack_privunit_round", "cap_probs", "mass_on_one_cap_alone"]
 
 _ROUNDED_DOWN = 1e-10  # what `cap_mass` takes off to be on the safe side of an upper bound
 _CAP_ERROR = 1e-12  # relative; 50 digits show 4e-15 in up to a million dimensions
@@ -38,10 +38,10 @@ _LEAST_DIM = 10  # below, the density of lengths ends too abruptly for the quadr
 _NODES = 20
 _PIECES = 40
 
-on_own_reports.register(LdpFl, _own.attacks_on_event)
+attacks_on_own_reports.register(LdpFl, _own.attacks_on_round_event)
 
 
-@stronger.register(PrivUnit)
+@stronger_attacks.register(PrivUnit)
 def attack_privunit_round(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Both attacks on a shuffled round, by exact laws of two counts; the error of a cap's mass goes into the slack."""
     towards, away = cap_probs(protocol, dim)
@@ -54,19 +54,21 @@ def attack_privunit_round(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[
     return attacks
 
 
-def _attack_three_caps(towards: float, away: float, others: int, dim: int, threshold: float) -> ExactAttack:
+def _attack_three_caps(
+    prob_own_cap: float, prob_opposite_cap: float, others: int, dim: int, threshold: float
+) -> ExactAttack:
     """The attack "apart" of the module's docstring.
 
     Arguments:
-        towards: the probability that a message falls onto the cap around its sender's direction.
-        away: the probability that it falls onto the opposite cap.
+        prob_own_cap: the probability that a message falls onto the cap around its sender's direction.
+        prob_opposite_cap: the probability that it falls onto the opposite cap.
         others: how many honest users there are beside the victim.
         threshold: the least inner product of a cap's points with its direction.
     """
     mass = accounting.cap_mass(dim=dim, threshold=threshold) * (1 + _ROUNDED_DOWN)
-    alone = alone_mass(dim=dim, threshold=threshold)
-    near = towards / mass * alone  # that a message lies alone on its sender's cap,
-    far = (1 - towards) / (1 - mass) * alone  # and alone on another one
+    alone = mass_on_one_cap_alone(dim=dim, threshold=threshold)
+    near = prob_own_cap / mass * alone  # that a message lies alone on its sender's cap,
+    far = (1 - prob_own_cap) / (1 - mass) * alone  # and alone on another one
     attack = (
         "messages on one of three caps at 120 degrees, of which the victim's is one of two and the others' the third"
     )
@@ -74,7 +76,7 @@ def _attack_three_caps(towards: float, away: float, others: int, dim: int, thres
     return dataclasses.replace(counted, slack=counted.slack + ((others + 1) * 2 * far + near) * 4 * _CAP_ERROR)
 
 
-def alone_mass(*, dim: int, threshold: float) -> float:
+def mass_on_one_cap_alone(*, dim: int, threshold: float) -> float:
     """The fraction of the sphere on a cap and on neither of the caps at 120 degrees from it on either side.
 
     Guarantees:
@@ -110,7 +112,7 @@ def cap_probs(protocol: PrivUnit, dim: int) -> tuple[float, float]:
     return cap.prob, (1 - cap.prob) * mass / (1 - mass)
 
 
-@on_own_reports.register(PrivUnit)
+@attacks_on_own_reports.register(PrivUnit)
 def attack_privunit_client(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The attack by whether the victim's message lies on the cap of its direction, on the opposite one, or neither."""
     towards, away = cap_probs(protocol, dim)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from dovetail.audit.attacks import _own
-from dovetail.audit.attacks.registry import on_own_reports, shows_less, stronger
+from dovetail.audit.attacks.registry import attacks_on_own_reports, shows_less_than_event, stronger_attacks
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells, personal
 from dovetail.protocols import Cohort
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-@on_own_reports.register(Personal)
+@attacks_on_own_reports.register(Personal)
 def attack_personal_client(
     protocol: Personal, cohort: Cohort, dim: int, *, family: cells.Cells | None = None
 ) -> list[ExactAttack]:
@@ -38,24 +38,24 @@ def attack_personal_client(
         family: the cells of a report; those of the protocol's kind of noise unless given.
     """
     budget = float(protocol.settle(cohort, dim).eps_locals.max())
-    high, low = (family or cells.partition(protocol.kind)).masses_at_ends(budget)
-    pure = dim * budget * (1 - 1e-9)  # the ratio at the end of the box
-    return _own.attacks_on_laws(high, low, dim, pure=pure)
+    high, low = (family or cells.cells_of_randomizer(protocol.kind)).masses_at_ends(budget)
+    pure_eps = dim * budget * (1 - 1e-9)  # the ratio at the end of the box
+    return _own.attacks_on_laws(high, low, dim, pure_eps=pure_eps)
 
 
-@on_own_reports.register(Apes)
+@attacks_on_own_reports.register(Apes)
 def attack_apes_client(protocol: Apes, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on the reports of the user with the largest budget; Clip-Laplace reports may leave the inputs' box."""
     if protocol.kind != "clip_laplace":
         return attack_personal_client(protocol, cohort, dim)
-    family = cells.clipped_cells((protocol.output_bound / protocol.clip_value - 1) / 2)
+    family = cells.clip_laplace_cells((protocol.output_bound / protocol.clip_value - 1) / 2)
     return attack_personal_client(protocol, cohort, dim, family=family)
 
 
-shows_less.register(SApes, lambda protocol: True)
+shows_less_than_event.register(SApes, lambda protocol: True)
 
 
-@stronger.register(SApes)
+@stronger_attacks.register(SApes)
 def attack_s_apes_round(protocol: SApes, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The attack on one round: the victim has the largest budget, all others hold the low end.
 
@@ -72,7 +72,7 @@ def attack_s_apes_round(protocol: SApes, cohort: Cohort, dim: int) -> list[Exact
     return [personal.attack_crowd(attack, laws, float(budgets[victim]), others, slots=dim)]
 
 
-@on_own_reports.register(SApes)
+@attacks_on_own_reports.register(SApes)
 def attack_s_apes_client(protocol: SApes, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on the reports of the user with the largest budget after the selection; APES's where all are kept."""
     if protocol.num_kept(dim) == dim and protocol.sparsify != "threshold":
@@ -93,5 +93,5 @@ def laws_after_sparsifying(protocol: SApes, dim: int) -> personal.Laws:
     if protocol.sparsify != "threshold" and protocol.num_kept(dim) < dim:
         raise NotApplicable(f"reports of one client depend on each other with sparsify={protocol.sparsify!r}")
     cut = protocol.threshold / (2 * clip) if protocol.sparsify == "threshold" else 0.0
-    family = cells.clipped_cells((bound - clip) / (2 * clip))
-    return personal.threshold_laws(family, cut, least=float(protocol.eps_locals.min()))
+    family = cells.clip_laplace_cells((bound - clip) / (2 * clip))
+    return personal.laws_with_threshold(family, cut, eps_fresh=float(protocol.eps_locals.min()))

@@ -2,7 +2,7 @@
 
 A module from outside adds those on its own protocol:
 
-    @registry.stronger.register(ItsProtocol)
+    @registry.stronger_attacks.register(ItsProtocol)
     def its_attacks(protocol: ItsProtocol, cohort: Cohort, dim: int) -> list[ExactAttack]: ...
 """
 
@@ -14,26 +14,26 @@ from dovetail.audit.attacks import _own
 from dovetail.audit.bounds import ExactAttack
 from dovetail.protocols import Cohort, Protocol
 
-__all__ = ["on_own_reports", "shows_less", "stronger"]
+__all__ = ["attacks_on_own_reports", "shows_less_than_event", "stronger_attacks"]
 
 
 @functools.singledispatch
-def stronger(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
+def stronger_attacks(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on one round of a settled protocol beyond those of `audit.exact` on its event; none are known."""
     return []
 
 
 @functools.singledispatch
-def shows_less(protocol: Protocol) -> bool:
+def shows_less_than_event(protocol: Protocol) -> bool:
     """Whether the analyzer sees less than the event of a round says, as where a proof gives something away for free.
 
-    Attacks on the event then prove nothing about the protocol, and only those that are `stronger` may be used.
+    Attacks on the event then prove nothing about the protocol, and only `stronger_attacks` may be used.
     """
     return False
 
 
 @functools.singledispatch
-def on_own_reports(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
+def attacks_on_own_reports(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on one round of a settled protocol by all who receive anything of it, who know who sent what.
 
     Unless a protocol registers its own they follow from what it declares: `log_density`, else `own_reports`.

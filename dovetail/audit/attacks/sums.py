@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from dovetail.audit.attacks import _own
-from dovetail.audit.attacks.registry import on_own_reports
+from dovetail.audit.attacks.registry import attacks_on_own_reports
 from dovetail.audit.bounds import ExactAttack, disjoint_attack
 from dovetail.audit.exact.noise import attack_skellam
 from dovetail.events import Report
@@ -29,14 +29,14 @@ __all__ = ["attack_real_sum_client", "attack_secagg_client", "attack_shares_clie
 _VALUE = "the victim's own noisy value"
 
 
-@on_own_reports.register(ReportedSum)
+@attacks_on_own_reports.register(ReportedSum)
 def attack_sum_client(protocol: ReportedSum, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on a user's randomized responses, one report in every slot."""
     local = protocol.local
     return _own.attacks_on_reports(Report(kind="rr", eps_local=local.eps_local, levels=local.levels), protocol.slots)
 
 
-@on_own_reports.register(RealSum)
+@attacks_on_own_reports.register(RealSum)
 def attack_real_sum_client(protocol: RealSum, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on a user's reports or shares, whichever the protocol's method sends."""
     if protocol.sharing is None:
@@ -44,7 +44,7 @@ def attack_real_sum_client(protocol: RealSum, cohort: Cohort, dim: int) -> list[
     return attack_shares_client(protocol.sharing, cohort, dim)
 
 
-@on_own_reports.register(SecAgg)
+@attacks_on_own_reports.register(SecAgg)
 def attack_secagg_client(protocol: SecAgg, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on the value that a user's shares add up to; it has no noise where aggregators add that."""
     if protocol.has_users_noise:
@@ -52,12 +52,12 @@ def attack_secagg_client(protocol: SecAgg, cohort: Cohort, dim: int) -> list[Exa
     return [disjoint_attack("the victim's own value, to which aggregators have not added their noise")]
 
 
-@on_own_reports.register(SplitAndMixProtocol)
+@attacks_on_own_reports.register(SplitAndMixProtocol)
 def attack_shares_client(protocol: NoisySum, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on a value with one client's part of the Skellam noise, which the victim holds at either end.
 
     By its exact law, where the noise spreads over few enough values; and by thresholds, with Chernoff's bound on both
-    tails (the power rounded down, the alarms up). At delta = 0 the ratio has no bound, so `pure` is infinite.
+    tails (the power rounded down, the alarms up). At delta = 0 the ratio has no bound, so `pure_eps` is infinite.
     """
     shift = 2 * math.floor(protocol.require("scale") * protocol.clip_norm)
     variance = protocol.part_variance
@@ -72,9 +72,9 @@ def attack_shares_client(protocol: NoisySum, cohort: Cohort, dim: int) -> list[E
         first = np.array([missed, math.log(-math.expm1(missed))])
         second = np.array([math.log(-math.expm1(alarm)), alarm])
         attack = f"whether {_VALUE} is above {above}"
-        attacks.append(ExactAttack(attack=attack, log_first=first, log_second=second, pure=math.inf))
+        attacks.append(ExactAttack(attack=attack, log_first=first, log_second=second, pure_eps=math.inf))
     nothing = np.zeros(1)
-    return attacks or [ExactAttack(attack=_VALUE, log_first=nothing, log_second=nothing, pure=math.inf)]
+    return attacks or [ExactAttack(attack=_VALUE, log_first=nothing, log_second=nothing, pure_eps=math.inf)]
 
 
 def _log_tail(variance: float, distance: int) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dovetail import _validate
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import crowds, noise, personal, registry
-from dovetail.audit.exact.sums import attack_likelihoods
+from dovetail.audit.exact.sums import attack_likelihood_ratios
 from dovetail.events import Disjoint, Everyone, Mechanism, NonPrivate, Poisson, Round
 from dovetail.statements import NotApplicable
 
@@ -34,7 +34,7 @@ def exact_attacks(mechanism: Mechanism, *, rounds: int = 1) -> list[ExactAttack]
     """
     _validate.integer(rounds=rounds)
     _validate.at_least(1, rounds=rounds)
-    return registry.on_event(mechanism, rounds)
+    return registry.attacks_on_event(mechanism, rounds)
 
 
 def exact_attacks_on_rounds(rounds: Sequence[Round]) -> list[ExactAttack]:
@@ -47,32 +47,36 @@ def exact_attacks_on_rounds(rounds: Sequence[Round]) -> list[ExactAttack]:
         raise NotApplicable("nothing was released")
     if len({type(item.participation) for item in rounds}) > 1:
         raise NotApplicable("no exact attack is known for this kind of participation")
-    return registry.on_rounds(rounds[0].participation, rounds)
+    return registry.attacks_on_rounds(rounds[0].participation, rounds)
 
 
-@registry.on_event.register(NonPrivate)
+@registry.attacks_on_event.register(NonPrivate)
 def _refuse_non_private(event: NonPrivate, rounds: int) -> list[ExactAttack]:
     raise NotApplicable(f"an event without a guarantee does not say what ran: {event.reason}")
 
 
-@registry.on_rounds.register(Everyone)
+@registry.attacks_on_rounds.register(Everyone)
 def _attack_everyone(participation: Everyone, rounds: Sequence[Round]) -> list[ExactAttack]:
     """The attacks on a user who is in every round."""
     return _attack_equal_rounds(rounds, len(rounds))
 
 
-@registry.on_rounds.register(Disjoint)
+@registry.attacks_on_rounds.register(Disjoint)
 def _attack_disjoint(participation: Disjoint, rounds: Sequence[Round]) -> list[ExactAttack]:
     """The attacks on a user who is in one batch of each epoch."""
     return _attack_equal_rounds(rounds, len({item.participation for item in rounds}))
 
 
-@registry.on_rounds.register(Poisson)
+@registry.attacks_on_rounds.register(Poisson)
 def _attack_poisson(participation: Poisson, rounds: Sequence[Round]) -> list[ExactAttack]:
     """The attack on a user who is drawn for each round by a coin, by the likelihood ratio of all releases."""
     times = Counter((item.mechanism, item.participation) for item in rounds)
-    observations = [registry.in_sample(event, sample.prob_drawn, count) for (event, sample), count in times.items()]
-    return [attack_likelihoods("log-likelihood ratios of all releases, drawn or not", observations, pure=math.inf)]
+    observations = [
+        registry.observe_in_sample(event, sample.prob_drawn, count) for (event, sample), count in times.items()
+    ]
+    return [
+        attack_likelihood_ratios("log-likelihood ratios of all releases, drawn or not", observations, pure_eps=math.inf)
+    ]
 
 
 def _attack_equal_rounds(rounds: Sequence[Round], times: int) -> list[ExactAttack]:

@@ -35,14 +35,14 @@ __all__ = [
     "attack_counts",
     "attack_two_counts",
     "binomial_law",
+    "cells_of_randomizer",
     "cells_of_report",
-    "clipped_cells",
-    "log_binomial",
-    "partition",
+    "clip_laplace_cells",
+    "integer_scores",
+    "law_of_score",
+    "log_binomial_pmf",
     "rounding_error",
     "score_cells",
-    "score_law",
-    "whole_steps",
 ]
 
 ULP = float(np.finfo(np.longdouble).eps)  # the relative rounding error of extended precision
@@ -107,7 +107,7 @@ def _law_of_sum(parts: Sequence[Binomial]) -> tuple[int, np.ndarray, float]:
     return start, masses, lost
 
 
-def _range_that_matters(trials: int, prob: float) -> tuple[int, int]:
+def _binomial_range(trials: int, prob: float) -> tuple[int, int]:
     """The smallest and the largest value of a binomial that matter: mean and twelve standard deviations, and 64 more.
 
     All values, where they are few.
@@ -125,7 +125,7 @@ def binomial_law(trials: int, prob: float | np.longdouble) -> tuple[int, np.ndar
     From the largest on they follow from each other by ratios, and they are scaled to add up to 1: tails below 1e-30 are
     cut off. The error of all together is some roundings for each standard deviation.
     """
-    low, high = _range_that_matters(trials, float(prob))
+    low, high = _binomial_range(trials, float(prob))
     odds = np.longdouble(prob) / (1 - np.longdouble(prob)) if prob < 1 else np.longdouble(np.inf)
     if not np.isfinite(odds) or high == low:
         return high, np.ones(1, np.longdouble)
@@ -154,10 +154,10 @@ def attack_two_counts(
         second: those for the victim in the second world.
     """
     a, b = others
-    low, high = _range_that_matters(trials, a)
+    low, high = _binomial_range(trials, a)
     left = np.arange(low, high + 1)
     prob_b = b / (1 - a)  # of those that are not in the first cell
-    ends = [_range_that_matters(trials - int(count), prob_b) for count in (left[0], left[-1])]
+    ends = [_binomial_range(trials - int(count), prob_b) for count in (left[0], left[-1])]
     bottom, top = min(end[0] for end in ends), max(end[1] for end in ends)
     if len(left) * (top - bottom + 1) > _MOST_PAIRS:
         raise NotApplicable(f"too many pairs of counts: {len(left)} times {top - bottom + 1}")
@@ -177,7 +177,7 @@ def attack_two_counts(
     return ExactAttack(attack=attack, log_first=logs[0], log_second=logs[1], slack=1.01 * lost + 1e-300 * law.size)
 
 
-def log_binomial(trials: int, prob: float) -> np.ndarray:
+def log_binomial_pmf(trials: int, prob: float) -> np.ndarray:
     """The log probabilities of 0 .. trials ones: also where they underflow, there to about 1e-12 of the logarithm."""
     values = np.arange(trials + 1)
     with np.errstate(divide="ignore"):
@@ -252,18 +252,18 @@ class Cells:
         return (lie - np.expm1(-budget) * chance) / (1 + (self.levels - 1) * lie)
 
 
-def _laplace_mass_from_zero(t: np.ndarray) -> np.ndarray:
+def _laplace_mass_from_zero(end: np.ndarray) -> np.ndarray:
     """The mass of Laplace noise of scale 1 between 0 and t, negative where t is."""
-    return -np.sign(t) * np.expm1(-np.abs(t)) / 2
+    return -np.sign(end) * np.expm1(-np.abs(end)) / 2
 
 
 @functools.lru_cache(maxsize=64)
-def _partition(kind: Kind, levels: int, narrowest: float, widest: float) -> Cells:
-    """As `partition`. The result is cached and shared: its arrays must not be written to."""
+def _cells_of_randomizer(kind: Kind, levels: int, narrowest: float, widest: float) -> Cells:
+    """As `cells_of_randomizer`. The result is cached and shared: its arrays must not be written to."""
     if kind == "rr":
         return Cells(kind=kind, levels=levels)
     if kind == "clip_laplace":
-        return clipped_cells(0.0)
+        return clip_laplace_cells(0.0)
     inner = np.linspace(0.0, 1.0, _CUTS + 1)
     if narrowest == widest:  # beyond the ends all ratios are constant
         return Cells(kind=kind, cuts=inner)
@@ -271,7 +271,7 @@ def _partition(kind: Kind, levels: int, narrowest: float, widest: float) -> Cell
     return Cells(kind=kind, cuts=np.concatenate([-beyond[::-1], inner, 1 + beyond]))
 
 
-def partition(kind: Kind, *, levels: int = 2, narrowest: float = 1.0, widest: float = 1.0) -> Cells:
+def cells_of_randomizer(kind: Kind, *, levels: int = 2, narrowest: float = 1.0, widest: float = 1.0) -> Cells:
     """The cells of a randomizer's reports, shared with other callers: do not write to its arrays.
 
     Arguments:
@@ -279,10 +279,10 @@ def partition(kind: Kind, *, levels: int = 2, narrowest: float = 1.0, widest: fl
         narrowest: the largest budget whose reports are cut into cells, which has the narrowest noise.
         widest: the smallest budget. Between different budgets, Laplace noise is cut beyond the ends, too.
     """
-    return _partition(kind, levels, narrowest, widest)
+    return _cells_of_randomizer(kind, levels, narrowest, widest)
 
 
-def clipped_cells(overhang: float) -> Cells:
+def clip_laplace_cells(overhang: float) -> Cells:
     """Cells for Clip-Laplace reports that lie at most `overhang` beyond both ends, whose distance is 1."""
     return Cells(kind="clip_laplace", cuts=np.linspace(-overhang, 1 + overhang, _CUTS + 1)[1:-1], overhang=overhang)
 
@@ -291,7 +291,7 @@ def cells_of_report(report: Report) -> Cells:
     """The cells of a report whose randomizer is known: randomized response, Laplace or Clip-Laplace."""
     if report.kind == "generic" or report.kind == "cap":
         raise ValueError(f"reports of kind={report.kind!r} have no cells: the randomizer's density is not known")
-    return partition(report.kind, levels=report.levels)
+    return cells_of_randomizer(report.kind, levels=report.levels)
 
 
 def rounding_error(masses: np.ndarray) -> float:
@@ -300,7 +300,7 @@ def rounding_error(masses: np.ndarray) -> float:
 
 
 def score_cells(
-    first: np.ndarray, second: np.ndarray, others: np.ndarray, *, messages: float, finest: float = 256.0
+    first: np.ndarray, second: np.ndarray, others: np.ndarray, *, messages: float, max_steps_per_std: float = 256.0
 ) -> np.ndarray:
     """An integer for every cell, from 0 on: (first - second) / others in steps that resolve a sum of such scores.
 
@@ -308,24 +308,26 @@ def score_cells(
         first: the probabilities of the cells for the victim in the first world; `second` likewise.
         others: their mean probabilities for everybody else; above 0.
         messages: how many scores are added up.
-        finest: how many steps there are at most to a standard deviation; there are fewer for more messages.
+        max_steps_per_std: how many steps there are at most to a standard deviation; there are fewer for more messages.
     """
     ratio = np.asarray((first - second) / others, np.float64)
-    return whole_steps(ratio, others, messages=messages, finest=finest)
+    return integer_scores(ratio, others, messages=messages, max_steps_per_std=max_steps_per_std)
 
 
-def whole_steps(ratio: np.ndarray, others: np.ndarray, *, messages: float, finest: float = 256.0) -> np.ndarray:
+def integer_scores(
+    ratio: np.ndarray, others: np.ndarray, *, messages: float, max_steps_per_std: float = 256.0
+) -> np.ndarray:
     """Scores of cells as integers from 0 on, in equal steps; arguments as in `score_cells`, `ratio` are the scores."""
     law = np.asarray(others, np.float64)
     std = math.sqrt(float(law @ ratio**2) - float(law @ ratio) ** 2)
-    steps = min(finest, max(4.0, 2**11 / math.sqrt(messages)))
+    steps = min(max_steps_per_std, max(4.0, 2**11 / math.sqrt(messages)))
     steps = min(steps, 2**15 * std / float(np.ptp(ratio)))
     whole = np.rint(ratio / std * steps).astype(np.int64)
     whole -= whole.min()
     return whole // max(1, int(np.gcd.reduce(whole)))
 
 
-def score_law(masses: np.ndarray, points: np.ndarray) -> np.ndarray:
+def law_of_score(masses: np.ndarray, points: np.ndarray) -> np.ndarray:
     """The law of the score of one message: the probabilities of 0, 1, 2, ..., in extended precision.
 
     Arguments:

@@ -18,8 +18,8 @@ from scipy.stats import binom
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.cells import ULP, Binomial, attack_counts, attack_two_counts, binomial_law
-from dovetail.audit.exact.registry import on_event
-from dovetail.audit.exact.sums import Mixture, RepeatedCells, SumPart, attack_likelihoods, attack_sums
+from dovetail.audit.exact.registry import attacks_on_event
+from dovetail.audit.exact.sums import Mixture, RepeatedCells, SumPart, attack_likelihood_ratios, attack_sums
 from dovetail.events import PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import NotApplicable
 
@@ -56,7 +56,7 @@ class _Crowd:
         """The probabilities of a report's cells for an input on level `index` (from 0) of randomized response."""
         return cells.cells_of_report(self.report).masses(self.report.eps_local, index / (self.report.levels - 1))
 
-    def scores(self, others: np.ndarray, *, messages: int) -> np.ndarray:
+    def score_of_each_cell(self, others: np.ndarray, *, messages: int) -> np.ndarray:
         """The score of each cell: integers whose sum over all messages tells high from low.
 
         Arguments:
@@ -67,11 +67,11 @@ class _Crowd:
             return np.arange(2)
         return cells.score_cells(self.high, self.low, others, messages=messages)
 
-    def sum_part(self, masses: np.ndarray, scores: np.ndarray, times: int) -> SumPart:
+    def as_sum_part(self, masses: np.ndarray, scores: np.ndarray, times: int) -> SumPart:
         """The scores of `times` messages of this law, as a part of a sum."""
-        return SumPart(masses=cells.score_law(masses, scores), times=times, error=cells.rounding_error(masses))
+        return SumPart(masses=cells.law_of_score(masses, scores), times=times, error=cells.rounding_error(masses))
 
-    def attack_scores(
+    def attack_sum_of_scores(
         self, attack: str, first: Sequence[_Messages], second: Sequence[_Messages], *, slack: float = 0.0
     ) -> ExactAttack:
         """The attack by the sum of the scores of all messages.
@@ -86,7 +86,7 @@ class _Crowd:
                 return attack_counts(attack, bits[0], bits[1], slack=slack)
             except NotApplicable:
                 pass  # too many bits for a convolution
-        summands = {id(part): self.sum_part(part.masses, part.scores, part.times) for part in (*first, *second)}
+        summands = {id(part): self.as_sum_part(part.masses, part.scores, part.times) for part in (*first, *second)}
         parts = [[summands[id(part)] for part in world] for world in (first, second)]
         return attack_sums(attack, parts[0], parts[1], slack=slack)
 
@@ -104,11 +104,11 @@ class _Crowd:
         if not self.binary or slots == 1:
             return []
         error = 64 * ULP * (1 + sum(m.times for m in first))
-        cells_of_slots = RepeatedCells(_count_law(first), _count_law(second), slots, error)  # most telling: no ones
-        return [attack_likelihoods(attack, [cells_of_slots], slack=slack + slots * 1e-30)]
+        cells_of_slots = RepeatedCells(_law_of_ones(first), _law_of_ones(second), slots, error)  # most telling: no ones
+        return [attack_likelihood_ratios(attack, [cells_of_slots], slack=slack + slots * 1e-30)]
 
 
-def _count_law(messages: Sequence[_Messages]) -> np.ndarray:
+def _law_of_ones(messages: Sequence[_Messages]) -> np.ndarray:
     """The probabilities of 0, 1, ... ones in a slot; what is cut off is below 1e-30."""
     law = np.ones(1, np.longdouble)
     for part in messages:
@@ -118,7 +118,7 @@ def _count_law(messages: Sequence[_Messages]) -> np.ndarray:
     return law
 
 
-@on_event.register(Shuffled)
+@attacks_on_event.register(Shuffled)
 def attack_shuffled(event: Shuffled, rounds: int) -> list[ExactAttack]:
     """Attacks on a shuffle in which every honest user sends a report on every coordinate."""
     if event.report.kind == "cap":
@@ -127,10 +127,12 @@ def attack_shuffled(event: Shuffled, rounds: int) -> list[ExactAttack]:
     others = event.honest - 1
     slots = event.coordinates * rounds
     messages = event.honest * slots
-    scores = crowd.scores(crowd.low, messages=messages)
+    scores = crowd.score_of_each_cell(crowd.low, messages=messages)
     crowded = _Messages(crowd.low, scores, others * slots)
     first, second = (_Messages(law, scores, slots) for law in (crowd.high, crowd.low))
-    attacks = [crowd.attack_scores("sum over all messages, others at the low end", [crowded, first], [crowded, second])]
+    attacks = [
+        crowd.attack_sum_of_scores("sum over all messages, others at the low end", [crowded, first], [crowded, second])
+    ]
     one_slot = [[crowded._replace(times=others), world._replace(times=1)] for world in (first, second)]
     attacks += crowd.attack_slot_counts(
         "likelihood ratios of all counts, others at the low end", one_slot[0], one_slot[1], slots
@@ -167,7 +169,9 @@ def _attack_from_other_levels(crowd: _Crowd, others: int, slots: int) -> list[Ex
     crowded = _Messages(law, scores, others * slots)
     first, second = (_Messages(own, scores, slots) for own in (crowd.high, crowd.low))
     attacks.append(
-        crowd.attack_scores("reports on one of two levels, others at a third", [crowded, first], [crowded, second])
+        crowd.attack_sum_of_scores(
+            "reports on one of two levels, others at a third", [crowded, first], [crowded, second]
+        )
     )
     if slots == 1:
         ends = [(float(own[0]), float(own[-1])) for own in (law, crowd.high, crowd.low)]
@@ -179,7 +183,7 @@ def _attack_from_other_levels(crowd: _Crowd, others: int, slots: int) -> list[Ex
     return attacks
 
 
-@on_event.register(PaddedBernoulli)
+@attacks_on_event.register(PaddedBernoulli)
 def attack_padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[ExactAttack]:
     """The attack where users report each coordinate with a probability, and dummies fill every slot up to `pad_to`.
 
@@ -196,22 +200,22 @@ def attack_padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[ExactAt
     if not fits:
         raise NotApplicable(f"slots of pad_to={event.pad_to} overflow as a rule, and no exact law is known for that")
     beta = np.longdouble(event.inclusion)
-    scores = crowd.scores(crowd.blanket, messages=event.pad_to * slots)
+    scores = crowd.score_of_each_cell(crowd.blanket, messages=event.pad_to * slots)
     crowded = Mixture(
-        some=crowd.sum_part(crowd.low, scores, 1),
-        rest=crowd.sum_part(crowd.blanket, scores, 1),
+        some=crowd.as_sum_part(crowd.low, scores, 1),
+        rest=crowd.as_sum_part(crowd.blanket, scores, 1),
         total=places,
         start=start,
         weights=weights[:fits],
         times=slots,
     )
     mixed = (beta * law + (1 - beta) * crowd.blanket for law in (crowd.high, crowd.low))
-    first, second = (crowd.sum_part(law, scores, slots) for law in mixed)
+    first, second = (crowd.as_sum_part(law, scores, slots) for law in mixed)
     name = "sum over all messages, others that report at the low end"
     return [attack_sums(name, [crowded, first], [crowded, second], slack=slots * (overflow + 1e-33))]
 
 
-@on_event.register(PaddedTopk)
+@attacks_on_event.register(PaddedTopk)
 def attack_padded_topk(event: PaddedTopk, rounds: int) -> list[ExactAttack]:
     """Attacks where users report their largest coordinates, and dummies fill every slot up to `pad_to`.
 
@@ -233,21 +237,21 @@ def _attack_turned_signs(event: PaddedTopk, crowd: _Crowd, slots: int) -> list[E
     """
     places = event.pad_to - event.colluders - 1
     others = event.honest - 1
-    companions, overflow = _count_companions(event, places, others, slots)
+    companions, overflow = _companions_and_overflow_prob(event, places, others, slots)
     average = (companions * crowd.low + (places - companions) * crowd.blanket) / places
-    scores = crowd.scores(average, messages=event.pad_to * slots)
+    scores = crowd.score_of_each_cell(average, messages=event.pad_to * slots)
     crowded = [_Messages(crowd.low, scores, companions), _Messages(crowd.blanket, scores, places - companions)]
     one_slot = [[*crowded, _Messages(law, scores, 1)] for law in (crowd.high, crowd.low)]
     everywhere = [part._replace(times=part.times * slots) for part in crowded]
     all_slots = [[*everywhere, world[-1]._replace(times=slots)] for world in one_slot]
     where = f"the victim's {event.top} coordinates, its signs turned"
-    attacks = [crowd.attack_scores(f"sum over {where}", all_slots[0], all_slots[1], slack=overflow)]
+    attacks = [crowd.attack_sum_of_scores(f"sum over {where}", all_slots[0], all_slots[1], slack=overflow)]
     return attacks + crowd.attack_slot_counts(
         f"likelihood ratios of the counts of {where}", one_slot[0], one_slot[1], slots, slack=overflow
     )
 
 
-def _count_companions(event: PaddedTopk, places: int, others: int, slots: int) -> tuple[int, float]:
+def _companions_and_overflow_prob(event: PaddedTopk, places: int, others: int, slots: int) -> tuple[int, float]:
     """How many others report the victim's coordinates, and the probability that decoys of the rest overflow a slot.
 
     Arguments:
@@ -266,14 +270,14 @@ def _count_companions(event: PaddedTopk, places: int, others: int, slots: int) -
         return places, 0.0
     prob = event.decoys / rest
 
-    def overflow(companions: int) -> float:
+    def overflow_prob(companions: int) -> float:
         return slots * float(binom.sf(places - companions, others - companions, prob)) * 1.01
 
     low, high = 0, places
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if overflow(middle) <= _NEGLIGIBLE else (low, middle)
-    return low, overflow(low)
+        low, high = (middle, high) if overflow_prob(middle) <= _NEGLIGIBLE else (low, middle)
+    return low, overflow_prob(low)
 
 
 def _attack_full_slots(event: PaddedTopk, crowd: _Crowd, slots: int) -> ExactAttack:
@@ -284,8 +288,8 @@ def _attack_full_slots(event: PaddedTopk, crowd: _Crowd, slots: int) -> ExactAtt
     """
     kept = np.longdouble(event.pad_to) / (event.pad_to + 1)
     low, high = crowd.low, crowd.high
-    at_low = crowd.scores(low, messages=2 * event.pad_to * slots)
-    at_high = crowd.scores(high, messages=2 * event.pad_to * slots)
+    at_low = crowd.score_of_each_cell(low, messages=2 * event.pad_to * slots)
+    at_high = crowd.score_of_each_cell(high, messages=2 * event.pad_to * slots)
     full, less = event.pad_to * slots, (event.pad_to - 1) * slots
     first = [
         _Messages(low, at_low, less),
@@ -297,6 +301,6 @@ def _attack_full_slots(event: PaddedTopk, crowd: _Crowd, slots: int) -> ExactAtt
         _Messages(high, at_high, less),
         _Messages(kept * low + (1 - kept) * high, at_high, slots),
     ]
-    return crowd.attack_scores(
+    return crowd.attack_sum_of_scores(
         f"sum over 2 x {event.top} full coordinates, of which the victim joins one half", first, second
     )

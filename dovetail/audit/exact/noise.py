@@ -16,8 +16,8 @@ from scipy.special import log_ndtr, logsumexp
 from dovetail.audit.bounds import ExactAttack, disjoint_attack
 from dovetail.audit.exact import cells, sums
 from dovetail.audit.exact.cells import ULP, binomial_law
-from dovetail.audit.exact.registry import in_sample, on_event
-from dovetail.audit.exact.sums import RepeatedCells, attack_likelihoods, attack_repeated
+from dovetail.audit.exact.registry import attacks_on_event, observe_in_sample
+from dovetail.audit.exact.sums import RepeatedCells, attack_likelihood_ratios, attacks_on_repeated_reports
 from dovetail.events import Gaussian, Laplace, ReplacedUsers, SampledSubject, SkellamNoise
 from dovetail.statements import Neighbors, NotApplicable
 
@@ -28,7 +28,7 @@ __all__ = [
     "attack_sampled_subject",
     "attack_skellam",
     "attack_skellam_sum",
-    "log_cells",
+    "log_masses_of_cells",
     "observe_sampled_gaussian",
 ]
 
@@ -42,7 +42,7 @@ _PI = 4 * np.arctan(np.longdouble(1))
 _LARGEST = 2**22  # values of a law
 
 
-@on_event.register(Gaussian)
+@attacks_on_event.register(Gaussian)
 def attack_gaussian(event: Gaussian, rounds: int) -> list[ExactAttack]:
     """The attack by the projection on the direction in which neighbours differ, added up over the rounds."""
     if event.std == 0:
@@ -50,7 +50,7 @@ def attack_gaussian(event: Gaussian, rounds: int) -> list[ExactAttack]:
     return [_attack_shifted_normal("the released value along the difference", event.mu * math.sqrt(rounds))]
 
 
-@on_event.register(ReplacedUsers)
+@attacks_on_event.register(ReplacedUsers)
 def attack_replaced_users(event: ReplacedUsers, rounds: int) -> list[ExactAttack]:
     """The attack on several users at once, all of whom turn from one direction to the opposite one."""
     shift = 2 * event.clip_norm * event.users / event.std
@@ -60,11 +60,11 @@ def attack_replaced_users(event: ReplacedUsers, rounds: int) -> list[ExactAttack
 def _attack_shifted_normal(attack: str, mu: float) -> ExactAttack:
     """The attack between N(mu, 1) and N(0, 1), for mu >= 0; at delta = 0 no finite eps holds."""
     cuts = np.linspace(-_FAR, mu + _FAR, _CELLS + 1)
-    laws = [log_cells(log_ndtr(cuts - shift), log_ndtr(shift - cuts)) for shift in (mu, 0.0)]
-    return ExactAttack(attack=attack, log_first=laws[0], log_second=laws[1], slack=1e-300, pure=math.inf)
+    laws = [log_masses_of_cells(log_ndtr(cuts - shift), log_ndtr(shift - cuts)) for shift in (mu, 0.0)]
+    return ExactAttack(attack=attack, log_first=laws[0], log_second=laws[1], slack=1e-300, pure_eps=math.inf)
 
 
-def log_cells(log_cdf: np.ndarray, log_sf: np.ndarray) -> np.ndarray:
+def log_masses_of_cells(log_cdf: np.ndarray, log_sf: np.ndarray) -> np.ndarray:
     """The log masses of the cells that increasing cuts make, one more than there are cuts.
 
     Arguments:
@@ -78,19 +78,19 @@ def log_cells(log_cdf: np.ndarray, log_sf: np.ndarray) -> np.ndarray:
     return np.concatenate([log_cdf[:1], np.where(np.isnan(inner), -np.inf, inner), log_sf[-1:]])
 
 
-@on_event.register(Laplace)
+@attacks_on_event.register(Laplace)
 def attack_laplace(event: Laplace, rounds: int) -> list[ExactAttack]:
     """Attacks by the likelihood ratios of all answers, where every query moves by its whole sensitivity.
 
     At delta = 0 all answers beyond both values show the full ratio.
     """
-    family = cells.partition("laplace")
+    family = cells.cells_of_randomizer("laplace")
     copies = event.count * rounds
     high, low = family.masses_at_ends(event.eps_each)
-    return attack_repeated("log-likelihood ratios of all answers", high, low, copies)
+    return attacks_on_repeated_reports("log-likelihood ratios of all answers", high, low, copies)
 
 
-@on_event.register(SkellamNoise)
+@attacks_on_event.register(SkellamNoise)
 def attack_skellam_sum(event: SkellamNoise, rounds: int) -> list[ExactAttack]:
     """The attack by the noisy sum of one coordinate, in which the victim holds all that its norm allows.
 
@@ -117,11 +117,11 @@ def attack_skellam(attack: str, variance: float, shift: int, *, modulus: int) ->
     error = 64 * ULP * (1 + np.abs(np.log(np.maximum(value, 1e-300)))) * value
     masses, slack = sums.law_of_spectrum((value.astype(np.clongdouble), error.astype(np.float64)), size)
     return sums.attack_on_laws(
-        attack, [(np.roll(masses, shift), slack), (masses, slack)], centre=shift // 2, pure=math.inf
+        attack, [(np.roll(masses, shift), slack), (masses, slack)], centre=shift // 2, pure_eps=math.inf
     )
 
 
-@in_sample.register(Gaussian)
+@observe_in_sample.register(Gaussian)
 def observe_sampled_gaussian(event: Gaussian, prob: float, times: int) -> RepeatedCells:
     """The laws, in cells, of `times` Gaussian releases into each of which a user is drawn with probability `prob`.
 
@@ -130,10 +130,10 @@ def observe_sampled_gaussian(event: Gaussian, prob: float, times: int) -> Repeat
     if event.neighbors is not Neighbors.ADD_REMOVE or event.std == 0:
         raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
     included = np.array([1 - np.longdouble(prob), prob], np.longdouble)
-    return RepeatedCells(*_mixture_cells(included, event.mu), times, _mixture_error(items=1))
+    return RepeatedCells(*_mixture_and_normal_masses(included, event.mu), times, _mixture_error(items=1))
 
 
-@on_event.register(SampledSubject)
+@attacks_on_event.register(SampledSubject)
 def attack_sampled_subject(event: SampledSubject, rounds: int) -> list[ExactAttack]:
     """Attacks by the likelihood ratios of all releases, where all of a subject's items pull in one direction.
 
@@ -172,14 +172,16 @@ def _attack_mixture(attack: str, event: SampledSubject, split: tuple[int, ...], 
         shift = sum(split) if event.noise == "sum" else math.sqrt(sum(part**2 for part in split))
         return _attack_shifted_normal(attack, shift * unit * math.sqrt(releases))
     if event.noise == "user":
-        laws = [(_items_law(event, (part,)), split.count(part)) for part in sorted(set(split))]
+        laws = [(_law_of_items_in_sum(event, (part,)), split.count(part)) for part in sorted(set(split))]
     else:
-        laws = [(_items_law(event, split), 1)]
+        laws = [(_law_of_items_in_sum(event, split), 1)]
     if releases == 1 and len(laws) == 1 and laws[0][1] == 1:
         return _attack_one_mixture("the released value along the difference", laws[0][0], unit)
     error = _mixture_error(event.most_items)
-    cells_of_laws = [RepeatedCells(*_mixture_cells(law, unit), releases * times, error) for law, times in laws]
-    return attack_likelihoods(attack, cells_of_laws, pure=math.inf)
+    cells_of_laws = [
+        RepeatedCells(*_mixture_and_normal_masses(law, unit), releases * times, error) for law, times in laws
+    ]
+    return attack_likelihood_ratios(attack, cells_of_laws, pure_eps=math.inf)
 
 
 def _mixture_error(items: int) -> float:
@@ -187,29 +189,31 @@ def _mixture_error(items: int) -> float:
     return 256 * ULP * (2 + items) + 1e-24
 
 
-def _attack_one_mixture(attack: str, law: np.ndarray, unit: float) -> ExactAttack:
+def _attack_one_mixture(attack: str, items_law: np.ndarray, shift_per_item: float) -> ExactAttack:
     """The attack on a single release of a mixture of shifted Gaussians, against the unshifted one.
 
     The likelihood ratio rises with the value, so thresholds on the value are best, and tails are closed forms.
 
     Arguments:
-        law: the probabilities of 0, 1, ... items.
-        unit: the shift of one item, in standard deviations.
+        items_law: the probabilities of 0, 1, ... items.
+        shift_per_item: the shift of one item, in standard deviations.
     """
-    likely = np.flatnonzero(law > _NEVER)
-    shifts = unit * likely
-    log_weights = np.log(law[likely]).astype(np.float64)
+    likely = np.flatnonzero(items_law > _NEVER)
+    shifts = shift_per_item * likely
+    log_weights = np.log(items_law[likely]).astype(np.float64)
     cuts = np.linspace(-_FAR, float(shifts[-1]) + _FAR, _CELLS + 1)
     tails = [np.empty(len(cuts)), np.empty(len(cuts))]
     for start in range(0, len(cuts), 512):
         gaps = np.subtract.outer(cuts[start : start + 512], shifts)
         for tail, sign in zip(tails, (1, -1), strict=True):
             tail[start : start + 512] = logsumexp(log_weights + log_ndtr(sign * gaps), axis=1)
-    plain = log_cells(log_ndtr(cuts), log_ndtr(-cuts))
-    return ExactAttack(attack=attack, log_first=log_cells(*tails), log_second=plain, slack=1e-28, pure=math.inf)
+    plain = log_masses_of_cells(log_ndtr(cuts), log_ndtr(-cuts))
+    return ExactAttack(
+        attack=attack, log_first=log_masses_of_cells(*tails), log_second=plain, slack=1e-28, pure_eps=math.inf
+    )
 
 
-def _items_law(event: SampledSubject, split: Sequence[int]) -> np.ndarray:
+def _law_of_items_in_sum(event: SampledSubject, split: Sequence[int]) -> np.ndarray:
     """The probabilities that 0, 1, ... of the subject's items are in a sum; `split` has the number at each user."""
     law = np.ones(1, np.longdouble)
     for items in split:
@@ -220,28 +224,31 @@ def _items_law(event: SampledSubject, split: Sequence[int]) -> np.ndarray:
     return law
 
 
-def _mixture_cells(law: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
+def _mixture_and_normal_masses(items_law: np.ndarray, shift_per_item: float) -> tuple[np.ndarray, np.ndarray]:
     """The masses of a mixture of shifted Gaussians and of the unshifted one, in the same narrow cells.
 
     What lies beyond all cells is below 1e-30.
 
     Arguments:
-        law: the probabilities of 0, 1, ... items.
-        unit: the shift of one item, in standard deviations.
+        items_law: the probabilities of 0, 1, ... items.
+        shift_per_item: the shift of one item, in standard deviations.
     """
-    likely = np.flatnonzero(law > _NEVER)
-    largest_shift = unit * float(likely[-1])
+    likely = np.flatnonzero(items_law > _NEVER)
+    largest_shift = shift_per_item * float(likely[-1])
     if largest_shift > _LARGEST_SHIFT:
         raise NotApplicable(
             f"shifts of {largest_shift:.3g} standard deviations: exact laws are kept to {_LARGEST_SHIFT:g}"
         )
     width = np.longdouble(1) / _PER_STD
     middles = (np.arange(int((largest_shift + 2 * _BEYOND) * _PER_STD)) + np.longdouble(0.5)) * width - _BEYOND
-    mixed = sum(law[items] * _narrow_masses(middles - items * np.longdouble(unit), width) for items in likely)
-    return np.asarray(mixed), _narrow_masses(middles, width)
+    mixed = sum(
+        items_law[items] * _normal_masses_of_narrow_cells(middles - items * np.longdouble(shift_per_item), width)
+        for items in likely
+    )
+    return np.asarray(mixed), _normal_masses_of_narrow_cells(middles, width)
 
 
-def _narrow_masses(middles: np.ndarray, width: np.longdouble) -> np.ndarray:
+def _normal_masses_of_narrow_cells(middles: np.ndarray, width: np.longdouble) -> np.ndarray:
     """The standard normal masses of narrow cells, by Taylor's series around their middles.
 
     The k-th term is He_2k (width / 2)^2k / (2k + 1)!; of those left out, the first is below 1e-18.

@@ -16,12 +16,12 @@ import numpy as np
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells, sums
 from dovetail.audit.exact.cells import ULP
-from dovetail.audit.exact.registry import on_event
+from dovetail.audit.exact.registry import attacks_on_event
 from dovetail.audit.exact.sums import SumPart
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
 
-__all__ = ["Laws", "attack_crowd", "attack_personalized", "threshold_laws"]
+__all__ = ["Laws", "attack_crowd", "attack_personalized", "laws_with_threshold"]
 
 Laws = Callable[[np.ndarray, float], np.ndarray]  # budgets, position of the input -> cell masses, one row per user
 
@@ -31,7 +31,7 @@ _DOUBLE = 2.0**-52  # the rounding of a float64
 _FINEST = 16.0  # steps of a score to its standard deviation
 
 
-@on_event.register(Personalized)
+@attacks_on_event.register(Personalized)
 def attack_personalized(event: Personalized, rounds: int) -> list[ExactAttack]:
     """Attacks on the users with the largest and with the median budget, with all others at the low end.
 
@@ -39,12 +39,12 @@ def attack_personalized(event: Personalized, rounds: int) -> list[ExactAttack]:
     budget is not attacked again.
     """
     budgets = np.asarray(event.eps_locals)
-    family = cells.partition(
+    family = cells.cells_of_randomizer(
         event.kind, levels=event.levels, narrowest=float(budgets.max()), widest=float(budgets.min())
     )
     laws: Laws = family.masses
     if event.threshold:
-        laws = threshold_laws(cells.clipped_cells(0.0), event.threshold / 2, least=float(budgets.min()))
+        laws = laws_with_threshold(cells.clip_laplace_cells(0.0), event.threshold / 2, eps_fresh=float(budgets.min()))
     victims = {"largest": int(np.argmax(budgets)), "median": int(np.argsort(budgets)[len(budgets) // 2])}
     attacks: list[ExactAttack] = []
     for name, victim in victims.items():
@@ -56,49 +56,51 @@ def attack_personalized(event: Personalized, rounds: int) -> list[ExactAttack]:
     return attacks
 
 
-def threshold_laws(plain: cells.Cells, cut: float, *, least: float) -> Laws:
+def laws_with_threshold(cells_of_report: cells.Cells, cut: float, *, eps_fresh: float) -> Laws:
     """The laws of Clip-Laplace reports that are drawn anew around the centre where they are close to it.
 
     Arguments:
-        plain: the cells of reports without a threshold.
+        cells_of_report: the cells of reports without a threshold.
         cut: how far from the centre a report must be to be kept.
-        least: the budget of the reports that are drawn anew.
+        eps_fresh: the budget of the reports that are drawn anew.
     """
-    overhang = plain.overhang
-    cuts = np.unique(np.concatenate([plain.cuts, [0.5 - cut, 0.5 + cut]]))
-    family = dataclasses.replace(plain, cuts=cuts)
+    overhang = cells_of_report.overhang
+    cuts = np.unique(np.concatenate([cells_of_report.cuts, [0.5 - cut, 0.5 + cut]]))
+    family = dataclasses.replace(cells_of_report, cuts=cuts)
     middles = (np.concatenate([[-overhang], cuts]) + np.concatenate([cuts, [1 + overhang]])) / 2
     is_kept = np.abs(middles - 0.5) >= cut
 
     def law(budgets: np.ndarray, position: float) -> np.ndarray:
         report = family.masses(budgets, position) * is_kept
-        return report + (1 - report.sum(axis=-1, keepdims=True)) * family.masses(least, 0.5)
+        return report + (1 - report.sum(axis=-1, keepdims=True)) * family.masses(eps_fresh, 0.5)
 
     return law
 
 
-def attack_crowd(attack: str, laws: Laws, victim: float, others: np.ndarray, *, slots: int) -> ExactAttack:
+def attack_crowd(
+    attack: str, laws: Laws, victim_budget: float, other_budgets: np.ndarray, *, slots: int
+) -> ExactAttack:
     """The attack by the sum of the scores of all messages.
 
     Arguments:
         attack: how the attack is described.
         laws: the probabilities of a report's cells, for budgets and the position of the input.
-        victim: the victim's budget; it holds the high end or the low one.
-        others: everybody else's budgets; they hold the low end.
+        victim_budget: the victim's budget; it holds the high end or the low one.
+        other_budgets: everybody else's budgets; they hold the low end.
         slots: how many independent slots every user has a message in, all of the same laws.
     """
-    budgets, users = np.unique(others, return_counts=True)
+    budgets, users = np.unique(other_budgets, return_counts=True)
     crowd = laws(budgets, 0.0)
-    mean = users @ crowd / len(others)
-    high, low = (laws(np.array([victim]), end)[0] for end in (1.0, 0.0))
-    points = cells.score_cells(high, low, mean, messages=(len(others) + 1) * slots, finest=_FINEST)
+    mean = users @ crowd / len(other_budgets)
+    high, low = (laws(np.array([victim_budget]), end)[0] for end in (1.0, 0.0))
+    points = cells.score_cells(high, low, mean, messages=(len(other_budgets) + 1) * slots, max_steps_per_std=_FINEST)
     values, group = np.unique(points, return_inverse=True)
     grouped = np.zeros((len(budgets), len(values)), np.longdouble)
     np.add.at(grouped.T, group, crowd.T)
-    average = SumPart(masses=cells.score_law(mean, points), times=len(others) * slots)
-    own = [SumPart(masses=cells.score_law(law, points), times=slots) for law in (high, low)]
-    size, centre = sums.modulus_for([average, own[0]], [average, own[1]])
-    value, error = _multiply_spectra(grouped, users, values, size, slots)
+    average = SumPart(masses=cells.law_of_score(mean, points), times=len(other_budgets) * slots)
+    own = [SumPart(masses=cells.law_of_score(law, points), times=slots) for law in (high, low)]
+    size, centre = sums.modulus_and_centre([average, own[0]], [average, own[1]])
+    value, error = _spectrum_of_crowd(grouped, users, values, size, slots)
     worlds = []
     for part in own:
         victim_value, victim_error = sums.spectrum_of([part], size)
@@ -107,8 +109,8 @@ def attack_crowd(attack: str, laws: Laws, victim: float, others: np.ndarray, *, 
     return sums.attack_on_laws(attack, worlds, centre=centre)
 
 
-def _multiply_spectra(
-    masses: np.ndarray, users: np.ndarray, values: np.ndarray, size: int, slots: int
+def _spectrum_of_crowd(
+    masses: np.ndarray, users_per_law: np.ndarray, scores: np.ndarray, size: int, slots: int
 ) -> sums.Spectrum:
     """The characteristic function of all users' scores in all slots, and the error of each value.
 
@@ -116,22 +118,22 @@ def _multiply_spectra(
 
     Arguments:
         masses: the law of a score for each different budget, (budgets, values).
-        users: how many users have each budget.
-        values: the score of each column of `masses`.
+        users_per_law: how many users have each budget.
+        scores: the score of each column of `masses`.
         size: of which roots of unity; values are at the first size // 2 + 1.
         slots: to which power the product over users is taken.
     """
-    alive = _relevant_frequencies(masses.astype(np.float64), users * slots, values, size)
+    alive = _relevant_frequencies(masses.astype(np.float64), users_per_law * slots, scores, size)
     if len(alive) * len(masses) > 5e7:
         raise NotApplicable(f"the law of the sum is too rough: {len(alive)} frequencies matter for {len(masses)} laws")
     turn = 8 * np.arctan(np.longdouble(1)) / size
-    angles = turn * ((alive[:, None] * values) % size).astype(np.longdouble)
+    angles = turn * ((alive[:, None] * scores) % size).astype(np.longdouble)
     roots = np.cos(angles) - 1j * np.sin(angles)
     product = np.ones(len(alive), np.clongdouble)
     log_size = np.zeros(len(alive))
     relative = np.zeros(len(alive))
     amount = (8 * masses.shape[1] + 520) * ULP
-    for row, count in zip(masses, users.tolist(), strict=True):
+    for row, count in zip(masses, users_per_law.tolist(), strict=True):
         factor = roots @ row
         product = product * sums.power(factor, count)
         at_least = np.maximum(np.abs(factor).astype(np.float64), amount)
@@ -144,18 +146,18 @@ def _multiply_spectra(
     return value, error
 
 
-def _relevant_frequencies(masses: np.ndarray, times: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
+def _relevant_frequencies(masses: np.ndarray, times: np.ndarray, scores: np.ndarray, size: int) -> np.ndarray:
     """The frequencies, from 0 to size // 2, at which the product over users may be larger than e^`_GIVEN_UP`.
 
     Arguments:
         masses: the law of a score for each kind of user, (kinds, values).
         times: how often each kind occurs in the product.
-        values: the score of each column of `masses`.
+        scores: the score of each column of `masses`.
     """
     relevant = []
     for start in range(0, size // 2 + 1, _FREQUENCIES):
         alive = np.arange(start, min(start + _FREQUENCIES, size // 2 + 1))
-        angles = (2 * np.pi / size) * ((alive[:, None] * values) % size)
+        angles = (2 * np.pi / size) * ((alive[:, None] * scores) % size)
         cos = np.cos(angles)
         sin = np.sin(angles)
         log_size = np.zeros(len(alive))
@@ -165,7 +167,7 @@ def _relevant_frequencies(masses: np.ndarray, times: np.ndarray, values: np.ndar
             block, count = masses[looked_at : looked_at + more].T, times[looked_at : looked_at + more]
             looked_at += more
             square = (cos @ block) ** 2 + (sin @ block) ** 2
-            log_size += np.log(np.sqrt(square) + 16 * len(values) * _DOUBLE) @ count
+            log_size += np.log(np.sqrt(square) + 16 * len(scores) * _DOUBLE) @ count
             left = log_size > _GIVEN_UP
             if not left.all():
                 alive, cos, sin, log_size = alive[left], cos[left], sin[left], log_size[left]

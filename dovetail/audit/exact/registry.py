@@ -2,7 +2,7 @@
 
 A module from outside adds those on its own events:
 
-    @registry.on_event.register(ItsEvent)
+    @registry.attacks_on_event.register(ItsEvent)
     def its_attacks(event: ItsEvent, rounds: int) -> list[ExactAttack]: ...
 """
 
@@ -17,17 +17,17 @@ from dovetail.audit.exact.sums import RepeatedCells
 from dovetail.events import Round
 from dovetail.statements import NotApplicable
 
-__all__ = ["in_sample", "on_event", "on_rounds"]
+__all__ = ["attacks_on_event", "attacks_on_rounds", "observe_in_sample"]
 
 
 @functools.singledispatch
-def on_event(event: Any, rounds: int) -> list[ExactAttack]:
+def attacks_on_event(event: Any, rounds: int) -> list[ExactAttack]:
     """The exact attacks on `rounds` repetitions of an event on the same inputs; NotApplicable where none are known."""
     raise NotApplicable(f"no exact attack is known on an event of type {type(event).__name__}")
 
 
 @functools.singledispatch
-def in_sample(event: Any, prob: float, times: int) -> RepeatedCells:
+def observe_in_sample(event: Any, prob: float, times: int) -> RepeatedCells:
     """The laws of what is seen in `times` releases of an event, with a user who is in each with probability `prob`.
 
     The first law is the one with the user, the second the one without.
@@ -36,6 +36,6 @@ def in_sample(event: Any, prob: float, times: int) -> RepeatedCells:
 
 
 @functools.singledispatch
-def on_rounds(participation: Any, rounds: Sequence[Round]) -> list[ExactAttack]:
+def attacks_on_rounds(participation: Any, rounds: Sequence[Round]) -> list[ExactAttack]:
     """The exact attacks on a training whose rounds all choose in this way who takes part."""
     raise NotApplicable("no exact attack is known for this kind of participation")

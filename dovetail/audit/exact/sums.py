@@ -31,14 +31,14 @@ __all__ = [
     "RepeatedCells",
     "Spectrum",
     "SumPart",
-    "attack_far_apart",
-    "attack_likelihoods",
+    "attack_likelihood_ratios",
     "attack_on_laws",
-    "attack_repeated",
     "attack_sums",
+    "attacks_on_far_worlds",
+    "attacks_on_repeated_reports",
     "law_of_spectrum",
     "log_abs",
-    "modulus_for",
+    "modulus_and_centre",
     "power",
     "spectrum_of",
 ]
@@ -62,11 +62,11 @@ class SumPart:
         _validate.non_negative(times=self.times, error=self.error)
 
     @property
-    def longest(self) -> int:
+    def num_values(self) -> int:
         """How many values one integer has."""
         return len(self.masses)
 
-    def moments(self) -> tuple[float, float]:
+    def mean_and_variance(self) -> tuple[float, float]:
         """Mean and variance of one integer."""
         masses = np.asarray(self.masses, np.float64)
         values = np.arange(len(masses))
@@ -101,17 +101,17 @@ class Mixture:
     error: float = 4096 * ULP
 
     @property
-    def longest(self) -> int:
+    def num_values(self) -> int:
         """How many values one of the integers has."""
-        return max(self.some.longest, self.rest.longest)
+        return max(self.some.num_values, self.rest.num_values)
 
-    def moments(self) -> tuple[float, float]:
+    def mean_and_variance(self) -> tuple[float, float]:
         """Mean and variance of one sum."""
         probs = np.asarray(self.weights / self.weights.sum(), np.float64)
         number = self.start + np.arange(len(probs))
         average = float(probs @ number)
-        mean, variance = self.some.moments()
-        other_mean, other_variance = self.rest.moments()
+        mean, variance = self.some.mean_and_variance()
+        other_mean, other_variance = self.rest.mean_and_variance()
         between = float(probs @ (number - average) ** 2) * (mean - other_mean) ** 2
         left = self.total - average
         return average * mean + left * other_mean, average * variance + left * other_variance + between
@@ -139,7 +139,7 @@ def attack_sums(
     second: Sequence[SumPart | Mixture],
     *,
     slack: float = 0.0,
-    pure: float = 0.0,
+    pure_eps: float = 0.0,
 ) -> ExactAttack:
     """The attack by a sum of independent integers.
 
@@ -147,25 +147,25 @@ def attack_sums(
         attack: how the attack is described.
         first: the parts of the sum in the first world; `second` likewise. A part in both is transformed once.
         slack: more than the error of any probability that the caller knows of.
-        pure: a lower bound on eps at delta = 0 that is known beside the laws.
+        pure_eps: a lower bound on eps at delta = 0 that is known beside the laws.
     """
-    size, centre = modulus_for(first, second)
+    size, centre = modulus_and_centre(first, second)
     cache: _Cache = {}
     laws = [law_of_spectrum(spectrum_of(parts, size, cache), size) for parts in (first, second)]
-    return attack_on_laws(attack, laws, centre=centre, slack=slack, pure=pure)
+    return attack_on_laws(attack, laws, centre=centre, slack=slack, pure_eps=pure_eps)
 
 
-def modulus_for(first: Sequence[SumPart | Mixture], second: Sequence[SumPart | Mixture]) -> tuple[int, int]:
+def modulus_and_centre(first: Sequence[SumPart | Mixture], second: Sequence[SumPart | Mixture]) -> tuple[int, int]:
     """A power of two that covers both sums widely, and the middle between their means.
 
     Raises NotApplicable if it would be larger than `_LARGEST`.
     """
     moments = [
-        np.sum([part.times * np.array(part.moments()) for part in parts if part.times], axis=0)
+        np.sum([part.times * np.array(part.mean_and_variance()) for part in parts if part.times], axis=0)
         for parts in (first, second)
     ]
     (mean, variance), (other_mean, other_variance) = moments
-    longest = max(part.longest for part in (*first, *second))
+    longest = max(part.num_values for part in (*first, *second))
     width = 2 * _WIDE * math.sqrt(max(variance, other_variance)) + abs(mean - other_mean) + 2 * longest
     size = 1 << math.ceil(math.log2(width + 1))
     if size > _LARGEST:
@@ -235,7 +235,7 @@ def law_of_spectrum(spectrum: Spectrum, size: int) -> tuple[np.ndarray, float]:
 
 
 def attack_on_laws(
-    attack: str, laws: Sequence[tuple[np.ndarray, float]], *, centre: int, slack: float = 0.0, pure: float = 0.0
+    attack: str, laws: Sequence[tuple[np.ndarray, float]], *, centre: int, slack: float = 0.0, pure_eps: float = 0.0
 ) -> ExactAttack:
     """The attack between two laws modulo their length, whose values are put in order from opposite the centre on.
 
@@ -248,7 +248,7 @@ def attack_on_laws(
     with np.errstate(divide="ignore"):
         logs = [np.log(np.roll(masses, size // 2 - centre)).astype(np.float64) for masses, _ in laws]
     errors = max(error for _, error in laws)
-    return ExactAttack(attack=attack, log_first=logs[0], log_second=logs[1], slack=slack + errors, pure=pure)
+    return ExactAttack(attack=attack, log_first=logs[0], log_second=logs[1], slack=slack + errors, pure_eps=pure_eps)
 
 
 # Sums of log-likelihood ratios
@@ -272,8 +272,8 @@ class RepeatedCells(NamedTuple):
     error: float
 
 
-def attack_likelihoods(
-    attack: str, observations: Sequence[RepeatedCells], *, slack: float = 0.0, pure: float = 0.0
+def attack_likelihood_ratios(
+    attack: str, observations: Sequence[RepeatedCells], *, slack: float = 0.0, pure_eps: float = 0.0
 ) -> ExactAttack:
     """The attack by the sum of the log-likelihood ratios of all observations, rounded to whole steps.
 
@@ -293,24 +293,29 @@ def attack_likelihoods(
         points = np.rint(ratio / std * fine).astype(np.int64)
         points -= points.min()
         for world, masses in zip(worlds, (part.first, part.second), strict=True):
-            world.append(SumPart(masses=cells.score_law(masses, points), times=part.times, error=part.error + 8 * ULP))
-    return attack_sums(attack, *worlds, slack=slack, pure=max(pure, _largest_log_ratio(observations)))
+            world.append(
+                SumPart(masses=cells.law_of_score(masses, points), times=part.times, error=part.error + 8 * ULP)
+            )
+    return attack_sums(attack, *worlds, slack=slack, pure_eps=max(pure_eps, _largest_log_ratio(observations)))
 
 
-def attack_repeated(
-    attack: str, first: np.ndarray, second: np.ndarray, times: int, *, pure: float = 0.0
+def attacks_on_repeated_reports(
+    attack: str, first: np.ndarray, second: np.ndarray, times: int, *, pure_eps: float = 0.0
 ) -> list[ExactAttack]:
     """All attacks by the likelihood ratios of `times` independent reports, whether the worlds are near or far.
 
     Arguments:
         first: the probabilities of a report's cells in the first world; `second` likewise.
-        pure: a lower bound on eps at delta = 0 that is known beside the laws.
+        pure_eps: a lower bound on eps at delta = 0 that is known beside the laws.
     """
     observations = RepeatedCells(first, second, times, cells.rounding_error(first))
-    return [attack_likelihoods(attack, [observations], pure=pure), *attack_far_apart(attack, observations)]
+    return [
+        attack_likelihood_ratios(attack, [observations], pure_eps=pure_eps),
+        *attacks_on_far_worlds(attack, observations),
+    ]
 
 
-def attack_far_apart(attack: str, observations: RepeatedCells) -> list[ExactAttack]:
+def attacks_on_far_worlds(attack: str, observations: RepeatedCells) -> list[ExactAttack]:
     """Thresholds on the same sum where the worlds are so far apart that alarms are rarer than a transform's errors.
 
     With steps of h and T the sum of whole steps s(y), Q(T = t) = Z^n e^(-h t) P'(T = t), where P' has the cells'
@@ -328,10 +333,10 @@ def attack_far_apart(attack: str, observations: RepeatedCells) -> list[ExactAtta
     total = tilted.sum()
     tilted_error = 2 * observations.error * math.exp(step * float(signed.max()))
     parts = [
-        SumPart(masses=cells.score_law(masses, signed - lowest), times=observations.times, error=error + 64 * ULP)
+        SumPart(masses=cells.law_of_score(masses, signed - lowest), times=observations.times, error=error + 64 * ULP)
         for masses, error in ((observations.first, observations.error), (tilted / total, tilted_error))
     ]
-    size, centre = modulus_for(parts[:1], parts[1:])
+    size, centre = modulus_and_centre(parts[:1], parts[1:])
     (first, first_error), (second, second_error) = (law_of_spectrum(spectrum_of([part], size), size) for part in parts)
     values = centre - size // 2 + np.arange(size)
     first_error, second_error = (
@@ -362,7 +367,7 @@ def attack_far_apart(attack: str, observations: RepeatedCells) -> list[ExactAtta
 def _prob_outside(part: SumPart, low: int, high: int) -> float:
     """More than the probability that the sum of all integers of this part is below `low` or above `high`."""
     masses = np.asarray(part.masses, np.float64)
-    mean, variance = part.moments()
+    mean, variance = part.mean_and_variance()
     gaps = np.arange(len(masses)) - mean
     slopes = np.geomspace(0.5, 30, 24) / math.sqrt(max(1.0, part.times * variance))
     slopes = slopes[slopes * len(masses) < 600]
@@ -373,9 +378,9 @@ def _prob_outside(part: SumPart, low: int, high: int) -> float:
     return total * 1.01
 
 
-def _log_complement(log: float) -> float:
+def _log_complement(log_prob: float) -> float:
     """log(1 - p) from log p, for 0 < p < 1."""
-    return math.log(-math.expm1(log))
+    return math.log(-math.expm1(log_prob))
 
 
 def _largest_log_ratio(observations: Sequence[RepeatedCells]) -> float:

@@ -43,9 +43,9 @@ class _Cut(NamedTuple):
     threshold: float
     promise: float
 
-    def count_first(self, played: np.ndarray) -> int:
+    def count_decisions(self, scores: np.ndarray) -> int:
         """In how many of these trials, given by their scores, it decides for its world."""
-        return int(np.sum(self.sign * played >= self.threshold))
+        return int(np.sum(self.sign * scores >= self.threshold))
 
 
 class _Test(NamedTuple):
@@ -107,7 +107,7 @@ def lower_bound(
     if observe:
         observe(f"{best.score}: {best.game.worlds.name}")
     hits, alarms = (
-        _count_first(best, world, view, trust, trials, jax.random.fold_in(key, 0))
+        _count_fresh_decisions(best, world, view, trust, trials, jax.random.fold_in(key, 0))
         for world in (best.cut.world, 1 - best.cut.world)
     )
     eps = float(eps_from_counts(hits, alarms, trials, delta=delta, confidence=confidence))
@@ -134,7 +134,7 @@ def lower_bound_from_scores(scored: Mapping[str, np.ndarray], *, delta: float, c
     cuts = {name: _best_cut(values[0, :pilot], values[1, :pilot], delta, confidence) for name, values in clean.items()}
     name, cut = max(cuts.items(), key=lambda item: item[1].promise)
     counted = clean[name][:, pilot : 2 * pilot]
-    hits, alarms = (cut.count_first(counted[world]) for world in (cut.world, 1 - cut.world))
+    hits, alarms = (cut.count_decisions(counted[world]) for world in (cut.world, 1 - cut.world))
     eps = float(eps_from_counts(hits, alarms, pilot, delta=delta, confidence=confidence))
     return LowerBound(eps=max(0.0, eps), delta=delta, attack=name, confidence=confidence, trials=2 * pilot)
 
@@ -166,9 +166,9 @@ def _play_and_score(
     return {name: np.where(np.isnan(score), np.inf, score) for name, score in whole.items()}
 
 
-def _count_first(test: _Test, world: int, view: View, trust: Trust, trials: int, key: jax.Array) -> int:
+def _count_fresh_decisions(test: _Test, world: int, view: View, trust: Trust, trials: int, key: jax.Array) -> int:
     """In how many fresh trials of this world the test decides for its own world."""
-    return test.cut.count_first(_play_and_score(test.game, world, view, trust, trials, key, trials)[test.score])
+    return test.cut.count_decisions(_play_and_score(test.game, world, view, trust, trials, key, trials)[test.score])
 
 
 def _best_cut(first: np.ndarray, second: np.ndarray, delta: float, confidence: float) -> _Cut:
@@ -189,15 +189,15 @@ def _best_cut(first: np.ndarray, second: np.ndarray, delta: float, confidence: f
     return best
 
 
-def _thresholds_to_try(played: np.ndarray) -> np.ndarray:
+def _thresholds_to_try(scores: np.ndarray) -> np.ndarray:
     """Thresholds to try: evenly over the trials, and finely where few of them are.
 
     Each lies midway between two neighbouring trials: laws that are far apart stay told apart in trials still to come.
     """
-    rare = np.geomspace(1 / len(played), 0.1, _THRESHOLDS)
+    rare = np.geomspace(1 / len(scores), 0.1, _THRESHOLDS)
     shares = np.concatenate([np.linspace(0, 1, _THRESHOLDS), rare, 1 - rare])
-    trials = np.unique(played)
-    cuts = np.unique(np.quantile(played, shares, method="nearest"))
+    trials = np.unique(scores)
+    cuts = np.unique(np.quantile(scores, shares, method="nearest"))
     below = trials[np.maximum(np.searchsorted(trials, cuts) - 1, 0)]
     between = np.isfinite(below) & np.isfinite(cuts)
     cuts[between] -= (cuts[between] - below[between]) / 2

@@ -34,7 +34,7 @@ __all__ = [
     "Worlds",
     "neighboring_worlds",
     "roster_size",
-    "sample_rows",
+    "sample_row_mask",
 ]
 
 _FAR = 1e4  # an update that every protocol clips
@@ -171,31 +171,37 @@ class _Rules:
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *views)
 
     def _run_round(
-        self, xs: jax.Array, owned: int, budgets: jax.Array | None, state: Any, key: jax.Array, index: int
+        self,
+        xs: jax.Array,
+        num_victim_rows: int,
+        budgets: jax.Array | None,
+        state: Any,
+        key: jax.Array,
+        round_index: int,
     ) -> tuple[TrialView, Any]:
         """Run one round; returns what it shows, and the protocol's state after it.
 
         Arguments:
             xs: all rows, the victim's first, NaN where one is absent.
-            owned: how many of the rows are the victim's.
+            num_victim_rows: how many of the rows are the victim's.
         """
         protocol = self.protocol
         dim = xs.shape[1]
-        key_join, key_shuffle, key_estimate = jax.random.split(jax.random.fold_in(key, index), 3)
+        key_join, key_shuffle, key_estimate = jax.random.split(jax.random.fold_in(key, round_index), 3)
         present = ~jnp.isnan(xs).any(axis=1)
         if not protocol.private_steps:  # whose steps have samples of their own
             present &= self._choose_participants(len(xs), key_join)
         xs = jnp.nan_to_num(xs)
         norms = jnp.where(present, jnp.linalg.norm(xs, axis=1), jnp.nan) if protocol.needs_norms else None
         state = protocol.prepare(state, noise_scale=jnp.float32(1.0), norms=norms)
-        reports = self._randomize_rows(xs, present, budgets, state, client_keys(key, index, len(xs)))
+        reports = self._randomize_rows(xs, present, budgets, state, client_keys(key, round_index, len(xs)))
         layout = protocol.layout(dim)
         messages = shuffle(reports, layout, key=key_shuffle)
 
         def estimate(of: ShuffledReports) -> tuple[jax.Array, Any]:
             return protocol.estimate(protocol.tally(of, dim), self._divisor, state, key=key_estimate)
 
-        mine = _select_rows(reports, slice(0, 1 if protocol.private_steps else owned))
+        mine = _select_rows(reports, slice(0, 1 if protocol.private_steps else num_victim_rows))
         theirs = _select_rows(reports, slice(len(reports.valid) - self.cohort.colluders, None))
         total, after = estimate(messages)
         view = TrialView(
@@ -214,7 +220,7 @@ class _Rules:
         """Which rows take part, as a mask: all, or a sample of users or of records."""
         if self.protocol.samples == "records":
             return jax.random.bernoulli(key, require_item_level(self.protocol).rate, (rows,))
-        return sample_rows(self.cohort.participation, rows, key=key)
+        return sample_row_mask(self.cohort.participation, rows, key=key)
 
     @property
     def _divisor(self) -> Any:
@@ -279,9 +285,9 @@ def _messages_per_slot(messages: ShuffledReports, slots: int) -> jax.Array:
     return jnp.broadcast_to(valid.sum(), (slots,)) if valid.ndim == 1 else valid.sum(axis=0)
 
 
-def client_keys(key: jax.Array, index: int, users: int) -> jax.Array:
+def client_keys(key: jax.Array, round_index: int, users: int) -> jax.Array:
     """Every user's key in a round, another in each round."""
-    return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, 2**31 - 1), index), users)
+    return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, 2**31 - 1), round_index), users)
 
 
 def neighboring_worlds(
@@ -321,28 +327,28 @@ def neighboring_worlds(
     return listed + _norm_worlds(protocol, others, dim, worlds)
 
 
-def _norm_worlds(protocol: Protocol, others: int, dim: int, worlds: Any) -> list[Worlds]:
+def _norm_worlds(protocol: Protocol, others: int, dim: int, make_worlds: Any) -> list[Worlds]:
     """Worlds for a protocol that looks at all norms: the victim's is above their middle or below. None for others."""
     if not protocol.needs_norms:
         return []
     along = np.eye(1, dim)[0]
     sizes = np.where(np.arange(others) < others // 2, 1.0, 0.5)
-    return [worlds("longer or shorter than the middle", along, along / 2, sizes[:, None] * along)]
+    return [make_worlds("longer or shorter than the middle", along, along / 2, sizes[:, None] * along)]
 
 
 @functools.singledispatch
-def sample_rows(participation: Any, rows: int, *, key: jax.Array) -> jax.Array:
+def sample_row_mask(participation: Any, rows: int, *, key: jax.Array) -> jax.Array:
     """Which of `rows` rows take part in a round, as a mask: all, unless this kind of participation samples them."""
     return jnp.ones(rows, bool)
 
 
-@sample_rows.register(Poisson)
+@sample_row_mask.register(Poisson)
 def _sample_by_coins(participation: Poisson, rows: int, *, key: jax.Array) -> jax.Array:
     """Each row by a coin of its own."""
     return jax.random.bernoulli(key, participation.prob, (rows,))
 
 
-@sample_rows.register(FixedSize)
+@sample_row_mask.register(FixedSize)
 def _sample_fixed_size(participation: FixedSize, rows: int, *, key: jax.Array) -> jax.Array:
     """A uniform subset of exactly `participation.size` rows."""
     return jax.random.permutation(key, rows) < participation.size

@@ -55,7 +55,7 @@ def _score_estimates(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
     `trial.estimate` is (trials, rounds, dim), `trial.state` (trials, rounds, numbers): all leaves of a state, flat.
     """
     by_name = {
-        "direction of the estimate": _project(game, trial.estimate),
+        "direction of the estimate": _project_on_difference(game, trial.estimate),
         "size of the estimate": np.log(np.maximum(_squared_norms(trial.estimate), _SMALL)),
         "public state": trial.state.sum(axis=(1, 2)).astype(np.float64),
     }
@@ -66,16 +66,16 @@ def _score_estimates(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
 
 def _score_own_reports(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
     """The scores of the victim's own reports, which are known to be the victim's."""
-    by_name = {"direction of the victim's reports": _project(game, trial.own)}
+    by_name = {"direction of the victim's reports": _project_on_difference(game, trial.own)}
     if game.rounds > 1:
         by_name["change of the victim's reports"] = -_squared_norms(np.diff(trial.own, axis=1))
     if game.knows_likelihood:
-        by_name["likelihood ratio of the victim's reports"] = _own_likelihood(game, trial)
+        by_name["likelihood ratio of the victim's reports"] = _own_log_likelihood_ratio(game, trial)
         slots = game.protocol.layout(game.dim).slots
         reported = [
             _messages_by_slot(trial.own_slot, trial.own_value, trial.own_valid, i, slots)[1] for i in range(game.rounds)
         ]
-        by_name["which coordinates the victim reports"] = _score_support(
+        by_name["which coordinates the victim reports"] = _score_message_counts(
             game, np.stack([part.sum(axis=1) for part in reported], 1)
         )
     return by_name
@@ -84,25 +84,25 @@ def _score_own_reports(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
 def _score_messages(game: Game, trial: TrialView) -> dict[str, np.ndarray]:
     """The scores of all messages after the shuffle; some look for a shuffle that does not shuffle everything."""
     by_name = {
-        "number of messages": _score_support(game, trial.counts),
-        "direction of the messages that stand first": _project(game, trial.first),
+        "number of messages": _score_message_counts(game, trial.counts),
+        "direction of the messages that stand first": _project_on_difference(game, trial.first),
     }
     if game.knows_likelihood:
         everything = trial.value.shape[2]
-        by_name["likelihood ratio of the messages"] = _message_likelihood(game, trial, everything)
-        by_name["likelihood ratio of the first messages, should neighbours only be swapped"] = _message_likelihood(
-            game, trial, min(2, everything)
+        by_name["likelihood ratio of the messages"] = _log_likelihood_ratio_of_messages(game, trial, everything)
+        by_name["likelihood ratio of the first messages, should neighbours only be swapped"] = (
+            _log_likelihood_ratio_of_messages(game, trial, min(2, everything))
         )
-        by_name["likelihood ratio of the first half, should halves be shuffled"] = _message_likelihood(
+        by_name["likelihood ratio of the first half, should halves be shuffled"] = _log_likelihood_ratio_of_messages(
             game, trial, -(-everything // 2)
         )
-        by_name["likelihood ratio of whole rows, should coordinates share a shuffle"] = _message_likelihood(
-            game, trial, everything, whole=True
+        by_name["likelihood ratio of whole rows, should coordinates share a shuffle"] = (
+            _log_likelihood_ratio_of_messages(game, trial, everything, rows_are_clients=True)
         )
     return by_name
 
 
-def _project(game: Game, estimate: np.ndarray) -> np.ndarray:
+def _project_on_difference(game: Game, estimate: np.ndarray) -> np.ndarray:
     """Estimates, (trials, rounds, dim), along the direction in which the worlds differ: (trials,)."""
     return np.einsum("trd,rd->t", estimate.astype(np.float64), game.worlds.direction)
 
@@ -112,7 +112,7 @@ def _squared_norms(values: np.ndarray) -> np.ndarray:
     return np.sum(values.astype(np.float64) ** 2, axis=(1, 2))
 
 
-def _score_support(game: Game, counts: np.ndarray) -> np.ndarray:
+def _score_message_counts(game: Game, counts: np.ndarray) -> np.ndarray:
     """The number of messages in slots where the victim is larger in the first world, less where it is smaller.
 
     The number of all messages, where the worlds do not differ in that. `counts` are (trials, rounds, slots).
@@ -124,13 +124,13 @@ def _score_support(game: Game, counts: np.ndarray) -> np.ndarray:
     return np.einsum("trs,rs->t", counts.astype(np.float64), np.sign(weight))
 
 
-def _own_likelihood(game: Game, trial: TrialView) -> np.ndarray:
+def _own_log_likelihood_ratio(game: Game, trial: TrialView) -> np.ndarray:
     """The log-likelihood ratio of the victim's reports over all rounds: (trials,)."""
     total = np.zeros(len(trial.own_value))
-    for index in range(game.rounds):
+    for round_index in range(game.rounds):
         slots = game.protocol.layout(game.dim).slots
-        value, valid = _messages_by_slot(trial.own_slot, trial.own_value, trial.own_valid, index, slots)
-        first, second = (_victim_density(game, value, world, index) for world in (0, 1))
+        value, valid = _messages_by_slot(trial.own_slot, trial.own_value, trial.own_valid, round_index, slots)
+        first, second = (_victim_density(game, value, world, round_index) for world in (0, 1))
         visible = valid if first.shape == valid.shape else valid.any(axis=-1, keepdims=True)
         with np.errstate(invalid="ignore"):
             ratio = np.where(visible, first - second, 0.0)
@@ -138,41 +138,45 @@ def _own_likelihood(game: Game, trial: TrialView) -> np.ndarray:
     return total
 
 
-def _message_likelihood(game: Game, trial: TrialView, rows: int, *, whole: bool = False) -> np.ndarray:
-    """The log-likelihood ratio of the first `rows` messages of every slot, summed over slots and rounds: (trials,).
+def _log_likelihood_ratio_of_messages(
+    game: Game, trial: TrialView, first_rows: int, *, rows_are_clients: bool = False
+) -> np.ndarray:
+    """The log-likelihood ratio of every slot's first `first_rows` messages, summed over slots and rounds: (trials,).
 
     Arguments:
-        whole: whether a row of messages, one for each slot, is taken to be one client's.
+        rows_are_clients: whether a row of messages, one for each slot, is taken to be one client's.
     """
     total = np.zeros(len(trial.value))
     slots = game.protocol.layout(game.dim).slots
-    for index in range(game.rounds):
-        value, valid = _messages_by_slot(trial.slot, trial.value, trial.valid, index, slots)
-        ratios = _density_ratios(game, value[:, :rows], valid[:, :rows], index, whole)
-        if game.cohort.colluders and rows == value.shape[1]:
-            colluders = _messages_by_slot(trial.known_slot, trial.known_value, trial.known_valid, index, slots)
-            parts = _density_ratios(game, *colluders, index, whole)
+    for round_index in range(game.rounds):
+        value, valid = _messages_by_slot(trial.slot, trial.value, trial.valid, round_index, slots)
+        ratios = _density_ratios(game, value[:, :first_rows], valid[:, :first_rows], round_index, rows_are_clients)
+        if game.cohort.colluders and first_rows == value.shape[1]:
+            colluders = _messages_by_slot(trial.known_slot, trial.known_value, trial.known_valid, round_index, slots)
+            parts = _density_ratios(game, *colluders, round_index, rows_are_clients)
             ratios = [ratio - part for ratio, part in zip(ratios, parts, strict=True)]
         first, second = (np.log(np.maximum(ratio, _SMALL)).sum(axis=1) for ratio in ratios)
         total += first - second
     return total
 
 
-def _density_ratios(game: Game, value: np.ndarray, valid: np.ndarray, index: int, whole: bool) -> list[np.ndarray]:
+def _density_ratios(
+    game: Game, value: np.ndarray, valid: np.ndarray, round_index: int, rows_are_clients: bool
+) -> list[np.ndarray]:
     """For either world and every slot: the sum over its messages of the victim's density over everybody else's.
 
     Arguments:
         value: messages of one round, (trials, messages, slots); `valid` says which are there.
-        index: of the round.
-        whole: whether densities of a row are multiplied before they are summed: one column is left then.
+        round_index: of the round.
+        rows_are_clients: whether densities of a row are multiplied before they are summed: one column is left then.
     """
-    whole = whole or game.protocol.layout(game.dim).linkage == "vector"
+    rows_are_clients = rows_are_clients or game.protocol.layout(game.dim).linkage == "vector"
     background = _background_density(game, value)
     visible = valid if background.shape == valid.shape else valid.any(axis=-1, keepdims=True)
 
     def ratios(world: int) -> np.ndarray:
-        log_ratio = _victim_or_dummy_density(game, value, world, index) - background
-        if whole:
+        log_ratio = _victim_or_dummy_density(game, value, world, round_index) - background
+        if rows_are_clients:
             message = np.exp(np.where(visible, log_ratio, 0.0).sum(axis=-1, keepdims=True))
             return np.where(visible.any(axis=-1, keepdims=True), message, 0.0)
         return np.where(visible, np.exp(log_ratio), 0.0)
@@ -180,9 +184,9 @@ def _density_ratios(game: Game, value: np.ndarray, valid: np.ndarray, index: int
     return [ratios(world).sum(axis=1) for world in (0, 1)]
 
 
-def _victim_or_dummy_density(game: Game, value: np.ndarray, world: int, index: int) -> np.ndarray:
+def _victim_or_dummy_density(game: Game, value: np.ndarray, world: int, round_index: int) -> np.ndarray:
     """The log density of the message that the victim adds to a slot: its report, or a dummy if it leaves that out."""
-    own = _victim_density(game, value, world, index)
+    own = _victim_density(game, value, world, round_index)
     included = game.protocol.inclusion_rate(game.dim)
     padding = game.protocol.layout(game.dim).padding
     if included == 1 or padding is None:
@@ -211,10 +215,10 @@ def _background_density(game: Game, value: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(total / weight, _SMALL))
 
 
-def _victim_density(game: Game, value: np.ndarray, world: int, index: int) -> np.ndarray:
+def _victim_density(game: Game, value: np.ndarray, world: int, round_index: int) -> np.ndarray:
     """The log density of messages as reports of the victim in this world and round, if they are its reports."""
     budget = None if game.budgets is None else float(game.budgets[0])
-    return _log_density(game, value, np.nan_to_num(game.worlds.victim[world, index, 0]), budget)
+    return _log_density(game, value, np.nan_to_num(game.worlds.victim[world, round_index, 0]), budget)
 
 
 def _log_density(game: Game, value: np.ndarray, x: np.ndarray, budget: float | None) -> np.ndarray:
@@ -226,19 +230,19 @@ def _log_density(game: Game, value: np.ndarray, x: np.ndarray, budget: float | N
 
 
 def _messages_by_slot(
-    slot: np.ndarray | tuple[()], value: np.ndarray, valid: np.ndarray, index: int, slots: int
+    slot: np.ndarray | tuple[()], value: np.ndarray, valid: np.ndarray, round_index: int, slots: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The messages of a round, (trials, messages, slots), and which are there, whatever slots each of them fills.
 
     Arguments:
         slot: the slot of each value; () where the columns are the slots already.
-        index: of the round.
+        round_index: of the round.
     """
-    value = value[:, index]
-    valid = valid[:, index]
+    value = value[:, round_index]
+    valid = valid[:, round_index]
     if isinstance(slot, tuple):
         return value, valid
-    places = np.where(valid, slot[:, index], slots)
+    places = np.where(valid, slot[:, round_index], slots)
     filled = np.zeros((*value.shape[:2], slots + 1), value.dtype)
     np.put_along_axis(filled, places, value, axis=-1)
     there = np.zeros(filled.shape, bool)

@@ -60,7 +60,7 @@ class TrainingAudit:
     right: int
 
     @property
-    def consistent(self) -> bool:
+    def is_consistent(self) -> bool:
         """Whether the attack found no larger eps than is certified."""
         return self.bound.eps <= self.statement.eps
 
@@ -77,7 +77,7 @@ class TrainingAudit:
             "right": self.right,
             "theorem": dataclasses.asdict(one_run.THEOREM),
             "certified": self.statement.to_json(),
-            "consistent": self.consistent,
+            "consistent": self.is_consistent,
         }
 
 
@@ -202,7 +202,11 @@ def _train(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[Attack
             continue
         before = to_host(training.params).copy()  # a step consumes what it starts from
         state, server = jax.tree.map(lambda leaf: to_host(leaf).copy(), (training.protocol, training.server))
-        there = users if plan.sampler.protocol.shuffled else hidden.taking_part(users, plan.sampler.schedule.population)
+        there = (
+            users
+            if plan.sampler.protocol.shuffled
+            else hidden.contributing_users(users, plan.sampler.schedule.population)
+        )
         training = plan.step(training, index, there)
         released.append(index)
         yield AttackerView(index, users, before, to_host(training.params).copy(), state, server)
@@ -220,19 +224,19 @@ def _score_white_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.nd
     for view in _train(plan, hidden, released):
         weights = attacker.canary_weights(view).astype(np.float32)
         there = np.flatnonzero(weights)
-        middle, half = attacker.world_updates(view)
+        middle, half = attacker.mean_and_half_difference_of_worlds(view)
         half = weights[there, None] * half[there]
         rest = attacker.released_sum(view) - attacker.sum_of_others(view) - weights[there] @ middle[there]
         rest = rest.astype(np.float32)  # as the updates are: their products need no more
         products = (half @ half.T).astype(np.float64)
         match = (half @ rest).astype(np.float64)
-        variance = _noise_variance(rest, products, match, planned=attacker.noise_std(view) ** 2)
+        variance = _estimate_noise_variance(rest, products, match, planned=attacker.noise_std(view) ** 2)
         precision[np.ix_(there, there)] += products / variance
         evidence[there] += match / variance
     return np.linalg.solve(precision, evidence)
 
 
-def _noise_variance(rest: np.ndarray, products: np.ndarray, match: np.ndarray, *, planned: float) -> float:
+def _estimate_noise_variance(rest: np.ndarray, products: np.ndarray, match: np.ndarray, *, planned: float) -> float:
     """The variance of the noise on a coordinate, estimated from what no mixture of canaries explains.
 
     The real noise, not the planned one, which may be wrong. Where there are hardly more coordinates than canaries
@@ -265,7 +269,10 @@ def _score_black_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.nd
     for view in _train(plan, hidden, released):
         last = jnp.asarray(view.after)
         own = view._replace(before=expected, state=state)
-        mean = attacker.sum_of_others(own) + attacker.canary_weights(own) @ attacker.world_updates(own)[0]
+        mean = (
+            attacker.sum_of_others(own)
+            + attacker.canary_weights(own) @ attacker.mean_and_half_difference_of_worlds(own)[0]
+        )
         step = jnp.asarray(mean / attacker.divisor(own), jnp.float32)
         expected, momentum = attacker.server.step(expected, momentum, step)
     rows, other = hidden.record_numbers(len(plan.dataset.labels))

@@ -114,7 +114,7 @@ class Attacker:
         theirs = rows[:, 0] < self._first_canary
         return weight * self._sum_updates(view, rows[theirs], counts[theirs])
 
-    def world_updates(self, view: AttackerView) -> tuple[np.ndarray, np.ndarray]:
+    def mean_and_half_difference_of_worlds(self, view: AttackerView) -> tuple[np.ndarray, np.ndarray]:
         """Half the sum and half the difference of each canary's updates in its two worlds, (canaries, dim)."""
         rows, other = self._hidden.record_numbers(len(self._labels))
         first = self._clipped_updates(view, rows)

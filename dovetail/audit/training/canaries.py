@@ -123,7 +123,7 @@ class Canaries:
             owners, records = owners[~other], records[~other]
         return Clients.from_owners(records, owners, num_clients=held.num_clients)
 
-    def taking_part(self, users: np.ndarray, num_clients: int) -> np.ndarray:
+    def contributing_users(self, users: np.ndarray, num_clients: int) -> np.ndarray:
         """Of the users of a round, those that contribute: who was removed stays on the roster and does not.
 
         Arguments:
