@@ -63,7 +63,7 @@ def search(job: tuple[str, str, float, dict[str, Any] | None, list[float], list[
         plan = experiment.prepare(mine, task=TASK).with_randomness(Randomness.from_os(mine.seed))
         training = plan.engine.start()
         for index in range(plan.num_rounds):
-            training = plan.step(training, index, plan.sampler.schedule.draw(index))
+            training = plan.step(training, index, plan.sampler.schedule.draw_users(index))
         tried.append((clip, step, float(plan.engine.metrics(training)["accuracy"])))
 
     for a, b in itertools.product(clips if field else (1.0,), steps):

@@ -52,8 +52,8 @@ def test_every_bit_of_the_root_matters(bit):
     other[bit // 8] ^= 1 << bit % 8
     one, two = Randomness(0, ROOT), Randomness(0, bytes(other))
     assert not np.array_equal(*(jax.random.bits(key_of(randomness), (8,)) for randomness in (one, two)))
-    assert one.secret(3, 1).random() != two.secret(3, 1).random()
-    assert one.public(3, 1).random() == two.public(3, 1).random()
+    assert one.secret_generator(3, 1).random() != two.secret_generator(3, 1).random()
+    assert one.public_generator(3, 1).random() == two.public_generator(3, 1).random()
 
 
 @pytest.mark.parametrize("read", ["stream", "stored", "blocks"])
@@ -139,7 +139,7 @@ def test_a_plan_has_no_noise_before_it_is_run():
     ready = plan()
     with pytest.raises(ValueError, match="draws no noise before it is run"):
         ready.step(ready.engine.start(), 0, np.arange(300))
-    assert not ready.sampler.schedule.randomness.reproducible
+    assert not ready.sampler.schedule.randomness.is_reproducible
 
 
 def test_by_default_noise_is_fresh_and_samples_are_secret():
@@ -147,10 +147,10 @@ def test_by_default_noise_is_fresh_and_samples_are_secret():
     one, two = (experiment.run(ready) for _ in range(2))
     assert not np.allclose(one.parameters["params"], two.parameters["params"])
     sampled = [("cohort.kind", "fixed"), ("cohort.size", 50), ("protocol.noise_multiplier", 1.0)]
-    first, second = (drawing(plan(*sampled, ("privacy", {}))).sampler.schedule.draw(0) for _ in range(2))
+    first, second = (drawing(plan(*sampled, ("privacy", {}))).sampler.schedule.draw_users(0) for _ in range(2))
     assert not np.array_equal(first, second), "the seed is public, and a sample that amplifies is not"
     batches = [("cohort.kind", "disjoint"), ("cohort.size", 50), ("protocol.noise_multiplier", 1.0)]
-    first, second = (drawing(plan(*batches, ("privacy", {}))).sampler.schedule.draw(0) for _ in range(2))
+    first, second = (drawing(plan(*batches, ("privacy", {}))).sampler.schedule.draw_users(0) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 

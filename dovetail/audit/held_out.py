@@ -70,7 +70,7 @@ def _vectors_of_everybody(evaluation: Evaluation, records: Records | None, shown
     if records is None:
         return np.zeros((layout.rounds, layout.people, layout.dim), np.float32)
     people = People(np.zeros(len(next(iter(records.values()))), np.int64), layout.people)
-    return np.stack([layout.vectors(records, people, shown[:index]) for index in range(layout.rounds)])
+    return np.stack([layout.encode_records(records, people, shown[:index]) for index in range(layout.rounds)])
 
 
 def _play_world(

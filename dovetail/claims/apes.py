@@ -246,26 +246,26 @@ def clone_closed_form(eps_local: float, clones: float, delta: float) -> float:
 def eps_by_blocks(
     eps_local: float,
     centre: float,
-    n: int,
-    mass: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    num_users: int,
+    mass_between: Callable[[np.ndarray, np.ndarray], np.ndarray],
     start: float,
     delta: float,
 ) -> float:
     """Ten halvings from `start`, the number of clones taken in blocks of 100 around its mean, each at its worse end.
 
     Blocks are added outwards until less is left than they have summed up to, and then the rest is added. A normal
-    `mass` leaves out one count in a hundred between neighbouring blocks, so that this never happens and the rest is
-    lost: the published computation, not an upper bound.
+    `mass_between` leaves out one count in a hundred between neighbouring blocks, so that this never happens and the
+    rest is lost: the published computation, not an upper bound.
     """
-    if n <= 2 * _BLOCK:
-        raise NotApplicable(f"the numerics of Table 3 work in blocks of {_BLOCK} users, too coarse for n={n}")
-    steps = np.arange(1, math.ceil(n / _BLOCK))
+    if num_users <= 2 * _BLOCK:
+        raise NotApplicable(f"the numerics of Table 3 work in blocks of {_BLOCK} users, too coarse for n={num_users}")
+    steps = np.arange(1, math.ceil(num_users / _BLOCK))
     above, below = np.ceil(centre + steps * _BLOCK), np.ceil(centre - steps * _BLOCK)
     low = np.column_stack([above - _BLOCK + (steps > 1), np.maximum(below, 0)]).ravel()
-    high = np.column_stack([np.minimum(above, n - 1), below + _BLOCK - 1]).ravel()
-    inside = (low <= n - 1) & (high >= 0)
+    high = np.column_stack([np.minimum(above, num_users - 1), below + _BLOCK - 1]).ravel()
+    inside = (low <= num_users - 1) & (high >= 0)
     low, high = low[inside], high[inside]
-    weights = mass(low, high)
+    weights = mass_between(low, high)
     low, high, weights = low[weights != 0], high[weights != 0], weights[weights != 0]  # most are far from the mean
     left = 1 - np.cumsum(weights)
     bottom, top = 0.0, min(start, eps_local)

@@ -101,7 +101,7 @@ def _ranking_table(runs: Mapping[str, Run], baseline: float | None) -> Table:
             _eps_cell(row["certified"]),
             run.certified.verdict.value,
             run.trust,
-            _eps_cell(run.without_trust.to_json()),
+            _eps_cell(run.statement_without_trust.to_json()),
             f"{run.costs.messages:,}",
             f"{run.costs.bytes:,}",
             f"{run.costs.server_seconds:.3g}",

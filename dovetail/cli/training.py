@@ -99,7 +99,7 @@ def run(
     outlook.refuse(force=force or resume)
     target = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
-        is_seeded = plan.sampler.schedule.randomness.reproducible
+        is_seeded = plan.sampler.schedule.randomness.is_reproducible
         with rounds_bar(plan.num_rounds, reproducible=is_seeded, opening=outlook.describe()) as bar:
             watchers = [bar, *(live_page(target) if live else ())]
             result = experiment.run(
@@ -135,7 +135,7 @@ def _cost_if_deployed(plan: Any) -> str:
     """What the same rounds would cost users if parties were real."""
     from dovetail import compare
 
-    costs = compare.costs(plan.sampler.protocol, plan.sampler.schedule.uploads_of(0), plan.engine.dim)
+    costs = compare.costs(plan.sampler.protocol, plan.sampler.schedule.num_uploads_of(0), plan.engine.dim)
     return f"simulated on one machine: deployed, {costs}"
 
 

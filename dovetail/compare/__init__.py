@@ -35,7 +35,7 @@ __all__ = [
     "costs",
     "line_up",
     "models_with_line_up",
-    "noise_of",
+    "noise_settings",
     "packed_size",
     "sealed_size",
 ]
@@ -73,11 +73,11 @@ def compare(
     name = task if isinstance(task, str) else task.name
     comparison = Comparison(task=name, model=model, eps=eps, delta=delta, seeds=seeds)
     if out is not None:
-        comparison = comparison.resumed_from(out)
+        comparison = comparison.resume_from(out)
         make_folder(out)
         comparison.write(out)
     for contender in contenders:
-        outcome = _outcome(contender, own_task, seeds, observe)
+        outcome = _train_and_measure(contender, own_task, seeds, observe)
         if outcome.run is not None and outcome.run.is_private:
             _refuse_unequal(outcome.protocol, outcome.run.certified, eps=eps, delta=delta)
         comparison = comparison.with_outcome(outcome)
@@ -86,7 +86,7 @@ def compare(
     return comparison
 
 
-def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Callable[[str], None]) -> Outcome:
+def _train_and_measure(contender: Contender, task: Task | None, seeds: int, observe: Callable[[str], None]) -> Outcome:
     """Train a contender with the seeds 0 to `seeds` - 1, and measure its costs.
 
     Returns: its run, or the reason why there is none. Statements and costs are those of the first seed; they do not
@@ -121,7 +121,7 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
             trust=_trust_in_words(first.statement, protocol, dim),
             shufflers=protocol.layout(dim).shufflers,
             may_collude=max_colluders(protocol),
-            costs=costs(protocol, plan.sampler.schedule.uploads_of(0), dim),
+            costs=costs(protocol, plan.sampler.schedule.num_uploads_of(0), dim),
             rounds=first.rounds,
             seconds_per_round=first.seconds_per_round,
             settings=contender.config.protocol if protocol.budgets is not None else config.protocol,
@@ -150,10 +150,10 @@ def _with_seed(config: Config, seed: int) -> Config:
 
 def _with_noise(config: Config, protocol: Protocol) -> Config:
     """The config with the protocol's noise, which was calibrated with the first seed: others need not search again."""
-    return msgspec.structs.replace(config, protocol={**config.protocol, **noise_of(protocol)})
+    return msgspec.structs.replace(config, protocol={**config.protocol, **noise_settings(protocol)})
 
 
-def noise_of(protocol: Protocol) -> dict[str, Any]:
+def noise_settings(protocol: Protocol) -> dict[str, Any]:
     """The keys of [protocol] that give a calibrated protocol's noise, so that it is not calibrated again.
 
     Where users have budgets of their own, those hold the noise. Empty for a protocol without noise.

@@ -153,7 +153,7 @@ class Committed:
         run = self.runs.get(name) or self.runs.get(find(name).same_noise_as or "")
         if run is None:
             return None
-        log_ratios = (_log_ratio(run["rounds"], rounds), _log_ratio(run["per_round"], per_round))
+        log_ratios = (_abs_log_ratio(run["rounds"], rounds), _abs_log_ratio(run["per_round"], per_round))
         return None if max(log_ratios) > _MAX_LOG_SIZE_RATIO else run["accuracy"]
 
     def __str__(self) -> str:
@@ -173,18 +173,18 @@ def nearest_comparison(*, eps: float, users: int, dim: int) -> Committed | None:
     """The nearest comparison with at most twice or half the eps, and four times or a quarter of users and dimension."""
 
     def distance(other: Committed) -> float:
-        return _log_ratio(other.eps, eps) + _log_ratio(other.users, users) + _log_ratio(other.dim, dim)
+        return _abs_log_ratio(other.eps, eps) + _abs_log_ratio(other.users, users) + _abs_log_ratio(other.dim, dim)
 
     candidates = [
         other
         for other in committed_comparisons()
-        if _log_ratio(other.eps, eps) <= math.log(_NEAR_EPS) + 1e-9
-        and max(_log_ratio(other.users, users), _log_ratio(other.dim, dim)) <= _MAX_LOG_SIZE_RATIO
+        if _abs_log_ratio(other.eps, eps) <= math.log(_NEAR_EPS) + 1e-9
+        and max(_abs_log_ratio(other.users, users), _abs_log_ratio(other.dim, dim)) <= _MAX_LOG_SIZE_RATIO
     ]
     return min(candidates, key=distance, default=None)
 
 
-def _log_ratio(first: float, second: float) -> float:
+def _abs_log_ratio(first: float, second: float) -> float:
     """|log(first / second)|: 0 for equal numbers, the same for twice as for half."""
     return abs(math.log(first / second))
 

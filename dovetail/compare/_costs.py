@@ -111,9 +111,9 @@ def bytes_in_words(count: float) -> str:
     return f"{count:.3g} {unit}"
 
 
-def sealed_size(plain: int) -> int:
-    """Bytes that are uploaded for a message of `plain` bytes: its slot, and the message sealed."""
-    return _SLOT_BYTES + plain + hpke.OVERHEAD
+def sealed_size(plain_bytes: int) -> int:
+    """Bytes that are uploaded for a message of `plain_bytes` bytes: its slot, and the message sealed."""
+    return _SLOT_BYTES + plain_bytes + hpke.OVERHEAD
 
 
 @functools.cache

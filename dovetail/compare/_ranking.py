@@ -62,12 +62,12 @@ class Run:
         return not self.certified.is_unbounded
 
     @property
-    def without_trust(self) -> Statement:
+    def statement_without_trust(self) -> Statement:
         """What holds if nobody is trusted: the certified statement where it needs no trust, otherwise the local one."""
         return self.certified if self.certified.trust is Trust.LOCAL else self.local
 
     @property
-    def no_trusted_party(self) -> bool:
+    def needs_no_trusted_party(self) -> bool:
         """Whether what is certified holds whichever one party colludes with the analyzer."""
         if not self.is_private:
             return False
@@ -80,7 +80,7 @@ class Run:
             "trust": self.trust,
             "shufflers": self.shufflers,
             "may_collude": self.may_collude,
-            "no_trusted_party": self.no_trusted_party,
+            "no_trusted_party": self.needs_no_trusted_party,
             "accuracies": list(self.accuracies),
             "mean": self.mean,
             "baseline": self.baseline,
@@ -240,7 +240,7 @@ class Comparison:
         except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{str(folder)!r} is not a folder that `dovetail compare` wrote") from error
 
-    def resumed_from(self, folder: Path) -> Comparison:
+    def resume_from(self, folder: Path) -> Comparison:
         """This comparison with the outcomes of an earlier one that was written to `folder`, if there is one.
 
         Call it before any outcome is added: what the folder holds is not ranked among the outcomes that are there.
@@ -269,7 +269,7 @@ def _csv_row(outcome: Outcome) -> dict[str, Any]:
         else {
             "verdict": run.certified.verdict.value,
             "eps": run.certified.eps,
-            "eps_without_trust": run.without_trust.eps,
+            "eps_without_trust": run.statement_without_trust.eps,
         }
     )
     return {**{name: row.get(name) for name in shown}, **eps}

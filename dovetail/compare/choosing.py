@@ -194,7 +194,7 @@ def choose(situation: Situation, *, observe: Callable[[str], None] = lambda name
         observe(name)
         try:
             reason = _reason_against(name, situation)
-            fit = None if reason else _calibrated_fitting(name, situation, source)
+            fit = None if reason else _calibrate_fitting(name, situation, source)
         except ValueError as refusal:  # no noise meets the target, or a theorem does not apply
             reason = str(refusal)
         if reason:
@@ -225,7 +225,7 @@ def _reason_against(name: str, situation: Situation) -> str | None:
     return None
 
 
-def _calibrated_fitting(name: str, situation: Situation, source: Committed | None) -> Fitting:
+def _calibrate_fitting(name: str, situation: Situation, source: Committed | None) -> Fitting:
     """The protocol with the least noise that meets the target; raises ValueError where no noise does."""
     terms = situation.terms(name)
     parameter, value, quote = quotes.calibrate(name, terms, eps=situation.eps, tolerance=_TOLERANCE)

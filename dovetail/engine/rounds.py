@@ -350,7 +350,7 @@ class Engine:
 
     def _round_keys(self, public: _Public, secret: jax.Array) -> Keys:
         """The keys of a round: from the public seed that of visiting orders, from the secret key that of all noise."""
-        order, noise = jax.random.key(self._randomness.seed), Randomness.key(secret)
+        order, noise = jax.random.key(self._randomness.seed), Randomness.key_from_words(secret)
         return Keys(*(jax.random.fold_in(key, public.round) for key in (order, noise)))
 
     def _close_round(

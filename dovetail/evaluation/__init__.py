@@ -8,7 +8,7 @@ the training's own trust model (`release`); scores and their intervals are compu
 from __future__ import annotations
 
 from dovetail.evaluation.intervals import LEVEL, Estimate
-from dovetail.evaluation.release import Evaluation, release_for
+from dovetail.evaluation.release import Evaluation, calibrate_evaluation
 from dovetail.evaluation.vectors import BinaryVectors, ClassVectors, LabelVectors, NumberVectors, People, ScoreVectors
 
 __all__ = [
@@ -21,5 +21,5 @@ __all__ = [
     "NumberVectors",
     "People",
     "ScoreVectors",
-    "release_for",
+    "calibrate_evaluation",
 ]

@@ -15,7 +15,15 @@ from collections.abc import Callable
 import numpy as np
 from scipy.stats import norm
 
-__all__ = ["LEVEL", "Estimate", "Moment", "auc", "fraction", "r2", "root"]
+__all__ = [
+    "LEVEL",
+    "Estimate",
+    "Moment",
+    "estimate_auc",
+    "estimate_fraction",
+    "estimate_r2",
+    "estimate_root_mean_square",
+]
 
 LEVEL = 0.95
 _GRID = 2001  # candidates of a score
@@ -39,22 +47,22 @@ class Moment:
     std: float
 
 
-def fraction(share: Moment, people: float) -> Estimate:
+def estimate_fraction(noisy_mean: Moment, people: float) -> Estimate:
     """A mean over people of numbers in [0, 1] (Wilson's interval with noise).
 
     Arguments:
-        share: the noisy mean.
+        noisy_mean: the noisy mean.
         people: how many there are.
 
     Guarantees:
         Numbers between 0 and 1 vary no more than zeros and ones with the same mean, which the interval allows for.
     """
     candidates = np.linspace(0, 1, _GRID)
-    variance = share.std**2 + candidates * (1 - candidates) / max(people, 1.0)
-    return _accepted(candidates, share.value - candidates, variance, share.value)
+    variance = noisy_mean.std**2 + candidates * (1 - candidates) / max(people, 1.0)
+    return _estimate_not_rejected(candidates, noisy_mean.value - candidates, variance, noisy_mean.value)
 
 
-def auc(positive: np.ndarray, negative: np.ndarray, std: float) -> Estimate:
+def estimate_auc(positive: np.ndarray, negative: np.ndarray, std: float) -> Estimate:
     """The area under the ROC curve, from how many people's scores are in each of some bins.
 
     Within a bin both densities are taken to be linear, with the slopes that the bins beside it give.
@@ -70,7 +78,7 @@ def auc(positive: np.ndarray, negative: np.ndarray, std: float) -> Estimate:
         the noises on both masses are independent.
     """
     bins = len(positive)
-    order = _order(bins)
+    order = _prob_ranked_above(bins)
     total = positive.sum() * negative.sum()
     value = float(positive @ order @ negative / total) if total > 0 else 0.5
     candidates = np.linspace(0, 1, _GRID)
@@ -82,10 +90,10 @@ def auc(positive: np.ndarray, negative: np.ndarray, std: float) -> Estimate:
     people = against**2 @ above + towards**2 @ below
     people += (above * below**2 + below * above**2).sum() / 12  # what records of one bin differ by
     statistic = positive @ order @ negative - candidates * total
-    return _accepted(candidates, statistic, np.maximum(noise, std**4 * cells) + people, value)
+    return _estimate_not_rejected(candidates, statistic, np.maximum(noise, std**4 * cells) + people, value)
 
 
-def _order(bins: int) -> np.ndarray:
+def _prob_ranked_above(bins: int) -> np.ndarray:
     """How often a record of class 1 in a bin ranks above one of class 0 in another, [bin of class 1, bin of class 0].
 
     Of two records in the same bin it is 1/2 and a twelfth of the difference of both densities' relative slopes over the
@@ -98,45 +106,60 @@ def _order(bins: int) -> np.ndarray:
     return order + np.diag(beside, -1) - np.diag(beside, 1)
 
 
-def r2(error: Moment, fourth: Moment, spread: Moment, spread_fourth: Moment, people: float) -> Estimate:
-    """R2 = 1 - error / spread.
+def estimate_r2(
+    squared_error: Moment,
+    fourth_power_of_error: Moment,
+    variance: Moment,
+    fourth_power_of_distance: Moment,
+    people: float,
+) -> Estimate:
+    """R2 = 1 - squared error / variance.
 
     Arguments:
-        error: mean squared error.
-        fourth: mean fourth power of the errors.
-        spread: the target's variance.
-        spread_fourth: mean fourth power of the target's distance from about its mean.
+        squared_error: mean squared error.
+        fourth_power_of_error: mean fourth power of the errors.
+        variance: the target's variance.
+        fourth_power_of_distance: mean fourth power of the target's distance from about its mean.
         people: how many there are.
 
     Guarantees:
         Squared errors and squared distances may depend on each other in any way (Cauchy-Schwarz).
     """
     candidates = np.concatenate([[0.0], np.geomspace(1e-4, _WORST, _GRID)])  # of 1 - R2
-    deviation = (_deviation(error, fourth) + candidates * _deviation(spread, spread_fourth)) / math.sqrt(max(people, 1))
-    noise = error.std**2 + candidates**2 * spread.std**2
-    value = max(error.value, 0.0) / spread.value if spread.value > 0 else _WORST
-    found = _accepted(candidates, error.value - candidates * spread.value, noise + deviation**2, value)
+    deviation = (
+        _std_of_squares(squared_error, fourth_power_of_error)
+        + candidates * _std_of_squares(variance, fourth_power_of_distance)
+    ) / math.sqrt(max(people, 1))
+    noise = squared_error.std**2 + candidates**2 * variance.std**2
+    value = max(squared_error.value, 0.0) / variance.value if variance.value > 0 else _WORST
+    found = _estimate_not_rejected(
+        candidates, squared_error.value - candidates * variance.value, noise + deviation**2, value
+    )
     low = -math.inf if found.high >= _WORST else 1 - found.high
     return Estimate(1 - min(found.value, _WORST), low, 1 - found.low)
 
 
-def root(square: Moment, fourth: Moment, people: float, *, scale: float = 1.0) -> Estimate:
-    """The square root of a mean of squares, times `scale`; `fourth` is the mean of the fourth powers."""
-    std = math.hypot(square.std, _deviation(square, fourth) / math.sqrt(max(people, 1)))
+def estimate_root_mean_square(
+    mean_square: Moment, mean_fourth_power: Moment, people: float, *, scale: float = 1.0
+) -> Estimate:
+    """The square root of a mean of squares, times `scale`; `mean_fourth_power` is that of their squares."""
+    std = math.hypot(mean_square.std, _std_of_squares(mean_square, mean_fourth_power) / math.sqrt(max(people, 1)))
     reach = float(norm.ppf((1 + LEVEL) / 2)) * std
 
     def bounded(value: float) -> float:
         return scale * math.sqrt(max(value, 0.0))
 
-    return Estimate(bounded(square.value), bounded(square.value - reach), bounded(square.value + reach))
+    return Estimate(bounded(mean_square.value), bounded(mean_square.value - reach), bounded(mean_square.value + reach))
 
 
-def _deviation(square: Moment, fourth: Moment) -> float:
+def _std_of_squares(mean_square: Moment, mean_fourth_power: Moment) -> float:
     """The standard deviation of a person's square, at most, with one standard deviation of the noise to be sure."""
-    return math.sqrt(max(fourth.value + fourth.std - max(square.value, 0.0) ** 2, 0.0))
+    return math.sqrt(max(mean_fourth_power.value + mean_fourth_power.std - max(mean_square.value, 0.0) ** 2, 0.0))
 
 
-def _accepted(candidates: np.ndarray, statistic: np.ndarray, variance: np.ndarray, value: float) -> Estimate:
+def _estimate_not_rejected(
+    candidates: np.ndarray, statistic: np.ndarray, variance: np.ndarray, value: float
+) -> Estimate:
     """The estimate with the span of all candidates whose statistic is within what chance explains.
 
     Arguments:

@@ -24,7 +24,7 @@ from dovetail.protocols.sums._skellam import NoisySum
 from dovetail.randomness import Randomness
 from dovetail.statements import Neighbors, NotApplicable, Trust
 
-__all__ = ["Evaluation", "adds_own_noise", "noisy_sum", "release_for"]
+__all__ = ["Evaluation", "calibrate_evaluation", "noisy_sum", "people_add_own_noise"]
 
 _STREAM = 2**30  # rounds of an evaluation are numbered from here: no training has so many
 
@@ -50,7 +50,7 @@ class Evaluation:
             std = math.hypot(std, math.sqrt(people) / (2 * self.protocol.require("scale")))
         return float(std)
 
-    def draw(self, records: Records, people: People, randomness: Randomness) -> NoisyScores:
+    def run_rounds(self, records: Records, people: People, randomness: Randomness) -> NoisyScores:
         """Run all rounds, each with noise of its own, and read the scores off their sums.
 
         Guarantees:
@@ -58,13 +58,13 @@ class Evaluation:
         """
         sums: list[np.ndarray] = []
         for index in range(self.layout.rounds):
-            vectors = self.layout.vectors(records, people, sums)
-            sums.append(self._sum(vectors, index, randomness))
-        return self.layout.scores(sums, self.noise_std)
+            vectors = self.layout.encode_records(records, people, sums)
+            sums.append(self._noisy_sum_of_round(vectors, index, randomness))
+        return self.layout.scores_from_sums(sums, self.noise_std)
 
-    def _sum(self, vectors: np.ndarray, index: int, randomness: Randomness) -> np.ndarray:
+    def _noisy_sum_of_round(self, vectors: np.ndarray, index: int, randomness: Randomness) -> np.ndarray:
         """The noisy sum of everybody's vectors in round `index`."""
-        key = jax.random.fold_in(Randomness.key(jnp.asarray(randomness.key_data)), _STREAM + index)
+        key = jax.random.fold_in(Randomness.key_from_words(jnp.asarray(randomness.key_data)), _STREAM + index)
         return np.asarray(noisy_sum(self.protocol, jnp.asarray(vectors, jnp.float32), key), np.float64)
 
 
@@ -82,13 +82,13 @@ def noisy_sum(protocol: Protocol, vectors: jax.Array, key: jax.Array) -> jax.Arr
     return estimate * places
 
 
-def adds_own_noise(training: Guarantee) -> bool:
+def people_add_own_noise(training: Guarantee) -> bool:
     """Whether held-out people add all noise themselves: beside a training where they trust nobody, or one shuffler."""
     trust = training.scope.trust
     return trust is Trust.LOCAL or (trust is Trust.SHUFFLE and training.protocol.trust_settings is None)
 
 
-def release_for(
+def calibrate_evaluation(
     training: Guarantee,
     layout: ScoreVectors,
     *,
@@ -110,7 +110,7 @@ def release_for(
     Guarantees:
         Refuses protocols whose trust model has no such sum, with a sentence.
     """
-    protocol = _protocol_for(training)
+    protocol = _summing_protocol(training)
     needs_minimum = protocol.needs_minimum
     if needs_minimum and layout.people - colluders < 2:
         raise ValueError(
@@ -138,7 +138,7 @@ def release_for(
     return Evaluation(layout=layout, guarantee=guarantee.calibrate(eps))
 
 
-def _protocol_for(training: Guarantee) -> Protocol:
+def _summing_protocol(training: Guarantee) -> Protocol:
     """The protocol that sums the vectors, its noise open: of the training's trust model, or one that needs less."""
     protocol = training.protocol
     instead = "score on test records that are public (evaluate='public'), or choose another protocol"
@@ -151,7 +151,7 @@ def _protocol_for(training: Guarantee) -> Protocol:
             f"under {protocol.name!r} users add noise for the subjects of their records, and evaluate='private' has no "
             f"such sum of scores: {instead}"
         )
-    if adds_own_noise(training):
+    if people_add_own_noise(training):
         if training.relation is not Neighbors.REPLACE_ONE:
             raise NotApplicable(f"evaluate='private' with protocol {protocol.name!r} needs replace-one: {instead}")
         return protocols.build("ldp_fl", {"randomizer": "laplace", "clip_value": 1.0})

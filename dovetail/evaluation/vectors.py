@@ -62,7 +62,7 @@ class People:
         return table / np.maximum(table.sum(axis=1, keepdims=True), 1)
 
     @property
-    def present(self) -> np.ndarray:
+    def present_mask(self) -> np.ndarray:
         """1 for each place with a record, 0 for the others, (places,)."""
         return (np.bincount(self.owner, minlength=self.places) > 0).astype(np.float64)
 
@@ -80,7 +80,7 @@ class NoisyScores:
     people: float
 
     @classmethod
-    def of(
+    def from_estimates(
         cls, estimates: Mapping[str, Estimate | Sequence[Estimate]], *, people: float, **baseline: Any
     ) -> NoisyScores:
         """The scores of these estimates."""
@@ -93,7 +93,7 @@ class NoisyScores:
 
         return cls(
             metrics=each(lambda found: found.value),
-            intervals=each(lambda found: [_or_none(found.low), _or_none(found.high)]),
+            intervals=each(lambda found: [_none_if_infinite(found.low), _none_if_infinite(found.high)]),
             baseline=baseline,
             people=people,
         )
@@ -123,7 +123,7 @@ class ScoreVectors(abc.ABC):
         """Coordinates of a person's vector, the same in every round."""
 
     @abc.abstractmethod
-    def vectors(self, records: Records, people: People, sums: Sequence[np.ndarray]) -> np.ndarray:
+    def encode_records(self, records: Records, people: People, sums: Sequence[np.ndarray]) -> np.ndarray:
         """Everybody's vectors, (places, dim).
 
         Arguments:
@@ -131,19 +131,19 @@ class ScoreVectors(abc.ABC):
         """
 
     @abc.abstractmethod
-    def scores(self, sums: Sequence[np.ndarray], std: float) -> NoisyScores:
+    def scores_from_sums(self, sums: Sequence[np.ndarray], std: float) -> NoisyScores:
         """The scores that the noisy sums of all rounds give; `std` is that of the noise on each of their numbers."""
 
-    def _join(self, people: People, blocks: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
+    def _join_blocks(self, people: People, blocks: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
         """Blocks (places, width) of norm at most 1 each with their weights, side by side, padded to `dim`."""
-        present = people.present[:, None]
+        present = people.present_mask[:, None]
         parts = [weight * block * present for weight, block in blocks]
         if self.counted:
             parts = [_COUNT * present, *(math.sqrt(1 - _COUNT**2) * part for part in parts)]
         joined = np.concatenate(parts, axis=1)
         return np.pad(joined, ((0, 0), (0, self.dim - joined.shape[1])))
 
-    def _split(self, total: np.ndarray, std: float, blocks: Sequence[tuple[float, int]]) -> _Sums:
+    def _split_into_blocks(self, total: np.ndarray, std: float, blocks: Sequence[tuple[float, int]]) -> _Sums:
         """The blocks of a noisy sum in units of a person, each with the standard deviation of its noise."""
         count = Moment(float(self.people), 0.0)
         rest, factor = total, 1.0
@@ -157,7 +157,7 @@ class ScoreVectors(abc.ABC):
         return _Sums(count=count, parts=tuple(parts))
 
     @property
-    def _margin(self) -> int:
+    def _num_counting_coordinates(self) -> int:
         """Coordinates that count people."""
         return int(self.counted)
 
@@ -169,7 +169,7 @@ class _Sums:
     count: Moment
     parts: tuple[tuple[np.ndarray, float], ...]
 
-    def mean(self, block: int, place: int, *, half_range: float = 1.0, centre: float = 0.0) -> Moment:
+    def noisy_mean(self, block: int, place: int, *, half_range: float = 1.0, centre: float = 0.0) -> Moment:
         """The mean over people of a number that entered as (number - centre) / half_range."""
         total, std = self.parts[block]
         value = float(total[place]) / self.count.value
@@ -177,12 +177,12 @@ class _Sums:
         return Moment(centre + half_range * value, half_range * error)
 
 
-def _averaged(sums: Sequence[np.ndarray], std: float) -> tuple[np.ndarray, float]:
+def _average_sums(sums: Sequence[np.ndarray], std: float) -> tuple[np.ndarray, float]:
     """The mean of noisy sums of the same vectors, and the standard deviation of its noise."""
     return np.mean(sums, axis=0), std / math.sqrt(len(sums))
 
 
-def _or_none(end: float) -> float | None:
+def _none_if_infinite(end: float) -> float | None:
     return end if math.isfinite(end) else None
 
 
@@ -201,29 +201,31 @@ class ClassVectors(ScoreVectors):
     @property
     def dim(self) -> int:
         """The accuracy, and how frequent every class is."""
-        return self._margin + 1 + (0 if self.alone else self.classes)
+        return self._num_counting_coordinates + 1 + (0 if self.alone else self.classes)
 
-    def vectors(self, records: Records, people: People, sums: Sequence[np.ndarray]) -> np.ndarray:
+    def encode_records(self, records: Records, people: People, sums: Sequence[np.ndarray]) -> np.ndarray:
         """2 accuracy - 1, and the person's shares of classes."""
         right = people.means(2 * records["correct"] - 1)[:, None]
         if self.alone:
-            return self._join(people, [(1.0, right)])
+            return self._join_blocks(people, [(1.0, right)])
         shares = people.histogram(records["label"], self.classes)
-        return self._join(people, [(self._weights[0], right), (self._weights[1], shares)])
+        return self._join_blocks(people, [(self._weights[0], right), (self._weights[1], shares)])
 
-    def scores(self, sums: Sequence[np.ndarray], std: float) -> NoisyScores:
+    def scores_from_sums(self, sums: Sequence[np.ndarray], std: float) -> NoisyScores:
         """The accuracy, and that of always answering the commonest class."""
         if self.alone:
-            found = self._split(*_averaged(sums, std), [(1.0, 1)])
+            found = self._split_into_blocks(*_average_sums(sums, std), [(1.0, 1)])
             guess = {"rule": "uniform guess", "accuracy": 1 / self.classes}
         else:
-            found = self._split(*_averaged(sums, std), [(self._weights[0], 1), (self._weights[1], self.classes)])
-            guess = _commonest(found.parts[1][0])
-        accuracy = intervals.fraction(found.mean(0, 0, half_range=0.5, centre=0.5), found.count.value)
-        return NoisyScores.of({"accuracy": accuracy}, people=found.count.value, **guess)
+            found = self._split_into_blocks(
+                *_average_sums(sums, std), [(self._weights[0], 1), (self._weights[1], self.classes)]
+            )
+            guess = _majority_baseline(found.parts[1][0])
+        accuracy = intervals.estimate_fraction(found.noisy_mean(0, 0, half_range=0.5, centre=0.5), found.count.value)
+        return NoisyScores.from_estimates({"accuracy": accuracy}, people=found.count.value, **guess)
 
 
-def _commonest(masses: np.ndarray) -> dict[str, Any]:
+def _majority_baseline(masses: np.ndarray) -> dict[str, Any]:
     """The accuracy of always answering the commonest class, from noisy masses of all classes."""
     masses = np.maximum(masses, 0)
     share = float(masses.max() / masses.sum()) if masses.sum() > 0 else 1 / len(masses)
@@ -245,34 +247,38 @@ class BinaryVectors(ScoreVectors):
     @property
     def dim(self) -> int:
         """The finer histogram of the first round, which is the longest vector."""
-        return self._margin + max(_FINE, 1 + 2 * _BINS)
+        return self._num_counting_coordinates + max(_FINE, 1 + 2 * _BINS)
 
-    def vectors(self, records: Records, people: People, sums: Sequence[np.ndarray]) -> np.ndarray:
+    def encode_records(self, records: Records, people: People, sums: Sequence[np.ndarray]) -> np.ndarray:
         """First the histogram of scores; then 2 accuracy - 1, and the histogram of scores for each class."""
         if not sums:
             fine = np.searchsorted(self._fine_edges, records["score"])
-            return self._join(people, [(1.0, people.histogram(fine, _FINE))])
-        bins = np.searchsorted(self.edges(sums[0]), records["score"]) + _BINS * records["label"]
+            return self._join_blocks(people, [(1.0, people.histogram(fine, _FINE))])
+        bins = np.searchsorted(self.bin_edges(sums[0]), records["score"]) + _BINS * records["label"]
         right = people.means(2 * records["correct"] - 1)[:, None]
-        return self._join(people, [(self._weights[0], right), (self._weights[1], people.histogram(bins, 2 * _BINS))])
+        return self._join_blocks(
+            people, [(self._weights[0], right), (self._weights[1], people.histogram(bins, 2 * _BINS))]
+        )
 
-    def edges(self, first: np.ndarray) -> np.ndarray:
+    def bin_edges(self, first: np.ndarray) -> np.ndarray:
         """The edges of bins with about equally many people, from the noisy sum of the first round."""
-        ((masses, _),) = self._split(first, 0.0, [(1.0, _FINE)]).parts
+        ((masses, _),) = self._split_into_blocks(first, 0.0, [(1.0, _FINE)]).parts
         inside = np.concatenate([[2 * self._fine_edges[0]], self._fine_edges, [2 * self._fine_edges[-1]]])
         below = np.concatenate([[0.0], np.maximum.accumulate(np.cumsum(masses))])
         below = np.maximum(below, 0) + 1e-9 * np.arange(len(below))
         return np.interp(np.arange(1, _BINS) / _BINS * below[-1], below, inside)
 
-    def scores(self, sums: Sequence[np.ndarray], std: float) -> NoisyScores:
+    def scores_from_sums(self, sums: Sequence[np.ndarray], std: float) -> NoisyScores:
         """Accuracy and AUC, and the accuracy of always answering the commoner class."""
-        found = self._split(*_averaged(sums[1:], std), [(self._weights[0], 1), (self._weights[1], 2 * _BINS)])
+        found = self._split_into_blocks(
+            *_average_sums(sums[1:], std), [(self._weights[0], 1), (self._weights[1], 2 * _BINS)]
+        )
         masses, noise = found.parts[1]
         negative, positive = masses[:_BINS], masses[_BINS:]
-        accuracy = intervals.fraction(found.mean(0, 0, half_range=0.5, centre=0.5), found.count.value)
-        area = intervals.auc(positive, negative, noise)
-        guess = _commonest(np.array([negative.sum(), positive.sum()]))
-        return NoisyScores.of({"accuracy": accuracy, "auc": area}, people=found.count.value, **guess)
+        accuracy = intervals.estimate_fraction(found.noisy_mean(0, 0, half_range=0.5, centre=0.5), found.count.value)
+        area = intervals.estimate_auc(positive, negative, noise)
+        guess = _majority_baseline(np.array([negative.sum(), positive.sum()]))
+        return NoisyScores.from_estimates({"accuracy": accuracy, "auc": area}, people=found.count.value, **guess)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -290,34 +296,38 @@ class LabelVectors(ScoreVectors):
     @property
     def dim(self) -> int:
         """The accuracy of each label, and how frequent it is."""
-        return self._margin + (1 if self.alone else 2 * self.labels)
+        return self._num_counting_coordinates + (1 if self.alone else 2 * self.labels)
 
-    def vectors(self, records: Records, people: People, sums: Sequence[np.ndarray]) -> np.ndarray:
+    def encode_records(self, records: Records, people: People, sums: Sequence[np.ndarray]) -> np.ndarray:
         """2 accuracy - 1 and 2 share - 1 of every label, over the root of how many there are."""
         right = people.means(2 * records["correct"] - 1)
         if self.alone:
-            return self._join(people, [(1.0, right.mean(axis=1, keepdims=True))])
+            return self._join_blocks(people, [(1.0, right.mean(axis=1, keepdims=True))])
         shares = people.means(2 * records["label"] - 1)
         root = math.sqrt(self.labels)
-        return self._join(people, [(self._weights[0], right / root), (self._weights[1], shares / root)])
+        return self._join_blocks(people, [(self._weights[0], right / root), (self._weights[1], shares / root)])
 
-    def scores(self, sums: Sequence[np.ndarray], std: float) -> NoisyScores:
+    def scores_from_sums(self, sums: Sequence[np.ndarray], std: float) -> NoisyScores:
         """The mean accuracy and that of each label, and that of always answering each label's commoner value."""
         if self.alone:
-            found = self._split(*_averaged(sums, std), [(1.0, 1)])
-            mean = intervals.fraction(found.mean(0, 0, half_range=0.5, centre=0.5), found.count.value)
-            return NoisyScores.of({"accuracy": mean}, people=found.count.value, rule="uniform guess", accuracy=0.5)
+            found = self._split_into_blocks(*_average_sums(sums, std), [(1.0, 1)])
+            mean = intervals.estimate_fraction(found.noisy_mean(0, 0, half_range=0.5, centre=0.5), found.count.value)
+            return NoisyScores.from_estimates(
+                {"accuracy": mean}, people=found.count.value, rule="uniform guess", accuracy=0.5
+            )
         blocks = [(weight / math.sqrt(self.labels), self.labels) for weight in self._weights]
-        found = self._split(*_averaged(sums, std), blocks)
-        each = [found.mean(0, place, half_range=0.5, centre=0.5) for place in range(self.labels)]
+        found = self._split_into_blocks(*_average_sums(sums, std), blocks)
+        each = [found.noisy_mean(0, place, half_range=0.5, centre=0.5) for place in range(self.labels)]
         whole = Moment(float(np.mean([one.value for one in each])), each[0].std / math.sqrt(self.labels))
-        frequent = [found.mean(1, place, half_range=0.5, centre=0.5).value for place in range(self.labels)]
+        frequent = [found.noisy_mean(1, place, half_range=0.5, centre=0.5).value for place in range(self.labels)]
         guess = float(np.mean([min(1.0, max(share, 1 - share)) for share in frequent]))
         estimates: dict[str, Estimate | Sequence[Estimate]] = {
-            "accuracy": intervals.fraction(whole, found.count.value),
-            "label_accuracy": [intervals.fraction(one, found.count.value) for one in each],
+            "accuracy": intervals.estimate_fraction(whole, found.count.value),
+            "label_accuracy": [intervals.estimate_fraction(one, found.count.value) for one in each],
         }
-        return NoisyScores.of(estimates, people=found.count.value, rule="majority-value baseline", accuracy=guess)
+        return NoisyScores.from_estimates(
+            estimates, people=found.count.value, rule="majority-value baseline", accuracy=guess
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -338,9 +348,9 @@ class NumberVectors(ScoreVectors):
     @property
     def dim(self) -> int:
         """The two histograms of the first round, which are the longest vector."""
-        return self._margin + len(self._error_edges) + len(self._label_edges) + 2
+        return self._num_counting_coordinates + len(self._error_edges) + len(self._label_edges) + 2
 
-    def vectors(self, records: Records, people: People, sums: Sequence[np.ndarray]) -> np.ndarray:
+    def encode_records(self, records: Records, people: People, sums: Sequence[np.ndarray]) -> np.ndarray:
         """First histograms of errors and labels; then powers of both within the ranges that these give."""
         label = np.asarray(records["label"], np.float64)
         error = np.abs(np.asarray(records["predicted"], np.float64) - label)
@@ -348,19 +358,19 @@ class NumberVectors(ScoreVectors):
             half = math.sqrt(0.5)
             errors = people.histogram(np.searchsorted(self._error_edges, error), len(self._error_edges) + 1)
             labels = people.histogram(np.searchsorted(self._label_edges, label), len(self._label_edges) + 1)
-            return self._join(people, [(half, errors), (half, labels)])
-        largest, centre, reach = self.ranges(sums[0])
+            return self._join_blocks(people, [(half, errors), (half, labels)])
+        largest, centre, reach = self.label_and_error_ranges(sums[0])
         error = np.minimum(error / largest, 1)
         distance = np.clip((label - centre) / reach, -1, 1)
         numbers = (2 * error**2 - 1, distance, 2 * distance**2 - 1, 2 * error**4 - 1, 2 * distance**4 - 1)
         blocks = [people.means(number)[:, None] for number in numbers]
-        return self._join(people, list(zip(self._weights, blocks, strict=True)))
+        return self._join_blocks(people, list(zip(self._weights, blocks, strict=True)))
 
-    def ranges(self, first: np.ndarray) -> tuple[float, float, float]:
+    def label_and_error_ranges(self, first: np.ndarray) -> tuple[float, float, float]:
         """The largest error that counts, the middle of the labels, and the largest distance from it that counts."""
         half = math.sqrt(0.5)
         blocks = [(half, len(self._error_edges) + 1), (half, len(self._label_edges) + 1)]
-        (errors, _), (labels, _) = self._split(first, 0.0, blocks).parts
+        (errors, _), (labels, _) = self._split_into_blocks(first, 0.0, blocks).parts
         total = max(float(errors.sum()), 1.0)
         above = np.cumsum(errors[::-1])[::-1][1:]  # mass above each edge
         rare = np.flatnonzero(above > self._beyond * total)
@@ -372,18 +382,18 @@ class NumberVectors(ScoreVectors):
         reach = max(float(high - centre), float(centre - low), 1 / 16)
         return min(2.0, self._allowance * largest), float(centre), min(2.0, self._allowance * reach)
 
-    def scores(self, sums: Sequence[np.ndarray], std: float) -> NoisyScores:
+    def scores_from_sums(self, sums: Sequence[np.ndarray], std: float) -> NoisyScores:
         """R2 and root mean square error, and those of always answering the mean."""
-        largest, _, reach = self.ranges(sums[0])
-        found = self._split(*_averaged(sums[1:], std), [(weight, 1) for weight in self._weights])
-        error = found.mean(0, 0, half_range=largest**2 / 2, centre=largest**2 / 2)
-        mean = found.mean(1, 0, half_range=reach)
-        second = found.mean(2, 0, half_range=reach**2 / 2, centre=reach**2 / 2)
-        fourth = found.mean(3, 0, half_range=largest**4 / 2, centre=largest**4 / 2)
-        spread_fourth = found.mean(4, 0, half_range=reach**4 / 2, centre=reach**4 / 2)
+        largest, _, reach = self.label_and_error_ranges(sums[0])
+        found = self._split_into_blocks(*_average_sums(sums[1:], std), [(weight, 1) for weight in self._weights])
+        error = found.noisy_mean(0, 0, half_range=largest**2 / 2, centre=largest**2 / 2)
+        mean = found.noisy_mean(1, 0, half_range=reach)
+        second = found.noisy_mean(2, 0, half_range=reach**2 / 2, centre=reach**2 / 2)
+        fourth = found.noisy_mean(3, 0, half_range=largest**4 / 2, centre=largest**4 / 2)
+        spread_fourth = found.noisy_mean(4, 0, half_range=reach**4 / 2, centre=reach**4 / 2)
         spread = Moment(second.value - mean.value**2 + mean.std**2, math.hypot(second.std, 2 * mean.value * mean.std))
         people = found.count.value
-        rmse = intervals.root(error, fourth, people)
-        estimates = {"r2": intervals.r2(error, fourth, spread, spread_fourth, people), "rmse": rmse}
+        rmse = intervals.estimate_root_mean_square(error, fourth, people)
+        estimates = {"r2": intervals.estimate_r2(error, fourth, spread, spread_fourth, people), "rmse": rmse}
         guess = {"rule": "mean baseline", "r2": 0.0, "rmse": math.sqrt(max(spread.value, 0.0))}
-        return NoisyScores.of(estimates, people=people, **guess)
+        return NoisyScores.from_estimates(estimates, people=people, **guess)

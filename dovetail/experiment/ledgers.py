@@ -25,7 +25,7 @@ import msgspec
 from dovetail import _validate
 from dovetail.files import lock, write_atomically
 from dovetail.guarantee import Record
-from dovetail.guarantee.across import RunSpending, compose_fixed, compose_runs
+from dovetail.guarantee.across import RunSpending, compose_runs, compose_runs_fixed_beforehand
 from dovetail.numbers import at_least, at_most
 from dovetail.statements import Statement
 
@@ -232,7 +232,9 @@ class SpendingLedger:
 
     def fixed(self) -> Statement | None:
         """What they have spent together if all that they spent was fixed beforehand; None where that says no more."""
-        return compose_fixed([run for each in self.runs() if (run := each.spending).reason_without_bound is None])
+        return compose_runs_fixed_beforehand(
+            [run for each in self.runs() if (run := each.spending).reason_without_bound is None]
+        )
 
     def with_spending(self, run: str, spending: RunSpending) -> Together:
         """What all runs have spent together once this run is settled at `spending`; nothing is written."""

@@ -155,7 +155,7 @@ def noise_ratio_of(sampler: Sampler, *, dim: int) -> float:
         sampler: with a settled protocol.
         dim: how many parameters the model has.
     """
-    std = sampler.noise_std(0, dim=dim) / sampler.divisor(0, learning_rate=1)
+    std = sampler.noise_std(0, dim=dim) / sampler.sum_divisor(0, learning_rate=1)
     return std * math.sqrt(dim) / _longest_update(sampler.protocol, dim)
 
 

@@ -45,7 +45,7 @@ from dovetail.numbers import at_least
 from dovetail.protocols import Cohort, Protocol
 from dovetail.protocols.subjects import require_item_level
 from dovetail.randomness import Randomness
-from dovetail.sampling import Sampler, Schedule, sampler_of, usable_clients
+from dovetail.sampling import Sampler, Schedule, make_sampler, usable_clients
 from dovetail.statements import Bound, Neighbors, NotApplicable, Unit
 
 __all__ = ["Guests", "Plan", "calibrate_noise", "guarantee_of", "prepare", "protocol_of", "rounds_due"]
@@ -110,7 +110,7 @@ class Plan:
     def fits(self, released: Sequence[int]) -> bool:
         """Whether these rounds together stay within the target eps; True where there is none."""
         eps = self.config.privacy.eps
-        if eps is None or self.sampler.by_recipe:
+        if eps is None or self.sampler.is_noise_set_by_data:
             return True  # no budget, or one that only the paper's recipe keeps to
         return self.guarantee.fits(eps, self.cohorts(released))
 
@@ -130,7 +130,7 @@ class Plan:
         Where diagnostics are on or the paper's recipe sets the noise, the paper's claim is computed from the data too.
         """
         sampler = self.sampler.with_randomness(randomness)
-        if self.config.diagnostics or sampler.by_recipe:
+        if self.config.diagnostics or sampler.is_noise_set_by_data:
             sampler = sampler.with_data_for_claim()
         guarantee = dataclasses.replace(self.guarantee, protocol=sampler.protocol)
         return dataclasses.replace(self, sampler=sampler, guarantee=guarantee)
@@ -150,7 +150,7 @@ class Plan:
             index=index,
             capacity=self.sampler.capacity,
             cohort=schedule.cohort(index),
-            sample=self.sampler.sample(index, users),
+            sample=self.sampler.sample_round(index, users),
             randomness=schedule.randomness,
         )
 
@@ -175,7 +175,7 @@ def rounds_due(plan: Plan, released: list[int], *, start: int = 0) -> Iterator[t
     for index in range(start, plan.num_rounds):
         if index >= affordable and not plan.fits([*released, index]):
             return
-        yield index, plan.sampler.schedule.draw(index)
+        yield index, plan.sampler.schedule.draw_users(index)
 
 
 def prepare(
@@ -229,7 +229,7 @@ def prepare(
             assumptions += model.learner.notes
         guarantee = guarantee_of(config, protocol, schedule, dim, spread, assumptions=assumptions, declared=declared)
         protocol, noise_of = calibrate_noise(guarantee, eps=config.privacy.eps)
-        sampler = sampler_of(protocol, schedule=schedule, clients=held, subjects=dataset.subjects, noise_of=noise_of)
+        sampler = make_sampler(protocol, schedule=schedule, clients=held, subjects=dataset.subjects, noise_of=noise_of)
         return sampler, server, dataclasses.replace(guarantee, protocol=protocol)
 
     if config.client.local or (model.learner is not None and model.learner.ignores_settings):
@@ -249,7 +249,7 @@ def prepare(
         held = guests.draw_presence(held, len(dataset.labels))
     sampler, server, guarantee = plan_rounds(config, held)
     if isinstance(server, Ridge):
-        std = sampler.noise_std(0, dim=dim) / sampler.divisor(0, learning_rate=1)
+        std = sampler.noise_std(0, dim=dim) / sampler.sum_divisor(0, learning_rate=1)
         server = dataclasses.replace(server, noise_std=std)
     engine = Engine(
         model=model,
@@ -275,7 +275,7 @@ def prepare(
         dataset=dataset,
         scores=None if guests is not None else prepare_scores(config, task, dataset, guarantee),
     )
-    plan.guarantee.check()
+    plan.guarantee.check_views()
     return plan.with_randomness(randomness) if seeded else plan
 
 
@@ -397,7 +397,7 @@ def guarantee_of(
         spread=spread,
         assumptions=(*_SIMULATED, _SECRET[config.noise], *config.task.all_features.assumptions, *assumptions),
         declared=declared,
-        reproducible=schedule.randomness.reproducible,
+        reproducible=schedule.randomness.is_reproducible,
     )
 
 

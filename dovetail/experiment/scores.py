@@ -1,8 +1,8 @@
 """Scores on held-out people who are protected like those who are trained on: what a plan releases besides its models.
 
 Whose the test records are is in `Dataset.held_out_people`, with what decided that. The statement of a run with such
-scores covers both sides (`guarantee.record.in_parallel`, docs/proofs/private-evaluation.md), so whatever could put one
-person on both of them, or move others, is refused here.
+scores covers both sides (`guarantee.record.compose_in_parallel`, docs/proofs/private-evaluation.md), so whatever could
+put one person on both of them, or move others, is refused here.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dovetail.evaluation import (
     NumberVectors,
     People,
     ScoreVectors,
-    release_for,
+    calibrate_evaluation,
 )
-from dovetail.evaluation.release import adds_own_noise
+from dovetail.evaluation.release import people_add_own_noise
 from dovetail.evaluation.vectors import NoisyScores, Records
 from dovetail.experiment.config import Config
 from dovetail.guarantee import Guarantee, Record, Spread
@@ -61,7 +61,7 @@ class PrivateScores:
 
     def draw(self, outputs: np.ndarray, randomness: Randomness) -> NoisyScores:
         """The scores of a model with these outputs for the test records."""
-        return self.release.draw(_records(outputs, self.dataset), self.people, randomness)
+        return self.release.run_rounds(_records(outputs, self.dataset), self.people, randomness)
 
 
 def describe(scores: NoisyScores, private: PrivateScores) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def prepare_scores(config: Config, task: Task, dataset: Dataset, guarantee: Guar
             f"test_share, {_INSTEAD}"
         )
     by_place = guarantee.relation.value == "add-remove" and held_out.by != "table"
-    release = release_for(
+    release = calibrate_evaluation(
         guarantee,
         _layout(dataset, guarantee, people=people.places, counted=counted),
         eps=_target(config, guarantee),
@@ -187,7 +187,7 @@ def _target(config: Config, guarantee: Guarantee) -> float:
 
 def _layout(dataset: Dataset, guarantee: Guarantee, *, people: int, counted: bool) -> ScoreVectors:
     """What people add, by the kind of answer; one number alone where each adds all the noise itself."""
-    alone = adds_own_noise(guarantee)
+    alone = people_add_own_noise(guarantee)
     if dataset.target == "number":
         _check_range(dataset, alone=alone, name=guarantee.protocol.name)
         return NumberVectors(people=people, counted=counted)

@@ -74,7 +74,7 @@ class Account:
             folder=self.folder,
             people=self.people,
             ended=False,
-            spending=RunSpending.of(record),
+            spending=RunSpending.from_record(record),
         )
         self.ledger.reserve(run, ceiling=self.ceiling)
         self.has_reserved = True
@@ -87,12 +87,12 @@ class Account:
 
     def preview(self, record: Record) -> Together | None:
         """What all runs have spent together once this one is settled at this record; None without a ledger."""
-        return None if self.ledger is None else self.ledger.with_spending(self.run, RunSpending.of(record))
+        return None if self.ledger is None else self.ledger.with_spending(self.run, RunSpending.from_record(record))
 
     def settle(self, record: Record) -> None:
         """End the run: it is charged what this record spends."""
         if self.ledger is not None:
-            self.ledger.settle(self.run, RunSpending.of(record))
+            self.ledger.settle(self.run, RunSpending.from_record(record))
 
     def link(self, folder: RunFolder) -> None:
         """Write into the run's folder where it is counted, for whoever resumes it."""
@@ -221,5 +221,5 @@ def conclude(folder: RunFolder) -> None:
     ledger = SpendingLedger(Path(link["ledger"]))
     if ledger.exists:
         with contextlib.suppress(ValueError):
-            ledger.settle(link["run"], RunSpending.of(folder.read_ledger()))
+            ledger.settle(link["run"], RunSpending.from_record(folder.read_ledger()))
     folder.delete_link()

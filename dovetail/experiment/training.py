@@ -460,8 +460,8 @@ class _Run:
             planned_rounds=plan.num_rounds,
             charged_rounds=len(charged),
             seconds_per_round=float(np.median(self.seconds[1:] or self.seconds or [0.0])),  # the first one compiles
-            uploads=sum(plan.sampler.schedule.uploads_of(index) for index in released),
-            quote=Quote.of(guarantee.protocol.name, record, guarantee.claim(cohorts)),
+            uploads=sum(plan.sampler.schedule.num_uploads_of(index) for index in released),
+            quote=Quote.from_record(guarantee.protocol.name, record, guarantee.claim(cohorts)),
             units=record.statements_by_unit(),
             parameters=predictor.parameters,
             noise=plan.config.noise,

@@ -418,7 +418,7 @@ def _conclude(
     """
     # the first of equals, as if at random: settings are, too
     best = max(trials, key=lambda trial: _rank(trial.score, score))
-    quote = Quote.of(best.plan.sampler.protocol.name, record, None)
+    quote = Quote.from_record(best.plan.sampler.protocol.name, record, None)
     if not quote.certified.eps <= eps:
         raise RuntimeError(f"the trials together are not within eps={eps}, so nothing is certified and nothing written")
     facts = strategy.facts(trials)
@@ -500,7 +500,7 @@ def _guarantee_and_noise(config: Config, task: Task | None) -> tuple[Guarantee, 
     """
     plan = prepare(config, task=task)
     protocol = protocol_of(config)
-    if protocol.is_calibrated or plan.sampler.by_recipe:
+    if protocol.is_calibrated or plan.sampler.is_noise_set_by_data:
         raise ValueError(
             f"tuning sets the noise of every trial itself: leave out the noise of {protocol.name!r}, or choose a "
             "protocol that has noise to calibrate"

@@ -20,7 +20,7 @@ from dovetail.guarantee.units import ScopedRounds, Spread
 from dovetail.protocols import Cohort, Protocol
 from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement, Trust, Unit, Verdict
 
-__all__ = ["Guarantee", "Quote", "Record", "ScopedRounds", "Spread", "verdict"]
+__all__ = ["Guarantee", "Quote", "Record", "ScopedRounds", "Spread", "verdict_on"]
 
 
 _LARGEST_EPS_LOCAL = 50.0  # a report with a larger one lies less often than a computer errs
@@ -66,7 +66,7 @@ class Guarantee:
         """The rounds of these cohorts, or of all, under `relation`, one for each cohort."""
         return self._rounds(self.relation, self.cohorts if cohorts is None else cohorts)
 
-    def check(self) -> None:
+    def check_views(self) -> None:
         """Raise the protocol's own refusal if it has no view of some round; nothing is run or accounted."""
         self.rounds()
 
@@ -91,13 +91,13 @@ class Guarantee:
         return Record(
             own=own,
             replaced=replaced,
-            reports=_view_each(cohorts, self._own_reports),
+            reports=_view_each_cohort(cohorts, self._round_of_own_reports),
             slots=self._slots_seen(cohorts[0]) if shuffled else None,
             spread=self.spread,
             unit=self.target_unit,
             delta=self.delta,
             eps=self.eps,
-            verdict=verdict(self.protocol, declared=self.declared, reproducible=self.reproducible),
+            verdict=verdict_on(self.protocol, declared=self.declared, reproducible=self.reproducible),
             declared=self.declared,
         )
 
@@ -110,7 +110,7 @@ class Guarantee:
 
     def quote(self, cohorts: Sequence[Cohort] | None = None) -> Quote:
         """What is certified, beside what the paper claims, what the shuffler learns, and what remains without trust."""
-        return Quote.of(self.protocol.name, self.record(cohorts), self.claim(cohorts))
+        return Quote.from_record(self.protocol.name, self.record(cohorts), self.claim(cohorts))
 
     def with_assumption(self, assumption: str) -> Guarantee:
         """The same training, whose statements also make this assumption."""
@@ -186,9 +186,9 @@ class Guarantee:
     def _rounds(self, relation: Neighbors, cohorts: Sequence[Cohort]) -> tuple[Round, ...]:
         """The round of every cohort as it is stated under this relation."""
         settled = self.settled_protocol
-        return _view_each(cohorts, lambda cohort: settled.view(cohort, self.dim, neighbors=relation).round)
+        return _view_each_cohort(cohorts, lambda cohort: settled.view(cohort, self.dim, neighbors=relation).round)
 
-    def _own_reports(self, cohort: Cohort) -> Round:
+    def _round_of_own_reports(self, cohort: Cohort) -> Round:
         """The release of one client's reports in a round, seen with its name on them.
 
         Sampling gains nothing there: who sees names sees who was sampled. Disjoint batches stay what they are.
@@ -204,7 +204,7 @@ class Guarantee:
         return seen if claim is None else dataclasses.replace(seen, reason=f"{seen.reason}; {claim}")
 
 
-def verdict(protocol: Protocol, *, declared: Sequence[str] = (), reproducible: bool = False) -> Verdict:
+def verdict_on(protocol: Protocol, *, declared: Sequence[str] = (), reproducible: bool = False) -> Verdict:
     """On whose word statements about a protocol stand: ours, or that of whoever wrote code of their own.
 
     That is a protocol, or what else is `declared` of code that could see the records of several users.
@@ -214,7 +214,7 @@ def verdict(protocol: Protocol, *, declared: Sequence[str] = (), reproducible: b
     return Verdict.REPRODUCIBLE if reproducible else Verdict.CERTIFIED
 
 
-def _view_each(cohorts: Sequence[Cohort], view: Callable[[Cohort], Round]) -> tuple[Round, ...]:
+def _view_each_cohort(cohorts: Sequence[Cohort], view: Callable[[Cohort], Round]) -> tuple[Round, ...]:
     """The view of every cohort, computed once for equal ones; those that are one object are not even compared."""
     distinct = {id(cohort): cohort for cohort in cohorts}
     rounds = {cohort: view(cohort) for cohort in dict.fromkeys(distinct.values())}

@@ -1,8 +1,8 @@
 """What several runs on the same people state together, each chosen after seeing the ones before.
 
-`compose_runs` states what holds however runs were chosen, `compose_fixed` what holds if noise, cohorts and rounds of
-all of them were fixed before the first (docs/proofs/across-runs.md). Runs that promise nothing are not added up: with
-one of them, all runs together promise nothing, which the caller has to say.
+`compose_runs` states what holds however runs were chosen, `compose_runs_fixed_beforehand` what holds if noise, cohorts
+and rounds of all of them were fixed before the first (docs/proofs/across-runs.md). Runs that promise nothing are not
+added up: with one of them, all runs together promise nothing, which the caller has to say.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dovetail.statements import (
     Verdict,
 )
 
-__all__ = ["ODOMETER", "RunSpending", "compose_fixed", "compose_runs"]
+__all__ = ["ODOMETER", "RunSpending", "compose_runs", "compose_runs_fixed_beforehand"]
 
 ODOMETER = (
     "how much was spent in all does not depend on what earlier runs showed; where it does, the bound is for what is "
@@ -58,7 +58,7 @@ class RunSpending:
     record: Record | None
 
     @classmethod
-    def of(cls, record: Record) -> RunSpending:
+    def from_record(cls, record: Record) -> RunSpending:
         """What a run with this record spends: its certified statement, without the proofs of its single rounds."""
         statement = dataclasses.replace(record.certified_statement(), premises=(), per_user=None)
         return cls(statement=statement, record=record)
@@ -76,7 +76,7 @@ class RunSpending:
         return Bound(eps=self.statement.eps, delta=self.statement.delta, proof=self.statement.proof)
 
     @property
-    def own_rounds(self) -> tuple[Round, ...] | None:
+    def costliest_rounds(self) -> tuple[Round, ...] | None:
         """The rounds that cost anybody most, where they are stated for the unit that they protect themselves, or None.
 
         Whoever is held out for private scores is in none of the rounds of the training: of both sides that with more
@@ -94,7 +94,7 @@ class RunSpending:
             return None
         return sides[0] if shifts[0] >= shifts[1] else sides[1]
 
-    def convert(self, unit: Unit, relation: Neighbors) -> RunSpending | None:
+    def restate(self, unit: Unit, relation: Neighbors) -> RunSpending | None:
         """The same rounds, stated for this unit under this relation; None where nothing is promised then."""
         if (self.statement.unit, self.statement.neighbors) == (unit, relation):
             return self
@@ -104,7 +104,7 @@ class RunSpending:
         if relation is Neighbors.REPLACE_ONE and own.scope.neighbors is not relation and self.record.replaced:
             own = self.record.replaced
         try:
-            converted = RunSpending.of(dataclasses.replace(self.record, own=own, unit=unit, eps=None))
+            converted = RunSpending.from_record(dataclasses.replace(self.record, own=own, unit=unit, eps=None))
         except ValueError:
             return None
         return None if converted.statement.neighbors is not relation or converted.statement.is_unbounded else converted
@@ -122,15 +122,15 @@ def compose_runs(runs: Sequence[RunSpending]) -> tuple[Statement, ...]:
     Guarantees:
         The eps of one run is its own. With more runs it never falls, nor does delta.
     """
-    return tuple(_compose(alike) for alike in _of_one_kind(runs))
+    return tuple(_compose_alike(alike) for alike in _group_by_unit_and_relation(runs))
 
 
-def compose_fixed(runs: Sequence[RunSpending]) -> Statement | None:
+def compose_runs_fixed_beforehand(runs: Sequence[RunSpending]) -> Statement | None:
     """What these runs spend together if noise, cohorts and rounds of all of them were fixed beforehand.
 
     The accountant composes all of their rounds. None where that is no statement about one unit, and for one run.
     """
-    kinds = _of_one_kind(runs)
+    kinds = _group_by_unit_and_relation(runs)
     rounds = _all_rounds(kinds[0])
     if len(kinds) != 1 or len(runs) == 1 or rounds is None:
         return None
@@ -139,13 +139,13 @@ def compose_fixed(runs: Sequence[RunSpending]) -> Statement | None:
         bound = accounting.bound(rounds, delta=delta)
     except (NotApplicable, ValueError):
         return None
-    return _state(kinds[0], bound, _FIXED)
+    return _state_bound(kinds[0], bound, _FIXED)
 
 
-def _compose(runs: Sequence[RunSpending]) -> Statement:
+def _compose_alike(runs: Sequence[RunSpending]) -> Statement:
     """The statement of runs that are stated for one unit and relation."""
     if len(runs) == 1:
-        return _state(runs, runs[0].bound, None)
+        return _state_bound(runs, runs[0].bound, None)
     total = adaptive.add_up([run.bound for run in runs])
     rounds = _all_rounds(runs)
     if rounds is not None:
@@ -155,16 +155,16 @@ def _compose(runs: Sequence[RunSpending]) -> Statement:
             pass
         else:
             total = min(total, gaussian, key=lambda bound: bound.eps)
-    return _state(runs, total, ODOMETER)
+    return _state_bound(runs, total, ODOMETER)
 
 
 def _all_rounds(runs: Sequence[RunSpending]) -> tuple[Round, ...] | None:
     """The rounds of all runs, batches of different runs in different epochs; None where a run's do not say it."""
-    rounds = [run.own_rounds for run in runs]
-    return None if None in rounds else trials.concatenate([each for each in rounds if each is not None])
+    rounds = [run.costliest_rounds for run in runs]
+    return None if None in rounds else trials.concatenate_rounds([each for each in rounds if each is not None])
 
 
-def _state(runs: Sequence[RunSpending], bound: Bound, condition: str | None) -> Statement:
+def _state_bound(runs: Sequence[RunSpending], bound: Bound, condition: str | None) -> Statement:
     """The statement of this bound for these runs, of one unit and relation.
 
     Arguments:
@@ -196,7 +196,7 @@ def _state(runs: Sequence[RunSpending], bound: Bound, condition: str | None) -> 
     )
 
 
-def _of_one_kind(runs: Sequence[RunSpending]) -> list[list[RunSpending]]:
+def _group_by_unit_and_relation(runs: Sequence[RunSpending]) -> list[list[RunSpending]]:
     """The runs, grouped by what they are stated for; as one group, converted, where that keeps a bound for each.
 
     Units are tried from the largest, and runs under different relations are stated under replacement.
@@ -211,7 +211,7 @@ def _of_one_kind(runs: Sequence[RunSpending]) -> list[list[RunSpending]]:
     for unit in (Unit.SUBJECT, Unit.USER, Unit.ITEM):
         if not any(unit is kind for kind, _ in kinds):
             continue
-        converted = [found for run in runs if (found := run.convert(unit, relation)) is not None]
+        converted = [found for run in runs if (found := run.restate(unit, relation)) is not None]
         if len(converted) == len(runs):
             return [converted]
     return list(kinds.values())

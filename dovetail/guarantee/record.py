@@ -35,7 +35,7 @@ from dovetail.statements import (
     no_guarantee,
 )
 
-__all__ = ["PARALLEL", "Quote", "Record", "in_parallel"]
+__all__ = ["PARALLEL", "Quote", "Record", "compose_in_parallel"]
 
 _FORMAT = 1
 _COUNTS = ("users", "items", "subjects", "users_per_item", "users_per_subject", "items_per_subject", "items_per_user")
@@ -84,7 +84,7 @@ class Record:
         training = self._certify(self.own.rounds, self.own.scope, eps=self.eps).with_verdict(self.verdict)
         if self.evaluation is None:
             return training
-        return in_parallel(training, self.evaluation.statements_by_unit()[self.unit])
+        return compose_in_parallel(training, self.evaluation.statements_by_unit()[self.unit])
 
     def statements_by_unit(self) -> Mapping[Unit, Statement]:
         """A statement for every unit (item, user, subject), at the record's delta."""
@@ -93,21 +93,21 @@ class Record:
         if self.evaluation is None:
             return training
         scores = self.evaluation.statements_by_unit()
-        return {unit: self._beside_scores(unit, training[unit], scores[unit]) for unit in training}
+        return {unit: self._combine_with_scores(unit, training[unit], scores[unit]) for unit in training}
 
-    def _beside_scores(self, unit: Unit, training: Statement, scores: Statement) -> Statement:
+    def _combine_with_scores(self, unit: Unit, training: Statement, scores: Statement) -> Statement:
         """The statement about a unit whose data are in the training or among held-out people, where that is so."""
         if unit is Unit.SUBJECT and self.unit is not unit and self.spread.known and not self.spread.alone:
             reason = "the scores are protected per user, and a subject may have records on both sides"
             return dataclasses.replace(training, eps=math.inf, lower=None, proof=Proof(missing=reason), premises=())
-        return in_parallel(training, scores)
+        return compose_in_parallel(training, scores)
 
     def local_statement(self) -> Statement:
         """The statement that holds if all who receive anything collude: what a client's own noise promises."""
-        training = self._local_of_training()
-        return training if self.evaluation is None else in_parallel(training, self.evaluation.local_statement())
+        training = self._local_statement_of_training()
+        return training if self.evaluation is None else compose_in_parallel(training, self.evaluation.local_statement())
 
-    def _local_of_training(self) -> Statement:
+    def _local_statement_of_training(self) -> Statement:
         """The local statement about the training alone."""
         scope = self.own.scope
         if scope.trust is not Trust.LOCAL:
@@ -115,7 +115,7 @@ class Record:
             scope = dataclasses.replace(
                 scope, trust=Trust.LOCAL, adversary=f"{who}, and everyone else", assumptions=(_FRESH, *self.declared)
             )
-        return self._local(scope).with_verdict(self.verdict)
+        return self._state_local(scope).with_verdict(self.verdict)
 
     def _certify(self, rounds: Sequence[Round], scope: Scope, *, eps: float | None = None) -> Statement:
         """The certified statement about these rounds, or that nothing is certified, and why."""
@@ -126,7 +126,7 @@ class Record:
         except NotApplicable as refusal:
             return no_guarantee(scope, reason=f"not certified: {refusal}", delta=self.delta)
 
-    def _local(self, scope: Scope) -> Statement:
+    def _state_local(self, scope: Scope) -> Statement:
         """The statement about `reports` within this scope, or that nothing is promised, and why."""
         why = accounting.reason_for_refusal(self.reports)
         if why is not None:
@@ -209,7 +209,7 @@ class Record:
             record = cls(
                 own=read_rounds(data["own"]),
                 replaced=None if data["replaced"] is None else read_rounds(data["replaced"]),
-                reports=_expand(events, data["reports"]),
+                reports=_expand_run_lengths(events, data["reports"]),
                 slots=None if data["slots"] is None else from_plain(data["slots"]),
                 spread=Spread(**data["spread"]),
                 unit=Unit(data["unit"]),
@@ -242,7 +242,7 @@ PARALLEL = Theorem(
 )
 
 
-def in_parallel(training: Statement, scores: Statement) -> Statement:
+def compose_in_parallel(training: Statement, scores: Statement) -> Statement:
     """What holds for people each of whom is in the training, or is held out for the scores, but not both.
 
     Guarantees:
@@ -279,10 +279,12 @@ def in_parallel(training: Statement, scores: Statement) -> Statement:
 
 def _rounds_from_json(events: Sequence[Round], data: Mapping[str, Any]) -> ScopedRounds:
     """One view of a ledger: `data` has its scope and its rounds, as (index in `events`, how often in a row)."""
-    return ScopedRounds(rounds=_expand(events, data["rounds"]), scope=msgspec.convert(data["scope"], ready(Scope)))
+    return ScopedRounds(
+        rounds=_expand_run_lengths(events, data["rounds"]), scope=msgspec.convert(data["scope"], ready(Scope))
+    )
 
 
-def _expand(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple[Round, ...]:
+def _expand_run_lengths(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple[Round, ...]:
     """The rounds that these runs, (index in `events`, how often in a row), stand for."""
     for number, times in runs:
         _validate.integer(number=number, times=times)
@@ -314,7 +316,7 @@ class Quote:
         }
 
     @classmethod
-    def of(cls, protocol: str, record: Record, claim: Statement | None) -> Quote:
+    def from_record(cls, protocol: str, record: Record, claim: Statement | None) -> Quote:
         """The statements of this record, beside what a paper claims of the same rounds."""
         return cls(
             protocol=protocol,

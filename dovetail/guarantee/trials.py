@@ -17,7 +17,7 @@ from dovetail.guarantee.record import Record
 from dovetail.guarantee.units import ScopedRounds
 from dovetail.statements import Bound, NotApplicable, Scope, Trust
 
-__all__ = ["bound", "concatenate", "record_of_all", "record_of_best"]
+__all__ = ["bound", "concatenate_rounds", "record_of_all", "record_of_best"]
 
 _OBSERVER = "observer of the chosen trial's models"
 _KEPT = (
@@ -45,16 +45,16 @@ def record_of_all(records: Sequence[Record], *, tuning: str) -> Record:
     revealing = [slot for slot in slots if release_of(slot).refusal is not None]
     return dataclasses.replace(
         records[0],
-        own=ScopedRounds(rounds=concatenate([record.own.rounds for record in records]), scope=scope),
+        own=ScopedRounds(rounds=concatenate_rounds([record.own.rounds for record in records]), scope=scope),
         replaced=ScopedRounds(
-            rounds=concatenate([trial.rounds for trial in replaced]),
+            rounds=concatenate_rounds([trial.rounds for trial in replaced]),
             scope=_with_assumptions(replaced[0].scope, replaced, tuning),
         )
         if len(replaced) == len(records)
         else None,
-        reports=concatenate([record.reports for record in records]),
+        reports=concatenate_rounds([record.reports for record in records]),
         slots=next(iter((*revealing, *slots)), None),
-        declared=_declarations(records),
+        declared=_all_declarations(records),
     )
 
 
@@ -91,7 +91,7 @@ def record_of_best(records: Sequence[Record], *, eta: float, gamma: float, tunin
         replaced=view_best(replaced) if len(replaced) == len(records) else None,
         reports=(Round(mechanism=_SEEN, participation=Everyone()),),
         slots=None,
-        declared=_declarations(records),
+        declared=_all_declarations(records),
     )
 
 
@@ -116,7 +116,7 @@ def _common_scope(records: Sequence[Record], tuning: str) -> Scope:
     return _with_assumptions(first.own.scope, [record.own for record in records], tuning)
 
 
-def _declarations(records: Sequence[Record]) -> tuple[str, ...]:
+def _all_declarations(records: Sequence[Record]) -> tuple[str, ...]:
     """What is declared of the code of any trial, each declaration once."""
     return tuple(dict.fromkeys(declaration for record in records for declaration in record.declared))
 
@@ -127,24 +127,24 @@ def _with_assumptions(scope: Scope, views: Sequence[ScopedRounds], tuning: str) 
     return dataclasses.replace(scope, assumptions=tuple(assumptions), tuning=tuning)
 
 
-def concatenate(trials: Sequence[Sequence[Round]]) -> tuple[Round, ...]:
+def concatenate_rounds(trials: Sequence[Sequence[Round]]) -> tuple[Round, ...]:
     """The rounds of all trials; equal ones become one object, which the accountant counts fast."""
     rounds: list[Round] = []
     same: dict[Round, Round] = {}
     before = 0
     for trial in trials:
-        later = {id(item): _in_later_epoch(item, before) for item in trial}
+        later = {id(item): _shift_epoch(item, before) for item in trial}
         rounds += [same.setdefault(later[id(item)], later[id(item)]) for item in trial]
         epochs = [item.participation.epoch for item in same if isinstance(item.participation, Disjoint)]
         before = 1 + max(epochs, default=-1)
     return tuple(rounds)
 
 
-def _in_later_epoch(item: Round, by: int) -> Round:
+def _shift_epoch(item: Round, num_epochs: int) -> Round:
     """The round with its epoch's number raised by so many, if it is a batch of an epoch."""
     if not isinstance(item.participation, Disjoint):
         return item
-    return dataclasses.replace(item, participation=Disjoint(epoch=item.participation.epoch + by))
+    return dataclasses.replace(item, participation=Disjoint(epoch=item.participation.epoch + num_epochs))
 
 
 def _exposure_to_trial(rounds: Sequence[Round]) -> tuple[Repeated, ...]:

@@ -130,10 +130,12 @@ def statements_by_unit(
     own: ScopedRounds, replaced: ScopedRounds | None, spread: Spread, *, delta: float
 ) -> Mapping[Unit, Statement]:
     """A statement for every unit at this delta: what is certified, or that nothing is, with the reason."""
-    return {unit: _statement(unit, own, replaced, spread, delta) for unit in Unit}
+    return {unit: _statement_for_unit(unit, own, replaced, spread, delta) for unit in Unit}
 
 
-def _statement(unit: Unit, own: ScopedRounds, replaced: ScopedRounds | None, spread: Spread, delta: float) -> Statement:
+def _statement_for_unit(
+    unit: Unit, own: ScopedRounds, replaced: ScopedRounds | None, spread: Spread, delta: float
+) -> Statement:
     """The row of `statements_by_unit` for this unit, with all that its statement assumes beyond the protocol's own."""
     native, scope, rounds = own.scope.unit, own.scope, own.rounds
     one_to_one = _is_one_to_one(unit, native, spread)

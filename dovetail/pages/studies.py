@@ -60,7 +60,7 @@ def _comparison_facts(compared: Comparison) -> list[tuple[str, str]]:
     if compared.baseline is not None:
         facts.append(("best constant guess", f"{compared.baseline:.1%}"))
     private = [name for name, run in compared.runs.items() if run.is_private and run.beats_baseline]
-    alone = [name for name in private if compared.runs[name].no_trusted_party]
+    alone = [name for name in private if compared.runs[name].needs_no_trusted_party]
     for title, names in (("most accurate", private), ("without a trusted party", alone)):
         if names:
             facts.append((title, f"{names[0]} {compared.runs[names[0]].mean:.1%}"))
@@ -79,7 +79,7 @@ def _comparison_row(name: str, run: Run) -> dict[str, Any]:
         "spread": f"{statistics.stdev(run.accuracies):.2%}" if len(run.accuracies) > 1 else None,
         "trust": run.trust,
         "certified": view_of(run.certified),
-        "without_trust": view_of(run.without_trust),
+        "without_trust": view_of(run.statement_without_trust),
         "size": bytes_in_words(run.costs.bytes),
         "messages": f"{number(run.costs.messages)} message{'s' * (run.costs.messages > 1)}",
         "rounds": run.rounds,

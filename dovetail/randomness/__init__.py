@@ -63,21 +63,21 @@ class Randomness:
         return self.root != b""
 
     @property
-    def reproducible(self) -> bool:
+    def is_reproducible(self) -> bool:
         """Whether the noise follows from the public seed."""
         return self.root is None
 
-    def public(self, *path: int) -> np.random.Generator:
+    def public_generator(self, *path: int) -> np.random.Generator:
         """A generator of public randomness: a function of the seed and of `path`, numbers that name what it is for."""
         return np.random.default_rng((self.seed, *path))
 
-    def secret(self, *path: int) -> np.random.Generator:
+    def secret_generator(self, *path: int) -> np.random.Generator:
         """A generator of secret randomness: a function of the root and of `path`, numbers that name what it is for.
 
         With reproducible noise it is `public(*path)`; refused without secrets.
         """
         if self.root is None:
-            return self.public(*path)
+            return self.public_generator(*path)
         self._require_secrets()
         name = b"".join(part.to_bytes(8, "little") for part in path)
         digest = hashlib.blake2b(name, key=self.root, person=b"dovetail draws", digest_size=16).digest()
@@ -100,7 +100,7 @@ class Randomness:
             raise ValueError("a plan draws no noise before it is run: give it randomness by Plan.with_randomness")
 
     @staticmethod
-    def key(data: jax.Array) -> jax.Array:
+    def key_from_words(data: jax.Array) -> jax.Array:
         """The noise key of these words; their number says whether it is one of `chacha` or one of JAX's own."""
         return jax.random.wrap_key_data(
             data, impl=chacha.key_implementation() if data.shape[-1] == chacha.KEY_WORDS else None

@@ -35,12 +35,12 @@ def stream_words(key: jax.Array, counter: jax.Array) -> jax.Array:
     return first_word(key, counter, np.uint32(0), _STREAM)
 
 
-def stream_page(key: jax.Array, number: Word, blocks: int, *, rounds: int = _ROUNDS) -> jax.Array:
+def stream_page(key: jax.Array, page: Word, blocks: int, *, rounds: int = _ROUNDS) -> jax.Array:
     """A page: `blocks` whole blocks of a key, as one array, first the first words of all of them, then the second ones.
 
     Arguments:
         key: its eight words, uint32.
-        number: of the page.
+        page: of the page.
         blocks: how many blocks a page has.
         rounds: of the cipher; 12 but in tests.
 
@@ -48,7 +48,7 @@ def stream_page(key: jax.Array, number: Word, blocks: int, *, rounds: int = _ROU
         Pages of different numbers share no block.
         With 20 rounds the blocks are those of ChaCha20 (RFC 8439).
     """
-    return _block(key, jax.lax.iota(jnp.uint32, blocks), number, _PAGES, rounds=rounds).ravel()
+    return _block(key, jax.lax.iota(jnp.uint32, blocks), page, _PAGES, rounds=rounds).ravel()
 
 
 def first_word(key: jax.Array, counter: Word, number: Word, use: np.uint32, *, rounds: int = _ROUNDS) -> jax.Array:
@@ -92,15 +92,15 @@ def _quarter_round(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> tu
     """
     for turn, back in ((16, 12), (8, 7)):
         a = lax.add(a, b)
-        d = _rotate(lax.bitwise_xor(d, a), turn)
+        d = _rotate_left(lax.bitwise_xor(d, a), turn)
         c = lax.add(c, d)
-        b = _rotate(lax.bitwise_xor(b, c), back)
+        b = _rotate_left(lax.bitwise_xor(b, c), back)
     return a, b, c, d
 
 
-def _rotate(x: jax.Array, by: int) -> jax.Array:
-    """Words with their bits rotated to the left; `by` is from 1 to 31."""
-    left, right = lax.shift_left(x, np.uint32(by)), lax.shift_right_logical(x, np.uint32(32 - by))
+def _rotate_left(words: jax.Array, bits: int) -> jax.Array:
+    """Words with their bits rotated to the left; `bits` is from 1 to 31."""
+    left, right = lax.shift_left(words, np.uint32(bits)), lax.shift_right_logical(words, np.uint32(32 - bits))
     return lax.bitwise_or(left, right)
 
 

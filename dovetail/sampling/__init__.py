@@ -21,7 +21,7 @@ __all__ = [
     "Schedule",
     "SecretSampler",
     "UserSampler",
-    "sampler_of",
+    "make_sampler",
     "usable_clients",
 ]
 
@@ -39,7 +39,7 @@ def usable_clients(protocol: Protocol, clients: Clients, subjects: np.ndarray | 
     return cap_records(require_item_level(protocol), clients, subjects)
 
 
-def sampler_of(
+def make_sampler(
     protocol: Protocol,
     *,
     schedule: Schedule,

@@ -47,7 +47,7 @@ class RecordSampler(Sampler):
         )
 
     @property
-    def by_recipe(self) -> bool:
+    def is_noise_set_by_data(self) -> bool:
         """Whether Z, and so the data, sets the noise."""
         return self.noise_of is not None
 
@@ -68,33 +68,37 @@ class RecordSampler(Sampler):
         """How many users or records a round is prepared for."""
         return self.schedule.capacity if self.protocol.private_steps else self.draws.capacity
 
-    def sample(self, index: int, users: np.ndarray) -> RoundSample:
+    def sample_round(self, index: int, users: np.ndarray) -> RoundSample:
         """Users with a batch for each step, or the records that join, whose sum has the noise of all users."""
         if self.protocol.private_steps:
-            rows = self.draws.batches(index, users, steps=self._steps_per_round)
+            rows = self.draws.records_by_user_and_step(index, users, steps=self._steps_per_round)
             return RoundSample(users, self.schedule.size_of(index), items=Items(rows, self.noise_scales(index, users)))
-        scale = float(np.sqrt(np.sum(self.noise_scales(index, users) ** 2))) if self.by_recipe else 1.0
-        return RoundSample(self.draws.batch(index, users), self._expected_batch, noise_scale=scale)
+        scale = float(np.sqrt(np.sum(self.noise_scales(index, users) ** 2))) if self.is_noise_set_by_data else 1.0
+        return RoundSample(self.draws.records_of_step(index, users), self._expected_batch, noise_scale=scale)
 
     def noise_scales(self, index: int, users: np.ndarray) -> np.ndarray:
         """The noise of every user and step over the protocol's own: 1, or what the recipe asks for; (users, steps)."""
         if self.noise_of is None:
             return np.ones((len(users), self._steps_per_round), np.float32)
-        return self.draws.published_scales(index, users, steps=self._steps_per_round, noise_of=self.noise_of)
+        return self.draws.recipe_noise_scales(index, users, steps=self._steps_per_round, noise_of=self.noise_of)
 
     def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows of a single record, once for each step that it joins, and the count 1 for each."""
         steps = self.protocol.private_steps
-        rows = self.draws.batches(index, users, steps=steps).ravel() if steps else self.draws.batch(index, users)
+        rows = (
+            self.draws.records_by_user_and_step(index, users, steps=steps).ravel()
+            if steps
+            else self.draws.records_of_step(index, users)
+        )
         rows = rows[rows >= 0]
         return rows[:, None], np.ones(len(rows), np.int32)
 
-    def expected_times(self, index: int, *, records: int) -> float:
+    def expected_times_in_sum(self, index: int, *, records: int) -> float:
         """The expected number of times that these records join a step of the round, together."""
         prob = self.schedule.size_of(index) / self.schedule.population
         return prob * self.protocol.rate * records * self._steps_per_round
 
-    def divisor(self, index: int, *, learning_rate: float) -> float:
+    def sum_divisor(self, index: int, *, learning_rate: float) -> float:
         """What the round's sum is divided by: the expected batch.
 
         Where users take steps of their own it is also times the planned size, and over the learning rate.
@@ -118,7 +122,9 @@ class RecordSampler(Sampler):
         rounds = self.schedule.rounds
         if not self.protocol.adaptive_z:
             rounds = min(rounds, max(1, _STEPS_FOR_CLAIM // self._steps_per_round))
-        largest = self.draws.largest_group(rounds, np.arange(self.schedule.population), steps=self._steps_per_round)
+        largest = self.draws.largest_group_of_rounds(
+            rounds, np.arange(self.schedule.population), steps=self._steps_per_round
+        )
         if self.noise_of is not None:
             self.noise_of(largest)  # refuses a Z that its recipe has no noise for
         return dataclasses.replace(self, protocol=dataclasses.replace(self.protocol, group_in_batch=largest))
@@ -134,7 +140,7 @@ class RecordSampler(Sampler):
         return float(self.protocol.require("batch"))
 
 
-def cap_records(protocol: ItemLevel, clients: Clients, about: np.ndarray | None) -> Clients:
+def cap_records(protocol: ItemLevel, clients: Clients, subject_of_record: np.ndarray | None) -> Clients:
     """Who holds what after the cap that the protocol puts on a subject's records; refuses records at several users."""
     _, records = clients.entries()
     if len(np.unique(records)) < len(records):
@@ -143,16 +149,20 @@ def cap_records(protocol: ItemLevel, clients: Clients, about: np.ndarray | None)
         return clients
     return subjects.cap_records(
         clients,
-        _subject_of_each_record(clients, about),
+        _subject_of_each_record(clients, subject_of_record),
         items_per_subject=protocol.items_per_subject or 1,
         users_per_subject=protocol.users_per_subject,
         items_per_user=protocol.items_per_user,
     )
 
 
-def _subject_of_each_record(clients: Clients, about: np.ndarray | None) -> np.ndarray:
+def _subject_of_each_record(clients: Clients, subject_of_record: np.ndarray | None) -> np.ndarray:
     """Whom each record is about; where nobody knows, its user."""
-    return subjects.subjects_by_user(clients, _num_record_rows(clients)) if about is None else about
+    return (
+        subjects.subjects_by_user(clients, _num_record_rows(clients))
+        if subject_of_record is None
+        else subject_of_record
+    )
 
 
 def _num_record_rows(clients: Clients) -> int:

@@ -58,7 +58,7 @@ class Sampler(abc.ABC):
     clients: Clients
 
     @property
-    def by_recipe(self) -> bool:
+    def is_noise_set_by_data(self) -> bool:
         """Whether the data sets the noise, by the recipe of a paper: then nothing is certified."""
         return False
 
@@ -78,7 +78,7 @@ class Sampler(abc.ABC):
         """As many of the `engine_clients` as a round is prepared for; a larger draw is rare, and costs time alone."""
 
     @abc.abstractmethod
-    def sample(self, index: int, users: np.ndarray) -> RoundSample:
+    def sample_round(self, index: int, users: np.ndarray) -> RoundSample:
         """What round `index` works on where these users are there."""
 
     @abc.abstractmethod
@@ -86,7 +86,7 @@ class Sampler(abc.ABC):
         """Whose clipped updates add up to the round's sum: rows of records, and how many of each row count."""
 
     @abc.abstractmethod
-    def expected_times(self, index: int, *, records: int) -> float:
+    def expected_times_in_sum(self, index: int, *, records: int) -> float:
         """How often somebody's records enter the round's sum, on average over all draws.
 
         Arguments:
@@ -95,7 +95,7 @@ class Sampler(abc.ABC):
         """
 
     @abc.abstractmethod
-    def divisor(self, index: int, *, learning_rate: float) -> float:
+    def sum_divisor(self, index: int, *, learning_rate: float) -> float:
         """What the round's sum is divided by to give the estimate.
 
         Arguments:
@@ -134,7 +134,7 @@ class UserSampler(Sampler):
         """The most users that a round is prepared for, by the schedule."""
         return self.schedule.capacity
 
-    def sample(self, index: int, users: np.ndarray) -> RoundSample:
+    def sample_round(self, index: int, users: np.ndarray) -> RoundSample:
         """These users, a sum over whom is divided by how many were planned."""
         return RoundSample(users, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
 
@@ -142,11 +142,11 @@ class UserSampler(Sampler):
         """Each user's records in a row, padded to one width, and how many of them count."""
         return self.clients.rows(users, width=self.clients.max_records), self.clients.counts[users]
 
-    def expected_times(self, index: int, *, records: int) -> float:
+    def expected_times_in_sum(self, index: int, *, records: int) -> float:
         """The probability that a user is drawn, for it is then in the sum once, with all of its records."""
         return self.schedule.size_of(index) / self.schedule.population
 
-    def divisor(self, index: int, *, learning_rate: float) -> float:
+    def sum_divisor(self, index: int, *, learning_rate: float) -> float:
         """What the round's sum is divided by: the planned number of users."""
         return self.schedule.size_of(index)
 
@@ -174,18 +174,18 @@ class SecretSampler(UserSampler):
         """How many clients a round has: all users, each of them or its twin."""
         return self.schedule.population
 
-    def sample(self, index: int, users: np.ndarray) -> RoundSample:
+    def sample_round(self, index: int, users: np.ndarray) -> RoundSample:
         """These users or, where their coins say no, their twins.
 
         The sum is divided by how many users enter on average.
         """
-        enters = self.schedule.enters_round(index)[users]
+        enters = self.schedule.entering_mask(index)[users]
         rows = np.where(enters, users, users + self.schedule.population).astype(np.int32)
         return RoundSample(rows, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
 
     def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The records of each user whose data enter, in a row, and how many of them count."""
-        return super().rows_in_sum(index, users[self.schedule.enters_round(index)[users]])
+        return super().rows_in_sum(index, users[self.schedule.entering_mask(index)[users]])
 
     def noise_std(self, index: int, *, dim: int) -> float:
         """The standard deviation of the noise on a coordinate of the sum: of all that upload, with data or without."""

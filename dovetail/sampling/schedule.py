@@ -61,7 +61,7 @@ class Schedule:
             )
         if self.kind == "everyone" and self.size != self.population:
             raise ValueError(f"expected size = {self.population} with kind='everyone', got size={self.size}")
-        _validate.in_interval(0, self.uploads_of(0), min_size=self.min_size)
+        _validate.in_interval(0, self.num_uploads_of(0), min_size=self.min_size)
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -80,7 +80,7 @@ class Schedule:
         """How many users a round is planned for."""
         return self.sizes[index] if self.sizes else self.size
 
-    def uploads_of(self, index: int) -> int:
+    def num_uploads_of(self, index: int) -> int:
         """How many users a round plans to hear from: everybody where users decide secretly, else its size."""
         return self.population if self.kind == "secret" else self.size_of(index)
 
@@ -114,9 +114,9 @@ class Schedule:
             uploads=self.population if self.kind == "secret" else None,
         )
 
-    def draw(self, index: int) -> np.ndarray:
+    def draw_users(self, index: int) -> np.ndarray:
         """The users of a round that upload, ascending."""
-        rng = self.randomness.secret(index, _DRAW)
+        rng = self.randomness.secret_generator(index, _DRAW)
         size = self.size_of(index)
         match self.kind:
             case "everyone" | "secret":
@@ -127,18 +127,21 @@ class Schedule:
                 users = np.flatnonzero(rng.random(self.population) < size / self.population)
             case "disjoint":
                 epoch, batch = divmod(index, self.rounds_per_epoch)
-                order = self.randomness.public(epoch, _DRAW).permutation(self.population)
+                order = self.randomness.public_generator(epoch, _DRAW).permutation(self.population)
                 users = order[batch * self.size : (batch + 1) * self.size]
         if self.dropout:
-            drops = self.randomness.secret(index, _DROP)
+            drops = self.randomness.secret_generator(index, _DROP)
             users = users[drops.random(len(users)) >= self.dropout]
         return np.sort(users).astype(np.int32)
 
-    def enters_round(self, index: int) -> np.ndarray:
+    def entering_mask(self, index: int) -> np.ndarray:
         """Whose data enter a round, among those who upload: one truth value for every user of the federation."""
         if self.kind != "secret":
             return np.ones(self.population, bool)
-        return self.randomness.secret(index, _COINS).random(self.population) < self.size_of(index) / self.population
+        return (
+            self.randomness.secret_generator(index, _COINS).random(self.population)
+            < self.size_of(index) / self.population
+        )
 
     def _participation(self, index: int) -> Participation:
         """How the users of a round are drawn, in the terms of accounting."""

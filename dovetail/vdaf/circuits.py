@@ -53,9 +53,9 @@ class Count(Circuit):
         """One call of the gadget, which multiplies the bit by itself."""
         return np.repeat(vector, 2, axis=-1)[..., None, :]
 
-    def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
+    def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, gadget_outputs: np.ndarray) -> np.ndarray:
         """b^2 - b, which is zero for bits alone."""
-        return self.field.sub(called, vector)
+        return self.field.sub(gadget_outputs, vector)
 
     def encode(self, measurement: int) -> np.ndarray:
         """The measurement, 0 or 1, as a vector of one element; refuses any other."""
@@ -95,9 +95,9 @@ class Bits(Circuit, abc.ABC):
         less = field.sub(bits, field.scalar(field.inverse(shares)))
         return np.stack([field.mul(powers, bits), less], axis=-1).reshape(*bits.shape[:-1], 2 * chunk)
 
-    def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
+    def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, gadget_outputs: np.ndarray) -> np.ndarray:
         """The sum over the calls, zero if all are bits, followed by the circuit's `further` checks."""
-        checks = [self.field.sum(called), *self.further_checks(vector, shares)]
+        checks = [self.field.sum(gadget_outputs), *self.further_checks(vector, shares)]
         return np.stack(checks, axis=-1)
 
     def further_checks(self, vector: np.ndarray, shares: int) -> list[np.ndarray]:

@@ -77,8 +77,8 @@ class Circuit(abc.ABC):
         """The inputs of the gadget's calls, of shape (..., calls, arity)."""
 
     @abc.abstractmethod
-    def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
-        """The outputs, (..., outputs), from the vector and `called`: what the gadget's calls gave, (..., calls)."""
+    def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, gadget_outputs: np.ndarray) -> np.ndarray:
+        """The outputs, (..., outputs), from the vector and what the gadget's calls gave, (..., calls)."""
 
 
 def cut_into_rows(inputs: np.ndarray, arity: int) -> np.ndarray:

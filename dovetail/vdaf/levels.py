@@ -113,9 +113,9 @@ class LevelProofs:
         """
         return self.prio3.shard(integers, nonce, rand)
 
-    def check(self, index: int, report: SharedReport) -> None:
+    def check_encoding(self, index: int, report: SharedReport) -> None:
         """Refuse, with `Malencoded`, a report whose shares have another length or elements that are not canonical."""
-        self.prio3.check(index, report.public, report.share)
+        self.prio3.check_encoding(index, report.public, report.share)
 
     def query(self, key: bytes, index: int, reports: Sequence[SharedReport]) -> list[Queried]:
         """An aggregator's answers about its shares of some reports, in their order.

@@ -205,10 +205,10 @@ class NormEquality(Circuit):
         """The integers, in chunks of as many as the gadget squares at once."""
         return cut_into_rows(vector[..., : self.layout.dim], self.gadget.arity)
 
-    def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
+    def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, gadget_outputs: np.ndarray) -> np.ndarray:
         """The claimed squared norm less the sum of squares."""
         claimed, _ = self.layout.claimed_norm_and_gap(vector)
-        return self.field.sub(claimed, self.field.sum(called))[..., None]
+        return self.field.sub(claimed, self.field.sum(gadget_outputs))[..., None]
 
 
 class NormBits(Circuit):
@@ -245,7 +245,7 @@ class NormBits(Circuit):
         flat = [cut_into_rows(kind.reshape(*kind.shape[:-2], -1), arity) for kind in pairs]
         return np.concatenate(flat, axis=-2)
 
-    def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
+    def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, gadget_outputs: np.ndarray) -> np.ndarray:
         """One random combination, by powers of the third joint element, of four values that must all be zero.
 
         The bits' calls; the claimed norm and what it lacks, less the bound; the products' calls; the number counted as
@@ -258,9 +258,9 @@ class NormBits(Circuit):
         _, small = layout.product_claims(vector)
         checks = np.stack(
             [
-                field.sum(called[..., : self._bit_calls]),
+                field.sum(gadget_outputs[..., : self._bit_calls]),
                 field.sub(field.add(squared, lacking), field.mul(field.scalar(layout.squared), share_of_one)),
-                field.sum(called[..., self._bit_calls :]),
+                field.sum(gadget_outputs[..., self._bit_calls :]),
                 field.sub(field.sum(small), field.mul(field.scalar(layout.successes), share_of_one)),
             ],
             axis=-1,

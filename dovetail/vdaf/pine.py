@@ -322,7 +322,7 @@ class Pine(PineVariant):
         leader = field.encode(vector) + field.encode(proofs) + sharding.own[0] + sharding.own[1]
         return b"".join(sharding.parts), [leader, *(b"".join(seed) for seed in sharding.helpers)]
 
-    def check(self, index: int, report: SharedReport) -> None:
+    def check_encoding(self, index: int, report: SharedReport) -> None:
         """Refuse, with `Malencoded`, a report whose shares have another length or elements that are not canonical."""
         wanted = self.public_size, self.share_size(index)
         if (len(report.public), len(report.share)) != wanted:

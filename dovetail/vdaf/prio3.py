@@ -138,7 +138,7 @@ class Prio3:
         """An aggregator's last step: its share of the sum; None if the message is not the seed that it computed."""
         return state.share if message is not None and message == state.seed else None
 
-    def check(self, index: int, public: bytes, share: bytes) -> None:
+    def check_encoding(self, index: int, public: bytes, share: bytes) -> None:
         """Refuse, with `Malencoded`, public and own shares of another length, and elements that are not canonical."""
         self._joint_parts(public)
         self._elements_size(index, share)

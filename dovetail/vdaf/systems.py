@@ -95,7 +95,7 @@ class ProofSystem(Protocol):
         """
         ...
 
-    def check(self, index: int, report: SharedReport) -> None:
+    def check_encoding(self, index: int, report: SharedReport) -> None:
         """Aggregator: refuse a report whose parts have the wrong length or hold numbers that are no field elements."""
         ...
 

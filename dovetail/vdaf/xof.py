@@ -37,14 +37,14 @@ class Xof(abc.ABC):
     def next(self, length: int) -> bytes:
         """The next `length` bytes of the stream."""
 
-    def vector(self, field: Field, length: int) -> np.ndarray:
+    def next_vec(self, field: Field, length: int) -> np.ndarray:
         """The next `length` uniform field elements; integers that are not below the modulus are passed over."""
         elements = field.decode_unchecked(self.next(length * field.size))
         fine = elements < field.modulus
         if np.all(fine):
             return elements
         kept = elements[fine]
-        return np.concatenate([kept, self.vector(field, length - len(kept))])
+        return np.concatenate([kept, self.next_vec(field, length - len(kept))])
 
     @classmethod
     def derive_seed(cls, seed: bytes, tag: bytes, *binder: bytes) -> bytes:
@@ -54,7 +54,7 @@ class Xof(abc.ABC):
     @classmethod
     def expand(cls, field: Field, seed: bytes, tag: bytes, binder: bytes, length: int) -> np.ndarray:
         """`length` uniform field elements, derived from a seed, a tag and a binder."""
-        return cls(seed, tag, binder).vector(field, length)
+        return cls(seed, tag, binder).next_vec(field, length)
 
 
 class HmacSha256Aes128(Xof):

@@ -7,7 +7,7 @@ import pytest
 from grids import later
 
 from dovetail.audit.held_out import attack_private_scores
-from dovetail.evaluation import BinaryVectors, ClassVectors, release_for
+from dovetail.evaluation import BinaryVectors, ClassVectors, calibrate_evaluation
 from dovetail.evaluation.vectors import NumberVectors
 from dovetail.guarantee import Spread
 from dovetail.guarantee.quotes import Terms, guarantee
@@ -37,7 +37,7 @@ MORE = [
 def release_of(protocol, layout, relation=Neighbors.REPLACE_ONE):
     terms = Terms(num_users=50, dim=3, delta=DELTA, settings={"noise_multiplier": 5.0}, neighbors=relation)
     training = guarantee(protocol, terms)
-    return release_for(training, layout, eps=EPS, colluders=0, spread=Spread(users=PEOPLE), assumptions=())
+    return calibrate_evaluation(training, layout, eps=EPS, colluders=0, spread=Spread(users=PEOPLE), assumptions=())
 
 
 def sabotaged(release, share):

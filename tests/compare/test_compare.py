@@ -108,8 +108,8 @@ def test_trust_is_said_in_words(tiny):
     )
     words = {name: (run.trust, run.certified.trust) for name, run in found.runs.items()}
     assert words["ldp_fl"] == ("nobody", Trust.LOCAL)
-    assert found.runs["ldp_fl"].without_trust == found.runs["ldp_fl"].certified
-    assert found.runs["split_and_mix"].without_trust == found.runs["split_and_mix"].local
+    assert found.runs["ldp_fl"].statement_without_trust == found.runs["ldp_fl"].certified
+    assert found.runs["split_and_mix"].statement_without_trust == found.runs["split_and_mix"].local
     assert words["split_and_mix"] == ("2 shufflers, of which 1 may collude", Trust.SHUFFLE)
 
 

@@ -67,5 +67,5 @@ def test_every_record_is_clipped_by_itself(protocol, scale):
     norms = np.linalg.norm(gradients, axis=1)
     assert (norms > 10 * CLIP).all() if scale > 1 else (norms < CLIP / 5).all()
     expected = (gradients * np.minimum(1, CLIP / norms)[:, None]).sum(axis=0)
-    sizes = ready.sampler.divisor(0, learning_rate=0.1 if protocol == "local_sub" else 1.0)
+    sizes = ready.sampler.sum_divisor(0, learning_rate=0.1 if protocol == "local_sub" else 1.0)
     np.testing.assert_allclose(moved * sizes, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())

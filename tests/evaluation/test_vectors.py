@@ -58,9 +58,11 @@ def test_whatever_a_person_holds_moves_the_sum_by_one_if_removed_and_by_two_if_r
         more = some_records(layout, rng, 7)
         replaced = {key: np.concatenate([rest[key], more[key]]) for key in records}
         for index in range(layout.rounds):
-            here = layout.vectors(records, People(owner, PEOPLE), sums[:index])
-            without = layout.vectors(rest, People(owner[others], PEOPLE), sums[:index])
-            other = layout.vectors(replaced, People(np.append(owner[others], [victim] * 7), PEOPLE), sums[:index])
+            here = layout.encode_records(records, People(owner, PEOPLE), sums[:index])
+            without = layout.encode_records(rest, People(owner[others], PEOPLE), sums[:index])
+            other = layout.encode_records(
+                replaced, People(np.append(owner[others], [victim] * 7), PEOPLE), sums[:index]
+            )
             assert here.shape == (PEOPLE, layout.dim)
             moved = [np.linalg.norm(here - changed, axis=1) for changed in (without, other)]
             assert moved[0][victim] <= 1 + 1e-12
@@ -83,7 +85,7 @@ def test_without_noise_the_scores_are_those_of_the_people(name):
         records = {"label": rng.uniform(-1, 1, 400), "predicted": rng.uniform(-1, 1, 400)}
     sums = []
     for _ in range(layout.rounds):
-        sums.append(layout.vectors(records, people, sums).sum(axis=0))
+        sums.append(layout.encode_records(records, people, sums).sum(axis=0))
     scores = layout.scores(sums, 0.0)
     assert scores.people == pytest.approx(PEOPLE)
     if isinstance(layout, NumberVectors):
@@ -115,20 +117,20 @@ def test_bins_find_the_area_under_a_curve_whatever_the_range_of_scores():
         people = People(np.arange(size), size)
         sums = []
         for _ in range(layout.rounds):
-            sums.append(layout.vectors(records, people, sums).sum(axis=0))
+            sums.append(layout.encode_records(records, people, sums).sum(axis=0))
         assert layout.scores(sums, 0.0).metrics["auc"] == pytest.approx(exact_auc(score, label), abs=0.002)
 
 
 def test_where_noise_drowns_the_sums_every_value_stays():
     nothing = np.zeros(10)
-    assert intervals.auc(nothing, nothing, 100.0) == intervals.Estimate(0.5, 0.0, 1.0)
-    assert intervals.fraction(Moment(0.5, 10.0), 20) == intervals.Estimate(0.5, 0.0, 1.0)
-    found = intervals.r2(*[Moment(0.0, 10.0)] * 4, 20)
+    assert intervals.estimate_auc(nothing, nothing, 100.0) == intervals.Estimate(0.5, 0.0, 1.0)
+    assert intervals.estimate_fraction(Moment(0.5, 10.0), 20) == intervals.Estimate(0.5, 0.0, 1.0)
+    found = intervals.estimate_r2(*[Moment(0.0, 10.0)] * 4, 20)
     assert (found.low, found.high) == (-np.inf, 1.0)
 
 
 def test_an_interval_is_that_of_wilson_where_there_is_no_noise():
-    found = intervals.fraction(Moment(0.8, 0.0), 100)
+    found = intervals.estimate_fraction(Moment(0.8, 0.0), 100)
     assert (found.low, found.high) == pytest.approx((0.7112, 0.8666), abs=0.001)  # Wilson (1927), z = 1.96
 
 
@@ -149,7 +151,7 @@ def test_intervals_cover_the_scores_of_all_people(people):
         records = {"label": label[drawn], "score": score[drawn], "correct": right[drawn]}
         sums = []
         for _ in range(layout.rounds):
-            exact = layout.vectors(records, People(np.arange(people), people), sums).sum(axis=0)
+            exact = layout.encode_records(records, People(np.arange(people), people), sums).sum(axis=0)
             sums.append(exact + std * rng.normal(size=layout.dim))
         found = layout.scores(sums, std).intervals
         for name, value in true.items():

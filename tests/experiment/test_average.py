@@ -40,7 +40,7 @@ def test_the_released_model_is_the_mean_of_the_last_half(whole):
     ready, models = prepared(average=0.0), []
     training = ready.engine.start()
     for index in range(6):
-        training = ready.step(training, index, ready.sampler.schedule.draw(index))
+        training = ready.step(training, index, ready.sampler.schedule.draw_users(index))
         models.append(np.array(training.params))
     mean = np.mean(models[3:], axis=0)
     assert np.abs(mean - models[-1]).max() > 1e-3

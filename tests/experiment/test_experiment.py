@@ -91,7 +91,7 @@ def test_a_round_below_the_minimum_releases_nothing_and_costs_nothing():
     settings = [("cohort.kind", "everyone"), ("cohort.size", 300), ("cohort.dropout", 0.5)]
     ready = plan(*settings, ("cohort.min_size", 150))
     result = experiment.run(ready)
-    large = [i for i in range(12) if len(ready.sampler.schedule.draw(i)) >= 150]
+    large = [i for i in range(12) if len(ready.sampler.schedule.draw_users(i)) >= 150]
     assert 0 < len(large) < 12
     assert result.rounds == len(large)
     assert result.statement == ready.record(large).certified_statement()
@@ -449,7 +449,7 @@ def test_the_schedule_reaches_the_noise_of_each_round():
         training, places = ready.engine.start(), []
         for index in range(3):
             places.append(np.array(training.params))
-            training = ready.step(training, index, ready.sampler.schedule.draw(index))
+            training = ready.step(training, index, ready.sampler.schedule.draw_users(index))
         moves.append(np.diff([*places, np.array(training.params)], axis=0))
     assert np.abs(moves[0]).max() > 1e-4
     np.testing.assert_allclose(moves[1], np.array([[1.0], [4.0], [0.5]]) * moves[0], rtol=1e-3, atol=1e-6)
@@ -503,7 +503,7 @@ def test_diagnostics_are_those_of_the_raw_updates(tmp_path, overrides):
     assert [line["round"] for line in lines] == [1, 2, 3]
     training = ready.engine.start()
     for index, line in enumerate(lines):
-        users = ready.sampler.schedule.draw(index)
+        users = ready.sampler.schedule.draw_users(index)
         updates = raw_updates(ready, np.array(training.params), users)
         assert line["variance"] == pytest.approx(updates.var(axis=0).mean(), rel=1e-4)
         assert line["scale"] == pytest.approx((updates.mean(axis=0) ** 2).mean(), rel=1e-4)

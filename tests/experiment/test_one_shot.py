@@ -30,7 +30,7 @@ def prepared(task=TASK, **changes):
 
 def estimate(plan):
     """The estimated mean vector of the one round."""
-    training = plan.step(plan.engine.start(), 0, plan.sampler.schedule.draw(0))
+    training = plan.step(plan.engine.start(), 0, plan.sampler.schedule.draw_users(0))
     return np.array(training.params)
 
 

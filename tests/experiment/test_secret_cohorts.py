@@ -47,7 +47,7 @@ def moved(ready, index, users):
 
 def only(ready, index, users):
     """The sum of these users alone, with a minimum or without."""
-    start, drawn = ready.engine.start(), ready.sampler.sample(index, users)
+    start, drawn = ready.engine.start(), ready.sampler.sample_round(index, users)
     after = ready.engine.step(
         start, users, index=index, capacity=USERS, sample=drawn, randomness=ready.sampler.schedule.randomness
     )
@@ -58,9 +58,9 @@ def only(ready, index, users):
 def test_the_sum_has_the_data_of_those_whose_coin_says_so_and_of_no_one_else(way):
     quiet = ("protocol.noise_multiplier", 1e-3)
     secret = plan(quiet, *WAYS[way])
-    enters_round = np.flatnonzero(secret.sampler.schedule.enters_round(2)).astype(np.int32)
+    enters_round = np.flatnonzero(secret.sampler.schedule.entering_mask(2)).astype(np.int32)
     assert 30 < len(enters_round) < 90
-    found = moved(secret, 2, secret.sampler.schedule.draw(2))
+    found = moved(secret, 2, secret.sampler.schedule.draw_users(2))
     all_of_them = plan(quiet, *WAYS[way], ("cohort", {"kind": "everyone", "rounds": 4}))
     assert np.abs(found - only(all_of_them, 2, enters_round)).max() < 0.05, "rounding errors and noise alone"
     others = np.setdiff1d(np.arange(USERS, dtype=np.int32), enters_round)
@@ -71,7 +71,7 @@ def test_the_sum_has_the_data_of_those_whose_coin_says_so_and_of_no_one_else(way
 def test_the_noise_is_that_of_everyone_whoever_enters(way):
     """Noise of 400 clip norms on the sum, data of two users on average; all coordinates of 60 rounds, 5 deviations."""
     ready = plan(("protocol.noise_multiplier", 400.0), ("cohort.rounds", 60), ("cohort.size", 2), *WAYS[way])
-    sums = np.stack([moved(ready, index, ready.sampler.schedule.draw(index)) for index in range(60)])
+    sums = np.stack([moved(ready, index, ready.sampler.schedule.draw_users(index)) for index in range(60)])
     planned = ready.sampler.noise_std(0, dim=ready.engine.dim)
     assert planned == pytest.approx(400.0, rel=1e-3)
     error = 5 / np.sqrt(2 * sums.size)
@@ -82,21 +82,21 @@ def test_the_noise_is_that_of_everyone_whoever_enters(way):
 def test_entering_is_a_coin_of_every_user_and_everyone_uploads():
     ready = plan(("cohort.rounds", 2000))
     schedule = ready.sampler.schedule
-    coins = np.stack([schedule.enters_round(index) for index in range(2000)])
+    coins = np.stack([schedule.entering_mask(index) for index in range(2000)])
     assert np.abs((coins.mean(axis=0) - 0.2) / np.sqrt(0.16 / 2000)).max() < 4.5
     assert 0.85 < coins.sum(axis=1).var() / (USERS * 0.16) < 1.15, "binomial: neither fixed nor twice as much"
-    assert all(len(schedule.draw(index)) == USERS for index in range(10))
+    assert all(len(schedule.draw_users(index)) == USERS for index in range(10))
     cohort = schedule.cohort(0)
     assert (cohort.participation, cohort.size, cohort.uploads) == (Poisson(prob=0.2), SIZE, USERS)
     assert cohort.min_size == cohort.crowd() == cohort.population == USERS
     cohort.refuse_minimum()
-    assert ready.sampler.sample(0, schedule.draw(0)).size == SIZE
-    assert (schedule.uploads_of(0), schedule.capacity) == (USERS, USERS)
+    assert ready.sampler.sample_round(0, schedule.draw_users(0)).size == SIZE
+    assert (schedule.num_uploads_of(0), schedule.capacity) == (USERS, USERS)
 
 
 def test_the_estimate_is_unbiased_over_coins():
     ready = plan(("protocol.noise_multiplier", 1e-3), ("cohort.rounds", 150))
-    sums = np.stack([moved(ready, index, ready.sampler.schedule.draw(index)) for index in range(150)]) / SIZE
+    sums = np.stack([moved(ready, index, ready.sampler.schedule.draw_users(index)) for index in range(150)]) / SIZE
     everyone = plan(("protocol.noise_multiplier", 1e-3), ("cohort", {"kind": "everyone", "rounds": 1}))
     mean = moved(everyone, 0, np.arange(USERS, dtype=np.int32)) / USERS
     assert (np.abs(sums.mean(axis=0) - mean) <= 5 * sums.std(axis=0) / np.sqrt(150) + 1e-3).all()
@@ -138,7 +138,7 @@ def test_a_run_is_resumed_verified_and_counts_uploads(tmp_path):
 
 def test_dropouts_need_a_minimum_of_uploads_and_void_a_round_below_it(tmp_path):
     lossy = plan(("cohort.dropout", 0.3), ("cohort.min_size", 208), ("cohort.rounds", 12))
-    uploads = [len(lossy.sampler.schedule.draw(index)) for index in range(12)]
+    uploads = [len(lossy.sampler.schedule.draw_users(index)) for index in range(12)]
     result = experiment.run(lossy, out=tmp_path / "run")
     assert 0 < result.rounds == sum(count >= 208 for count in uploads) < 12
 

@@ -29,7 +29,7 @@ def test_five_silos_with_dropouts_and_colluders_void_no_round(tmp_path):
     ready = plan()
     result = experiment.run(ready, out=tmp_path / "run")
     assert len(ready.engine.round_logs) == 6, "every round released something"
-    assert min(len(ready.sampler.schedule.draw(index)) for index in range(6)) < 5, "users did drop out"
+    assert min(len(ready.sampler.schedule.draw_users(index)) for index in range(6)) < 5, "users did drop out"
     assert result.statement.trust is Trust.SHARES
     assert verify(tmp_path / "run").agrees
     nobody_drops = experiment.run(plan(("cohort.dropout", 0.0), ("cohort.colluders", 0)))

@@ -264,7 +264,7 @@ def a_run(plan, number):
         folder=None,
         people=None,
         ended=False,
-        spending=RunSpending.of(plan.record(range(1))),
+        spending=RunSpending.from_record(plan.record(range(1))),
     )
 
 

@@ -99,7 +99,7 @@ def test_an_attacker_explains_what_is_released_with_views():
     ready = prepare(config, task=IMAGES, guests=hidden)
     attacker, training = Attacker(ready, hidden), ready.engine.start()
     before = np.asarray(training.params).copy()
-    users = ready.sampler.schedule.draw(0)
+    users = ready.sampler.schedule.draw_users(0)
     states = jax.tree.map(np.array, (training.protocol, training.server))  # a step consumes what it starts from
     after = ready.step(training, 0, hidden.contributing_users(users, ready.sampler.schedule.population))
     seen = AttackerView(0, users, before, np.asarray(after.params), *states)

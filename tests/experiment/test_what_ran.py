@@ -177,7 +177,7 @@ def test_a_finished_run_says_so_and_stays_as_it_is(tmp_path, command):
 def test_the_engine_refuses_what_its_note_would_not_say():
     ready = plan(("cohort.kind", "disjoint"), ("cohort.size", 50), ("cohort.min_size", 40))
     ready = ready.with_randomness(Randomness.from_os(0))
-    users = ready.sampler.schedule.draw(0)
+    users = ready.sampler.schedule.draw_users(0)
     with pytest.raises(ValueError, match="expected 40 to 50 users in a round, got 39"):
         ready.step(ready.engine.start(), 0, users[:39])
     with pytest.raises(ValueError, match="expected 40 to 50 users in a round, got 300"):

@@ -23,7 +23,7 @@ def record(name="dp_fl", *, relation=None, participation=None, rounds=1, size=10
     changes = {"neighbors": relation, "participation": participation}
     terms = dataclasses.replace(terms, **{key: value for key, value in changes.items() if value is not None})
     settings = settings or {"noise_multiplier": 4.0}
-    return RunSpending.of(quotes.guarantee(name, dataclasses.replace(terms, settings=settings)).record())
+    return RunSpending.from_record(quotes.guarantee(name, dataclasses.replace(terms, settings=settings)).record())
 
 
 SHUFFLED = {"clip_value": 0.3, "eps_local": 0.5, "k": 3}
@@ -71,10 +71,10 @@ def test_other_runs_add_up_by_eps_and_delta_and_by_the_accountant_if_they_were_f
     run = record(rounds=20, participation=Poisson(prob=0.01), size=10)
     (together,) = across.compose_runs([run, run])
     assert 2 * eps_of(run) <= together.eps < 2.0001 * eps_of(run)
-    fixed = across.compose_fixed([run, run])
+    fixed = across.compose_runs_fixed_beforehand([run, run])
     assert eps_of(run) < fixed.eps < 0.9 * together.eps and fixed.delta == together.delta
     assert across.ODOMETER not in fixed.assumptions
-    assert across.compose_fixed([run]) is None
+    assert across.compose_runs_fixed_beforehand([run]) is None
 
 
 def test_parties_that_are_trusted_anywhere_are_trusted_in_all():
@@ -103,7 +103,7 @@ def test_units_that_no_statement_covers_together_are_stated_apart():
 
 
 def with_verdict(run, verdict):
-    return RunSpending.of(dataclasses.replace(run.record, verdict=verdict))
+    return RunSpending.from_record(dataclasses.replace(run.record, verdict=verdict))
 
 
 def test_runs_without_a_bound_are_said_to_have_none():
@@ -123,7 +123,7 @@ def test_a_run_whose_rounds_cannot_be_read_counts_by_its_statement():
     unread = dataclasses.replace(run, record=None)
     (together,) = across.compose_runs([run, unread])
     assert 2 * eps_of(run) <= together.eps < 2.0001 * eps_of(run)
-    assert across.compose_fixed([run, unread]) is None
+    assert across.compose_runs_fixed_beforehand([run, unread]) is None
 
 
 POINTS = np.linspace(-12, 16, 20_001)

@@ -10,7 +10,7 @@ import dovetail
 from dovetail import protocols
 from dovetail.data import Clients
 from dovetail.randomness import Randomness
-from dovetail.sampling import RecordSampler, Schedule, UserSampler, sampler_of, usable_clients
+from dovetail.sampling import RecordSampler, Schedule, UserSampler, make_sampler, usable_clients
 
 USERS, RECORDS, ROUNDS = 12, 60, 6
 SUBJECTS = (np.arange(RECORDS) // 4).astype(np.int32)
@@ -35,7 +35,7 @@ def sampler(name, kind="everyone", *, seed=0, subjects=SUBJECTS, noise_of=None, 
         noise_scales=noise_scales,
     )
     protocol = protocols.build(name, SETTINGS[name] | more)
-    return sampler_of(protocol, schedule=schedule, clients=CLIENTS, subjects=subjects, noise_of=noise_of)
+    return make_sampler(protocol, schedule=schedule, clients=CLIENTS, subjects=subjects, noise_of=noise_of)
 
 
 def owners_of(records):
@@ -70,8 +70,8 @@ def test_the_protocol_says_which_sampler_it_needs(name):
 def test_only_users_that_are_there_and_what_they_hold_are_drawn(name, kind):
     ready = sampler(name, kind)
     for index in range(ROUNDS):
-        users = ready.schedule.draw(index)
-        drawn = ready.sample(index, users)
+        users = ready.schedule.draw_users(index)
+        drawn = ready.sample_round(index, users)
         held = ready.engine_clients
         for place, client in enumerate(drawn.users):
             mine = held.records_of(client)
@@ -86,8 +86,8 @@ def test_only_users_that_are_there_and_what_they_hold_are_drawn(name, kind):
 def test_what_joins_is_what_the_engine_works_on(name, kind):
     ready = sampler(name, kind)
     for index in range(ROUNDS):
-        users = ready.schedule.draw(index)
-        drawn, (rows, counts) = ready.sample(index, users), ready.rows_in_sum(index, users)
+        users = ready.schedule.draw_users(index)
+        drawn, (rows, counts) = ready.sample_round(index, users), ready.rows_in_sum(index, users)
         if drawn.items is not None:
             worked_on = drawn.items.rows[drawn.items.rows >= 0]
         else:
@@ -102,7 +102,7 @@ def test_what_joins_is_what_the_engine_works_on(name, kind):
 def test_nobody_there_is_a_round_of_nobody(name, kind):
     ready = sampler(name, kind)
     nobody = np.array([], np.int32)
-    assert len(ready.sample(0, nobody).users) == 0
+    assert len(ready.sample_round(0, nobody).users) == 0
     assert len(ready.rows_in_sum(0, nobody)[1]) == 0
     assert len(ready.rows_in_sum(0, np.array([USERS - 1]))[1]) == (name == "dp_fl"), "a user without records"
 
@@ -116,12 +116,14 @@ def test_a_resumed_sampler_draws_what_it_drew_before(name, kind):
     other = first.with_randomness(Randomness.from_seed(8))
     changed = False
     for index in range(ROUNDS):
-        users = first.schedule.draw(index)
-        np.testing.assert_array_equal(users, again.schedule.draw(index))
-        assert same(first.sample(index, users), again.sample(index, users))
-        assert same(first.sample(index, users), first.sample(index, users)), "asking twice changes nothing"
-        moved = other.schedule.draw(index)
-        changed |= not np.array_equal(users, moved) or not same(first.sample(index, users), other.sample(index, users))
+        users = first.schedule.draw_users(index)
+        np.testing.assert_array_equal(users, again.schedule.draw_users(index))
+        assert same(first.sample_round(index, users), again.sample_round(index, users))
+        assert same(first.sample_round(index, users), first.sample_round(index, users)), "asking twice changes nothing"
+        moved = other.schedule.draw_users(index)
+        changed |= not np.array_equal(users, moved) or not same(
+            first.sample_round(index, users), other.sample_round(index, users)
+        )
     assert changed == (name != "dp_fl" or kind != "everyone"), "another run draws anew, where there is a draw"
 
 
@@ -131,7 +133,7 @@ def test_the_capacity_covers_what_is_drawn(name, kind):
     ready = sampler(name, kind)
     assert 1 <= ready.size <= ready.capacity <= ready.engine_clients.num_clients
     for index in range(ROUNDS):
-        assert len(ready.sample(index, ready.schedule.draw(index)).users) <= ready.capacity
+        assert len(ready.sample_round(index, ready.schedule.draw_users(index)).users) <= ready.capacity
 
 
 @every_kind
@@ -139,9 +141,9 @@ def test_the_capacity_covers_what_is_drawn(name, kind):
 def test_how_often_someone_is_in_a_sum_is_the_mean_over_draws(name, kind):
     """Joined rows over 400 rounds, within five standard errors or more: a user's records come and go together."""
     ready = sampler(name, kind)
-    total = sum(len(ready.rows_in_sum(index, ready.schedule.draw(index))[1]) for index in range(400))
+    total = sum(len(ready.rows_in_sum(index, ready.schedule.draw_users(index))[1]) for index in range(400))
     units = USERS if name == "dp_fl" else RECORDS
-    expected = 400 * units * ready.expected_times(0, records=1)
+    expected = 400 * units * ready.expected_times_in_sum(0, records=1)
     error = 0 if name == "dp_fl" and kind != "poisson" else 10 * np.sqrt(expected)
     assert abs(total - expected) <= error + 1e-6
 
@@ -152,9 +154,9 @@ def test_how_often_someone_is_in_a_sum_is_the_mean_over_draws(name, kind):
 def test_a_sum_has_a_public_divisor_and_its_noise(name, divisor, noise):
     """Noise of one draw, or of one for each of 12 users and 3 steps; the learning rate is part of users' own steps."""
     ready = sampler(name)
-    assert ready.divisor(0, learning_rate=0.5) == pytest.approx(divisor)
+    assert ready.sum_divisor(0, learning_rate=0.5) == pytest.approx(divisor)
     assert ready.noise_std(0, dim=4) == pytest.approx(noise)
-    assert ready.sample(0, np.arange(3)).size == {"dp_fl": 12, "central_sub": 18, "local_sub": 12}[name]
+    assert ready.sample_round(0, np.arange(3)).size == {"dp_fl": 12, "central_sub": 18, "local_sub": 12}[name]
 
 
 SCALES = (1.0, 0.5, 3.0, 1.0, 1.0, 1.0)
@@ -168,8 +170,8 @@ def test_a_round_has_the_protocols_noise_times_its_own_scale(name, kind):
     plain, ready = sampler(name, kind), sampler(name, kind, noise_scales=SCALES)
     for index, scale in enumerate(SCALES):
         assert ready.noise_std(index, dim=4) == pytest.approx(scale * plain.noise_std(index, dim=4))
-        assert name != "dp_fl" or ready.sample(index, np.arange(3)).noise_scale == scale
-        assert ready.divisor(index, learning_rate=0.5) == plain.divisor(index, learning_rate=0.5)
+        assert name != "dp_fl" or ready.sample_round(index, np.arange(3)).noise_scale == scale
+        assert ready.sum_divisor(index, learning_rate=0.5) == plain.sum_divisor(index, learning_rate=0.5)
 
 
 def test_users_keep_all_they_hold_and_a_subjects_records_are_capped():
@@ -190,7 +192,7 @@ def test_z_is_measured_on_request_and_again_for_another_run(name):
         "the data is not read unasked"
     )
     found = plain.with_data_for_claim()
-    largest = found.draws.largest_group(ROUNDS, np.arange(USERS), steps=max(1, plain.protocol.private_steps))
+    largest = found.draws.largest_group_of_rounds(ROUNDS, np.arange(USERS), steps=max(1, plain.protocol.private_steps))
     assert found.protocol.group_in_batch == largest > 1
     again = found.with_randomness(Randomness.from_seed(5))
     assert again.protocol == again.with_data_for_claim().protocol
@@ -200,12 +202,12 @@ def test_z_is_measured_on_request_and_again_for_another_run(name):
 def test_users_have_no_z():
     ready = sampler("dp_fl")
     assert ready.with_data_for_claim() is ready
-    assert not ready.by_recipe
+    assert not ready.is_noise_set_by_data
 
 
 def test_subjects_that_nobody_knows_are_users():
     ready = sampler("central_sub", subjects=None, sampling_rate=1.0, batch=60.0)
-    np.testing.assert_array_equal(ready.draws.largest_groups(0, np.arange(USERS)), CLIENTS.counts)
+    np.testing.assert_array_equal(ready.draws.largest_group_by_user(0, np.arange(USERS)), CLIENTS.counts)
 
 
 @pytest.mark.parametrize("name", ["central_sub", "local_sub"])
@@ -214,9 +216,9 @@ def test_a_recipe_sets_the_noise_by_z(name):
     ready = sampler(name, noise_of=table.__getitem__, adaptive_z=True)
     users = np.arange(USERS)
     scales = ready.noise_scales(0, users)
-    assert ready.by_recipe
+    assert ready.is_noise_set_by_data
     assert scales.max() > 1
-    drawn = ready.sample(0, users)
+    drawn = ready.sample_round(0, users)
     if drawn.items is None:
         assert drawn.noise_scale == pytest.approx(np.sqrt(np.sum(scales**2)))
     else:

@@ -133,4 +133,4 @@ def test_a_stream_gives_elements_alone_and_all_of_them(field):
     """The modulus itself is none: it would be a second zero."""
     largest = field.modulus - 1
     stream = Counted([0, field.modulus, largest, field.modulus + 1, 5, 7], field.size)
-    assert [int(value) for value in stream.vector(field, 4)] == [0, largest, 5, 7]
+    assert [int(value) for value in stream.next_vec(field, 4)] == [0, largest, 5, 7]

@@ -48,7 +48,7 @@ def test_levels_in_range_are_accepted_and_add_up(rng, largest, shares):
     total = FIELD64.zeros(40)
     for report in reports:
         for index, one in enumerate(report):
-            proofs.check(index, one)
+            proofs.check_encoding(index, one)
             assert len(one.share) == proofs.share_size(index)
             total = FIELD64.add(total, proofs.output_share(index, one.share))
     assert np.array_equal(FIELD64.center(total), sum(vectors))
@@ -91,7 +91,7 @@ def test_what_has_another_form_is_refused(rng):
         (1, leader),
     ):
         with pytest.raises(Malencoded):
-            proofs.check(index, wrong)
+            proofs.check_encoding(index, wrong)
     told = [proofs.query(KEY, i, [one])[0].verifier for i, one in enumerate((leader, helper))]
     assert len(told[0]) == proofs.verifier_size
     assert proofs.public_share_of(told) == leader.public

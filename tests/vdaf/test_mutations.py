@@ -45,7 +45,7 @@ def flipped(rng, data):
 def fits(report):
     try:
         for index, one in enumerate(report):
-            SMALL.check(index, one)
+            SMALL.check_encoding(index, one)
     except Malencoded:
         return False
     return True

@@ -29,7 +29,7 @@ def test_honest_reports_are_accepted_and_add_up(rng, shares, dim):
     total = pine.field.zeros(dim)
     for report in reports:
         for index, one in enumerate(report):
-            pine.check(index, one)
+            pine.check_encoding(index, one)
             total = pine.field.add(total, pine.output_share(index, one.share))
     assert np.array_equal(pine.field.center(total), sum(vectors))
 
@@ -143,7 +143,7 @@ def test_what_has_another_form_is_refused(rng):
         (1, helper._replace(share=leader.share)),
     ):
         with pytest.raises(Malencoded):
-            SMALL.check(index, wrong)
+            SMALL.check_encoding(index, wrong)
     verifiers = [SMALL.query(KEY, i, [one])[0].verifier for i, one in enumerate((leader, helper))]
     assert SMALL.decide([verifiers]) != [None]
     assert (

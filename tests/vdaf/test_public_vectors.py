@@ -53,7 +53,7 @@ def test_pine(vector):
         assert [share.hex() for share in shares] == report["input_shares"]
         queried = []
         for index, share in enumerate(shares):
-            pine.check(index, SharedReport(nonce, public, share))
+            pine.check_encoding(index, SharedReport(nonce, public, share))
             queried += pine.query(raw(vector["verify_key"]), index, [SharedReport(nonce, public, share)])
         verifiers = [one.verifier for one in queried]
         assert [one.hex() for one in verifiers] == report["prep_shares"][0]

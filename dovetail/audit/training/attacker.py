@@ -72,7 +72,7 @@ class Attacker:
 
     def divisor(self, view: AttackerView) -> float:
         """What the noised sum of updates in this round is divided by to give the estimate that the server steps by."""
-        return self._plan.sampler.divisor(view.number, learning_rate=self._plan.config.client.learning_rate)
+        return self._plan.sampler.sum_divisor(view.number, learning_rate=self._plan.config.client.learning_rate)
 
     def released_sum(self, view: AttackerView) -> np.ndarray:
         """The noised sum of updates, (dim,), read off the models before and after a step of SGD, momentum or not.
@@ -94,7 +94,7 @@ class Attacker:
         hidden = self._hidden
         schedule = self._plan.sampler.schedule
         if hidden.unit is not Unit.USER or schedule.kind in ("fixed", "poisson", "secret"):
-            return np.full(hidden.count, self._plan.sampler.expected_times(view.number, records=hidden.items))
+            return np.full(hidden.count, self._plan.sampler.expected_times_in_sum(view.number, records=hidden.items))
         return np.isin(schedule.population - hidden.count + np.arange(hidden.count), view.users).astype(float)
 
     def sum_of_others(self, view: AttackerView) -> np.ndarray:

@@ -220,7 +220,7 @@ class VerifiedSharing(Sharing):
                 f"this is not a share of {self._length} field elements with its proof: its first bytes differ"
             )
         try:
-            self.proof.check(index, self.report(content, bytes(_NONCE)))
+            self.proof.check_encoding(index, self.report(content, bytes(_NONCE)))
         except Malencoded as error:
             raise Malformed(str(error)) from error
 
