@@ -34,7 +34,7 @@ from scipy.special import log_ndtr
 from dovetail import features
 from dovetail.data import Dataset, views
 from dovetail.features import CONSTANT, Features, Whitening
-from dovetail.features.whitening import unit_rows
+from dovetail.features.whitening import normalize_rows
 
 MOMENTUM, DELTA, SLACK = 0.9, 1e-5, 1.03  # noise of the protocols is at most so much larger than a Gaussian's
 CLASSES = 10
@@ -159,7 +159,7 @@ class Bench:
 
     def with_scale(self, scale: np.ndarray) -> Bench:
         """With every feature multiplied by its scale, and rows of unit norm again: another ridge, a smaller rank."""
-        rows, test_rows = unit_rows(self.rows * scale), unit_rows(self.test_rows * scale)
+        rows, test_rows = normalize_rows(self.rows * scale), normalize_rows(self.test_rows * scale)
         return Bench(rows, _cosines(rows), self.labels, test_rows, self.test_labels)
 
     def accuracies(self, settings: list[dict[str, Any]], *, noise: float, rounds: int, users: int, seed: int) -> Any:
@@ -229,7 +229,7 @@ def run(study: Study, folder: Path, *, seeds: int, oracle: bool, out: Path) -> N
         whitened = dataclasses.replace(study.features, whiten=whiten)
         bench = Bench.of(data, whitened, folder / "features")
         shape = data.test_inputs.shape[1:]
-        variances = features.pipeline_of(whitened, shape, cache=folder / "features").variances
+        variances = features.build_pipeline(whitened, shape, cache=folder / "features").variances
         print(f"{label} {name}: features {time.perf_counter() - start:.0f} s", flush=True)
         for rank, ridge in itertools.product(study.ranks, study.ridges):
             scale = np.sqrt((variances + whiten.ridge * variances[0]) / (variances + ridge * variances[0]))

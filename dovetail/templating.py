@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from dovetail.figures import STYLE, Figure, svg
+from dovetail.figures import STYLE, Figure, render_svg
 from dovetail.files import write_atomically
 
 __all__ = ["Markup", "draw_inline", "render", "write_page"]
@@ -34,7 +34,9 @@ def render(template: str, **view: Any) -> str:
 
 def draw_inline(figures: Iterable[Figure]) -> list[Markup]:
     """Figures as SVG to be put into a page of `write_page`, which has the style for them."""
-    return [Markup(svg(figure, style=False)) for figure in figures]  # `svg` escapes whatever text they hold
+    return [
+        Markup(render_svg(figure, style=False)) for figure in figures
+    ]  # `render_svg` escapes whatever text they hold
 
 
 def write_page(target: Path, template: str, *, title: str, **view: Any) -> Path:

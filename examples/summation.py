@@ -43,8 +43,8 @@ def main() -> None:
             cells = row.x, row.extra["reports per user"], row.extra["exact"], row.ours.mean
             table.add_row(*(f"{value:.4g}" for value in cells))
         console.print(table)
-        console.print(f"{name}: squared error ~ n^{survey.slope(rows, 'exact'):.3f}", end="")
-        console.print(f" (measured: n^{survey.slope(rows):.3f})")
+        console.print(f"{name}: squared error ~ n^{survey.error_exponent(rows, 'exact'):.3f}", end="")
+        console.print(f" (measured: n^{survey.error_exponent(rows):.3f})")
         lines.append(Line(name=name, x=options.sizes, y=[row.extra["exact"] for row in rows]))
         lines.append(Line(name=f"{name}, measured", x=options.sizes, y=[row.ours.mean for row in rows], style="points"))
     console.print(f"a curator's squared error: {survey.curator_error():.4g}")

@@ -13,8 +13,8 @@ import textwrap
 from pathlib import Path
 
 from dovetail.compare._contenders import committed_comparisons
-from dovetail.figures import STYLE, Figure, Line, svg
-from dovetail.figures.drawing import escape
+from dovetail.figures import STYLE, Figure, Line, render_svg
+from dovetail.figures.drawing import escape_xml
 
 __all__ = ["accuracy", "check", "pictures", "who_sees_what"]
 
@@ -48,7 +48,7 @@ def accuracy() -> str:
         log_x=True,
         percent_y=True,
     )
-    return _on_paper(svg(figure))
+    return _on_paper(render_svg(figure))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ def who_sees_what() -> str:
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="dt-figure" viewBox="0 0 {WIDTH} {top}" role="img" '
-        f'aria-label="{escape(description)}"><style>{STYLE}</style>{PAPER}{"".join(parts)}</svg>\n'
+        f'aria-label="{escape_xml(description)}"><style>{STYLE}</style>{PAPER}{"".join(parts)}</svg>\n'
     )
 
 
@@ -128,7 +128,7 @@ def _row(top: float, boxes: list[Box]) -> list[str]:
             f'<rect class="dt-s{colour}" x="{left:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" rx="8" '
             f'fill="none" stroke-width="{2 if box.noise else 1}"/>'
         )
-        parts.append(f'<text class="dt-title" x="{left + 12:.1f}" y="{top + 25}">{escape(box.name)}</text>')
+        parts.append(f'<text class="dt-title" x="{left + 12:.1f}" y="{top + 25}">{escape_xml(box.name)}</text>')
         parts += _lines(left + 12, top + 46, f"{box.verb} {box.sees}", int((width - 18) / 7.1))
         if box.noise:
             parts.append(
@@ -146,7 +146,7 @@ def _row(top: float, boxes: list[Box]) -> list[str]:
 def _lines(x: float, y: float, text: str, most: int, *, style: str = "") -> list[str]:
     mark = f' class="{style}" style="font-weight:600"' if style else ""
     return [
-        f'<text{mark} x="{x:.1f}" y="{y + 18 * i:.1f}">{escape(line)}</text>'
+        f'<text{mark} x="{x:.1f}" y="{y + 18 * i:.1f}">{escape_xml(line)}</text>'
         for i, line in enumerate(textwrap.wrap(text, most, break_long_words=False))
     ]
 

@@ -60,7 +60,7 @@ def amplify(
     if bound is not None:
         _validate.known_name("bound", bound, amplification.BOUNDS)
     if plot is not None:
-        figures.check_file(plot)
+        figures.check_drawable_file(plot)
     rows = [
         row
         for row in amplification.table(eps_local, num_users=n, delta=delta, colluders=colluders)

@@ -81,7 +81,7 @@ def audit(
     from dovetail.experiment import config
 
     if plot is not None:
-        figures.check_file(plot)
+        figures.check_drawable_file(plot)
     target = _one_target(name, everything, training)
     _validate.one_of((*audits.VIEWS, "shuffler"), view=view)
     if training is not None:

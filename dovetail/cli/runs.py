@@ -54,7 +54,7 @@ def runs(
     from dovetail.watching import runs as reading
 
     if plot is not None:
-        figures.check_file(plot)
+        figures.check_drawable_file(plot)
     shown = [run for place in places or [_DEFAULT] for run in reading.find_runs(_run_folder(place))]
     if compare and len(shown) < 2:
         raise ValueError(f"--compare needs two runs or more, got {len(shown)}")

@@ -92,7 +92,7 @@ def run(
         return
     devices.use_all_cores()
     if coordinator is not None:
-        devices.join(coordinator, processes=processes, process_id=process_id)
+        devices.join_processes(coordinator, processes=processes, process_id=process_id)
     source = config or (str(out / "config.toml") if resume and out is not None else DEFAULT_PRESET)
     plan = _prepare(source, set_ or [], fall_back=config is None and source == DEFAULT_PRESET, resume=resume)
     outlook = Outlook.of(plan)

@@ -25,7 +25,7 @@ __all__ = [
     "Performance",
     "chunk_bytes",
     "is_sequential_faster",
-    "join",
+    "join_processes",
     "make_mesh",
     "on_every_device",
     "shared_randomness",
@@ -125,7 +125,7 @@ def shared_randomness(seed: int) -> Randomness:
     return Randomness(seed, words.astype("<u4").tobytes())
 
 
-def join(coordinator: str, *, processes: int, process_id: int) -> None:
+def join_processes(coordinator: str, *, processes: int, process_id: int) -> None:
     """Train together with other processes, on this or other machines (`jax.distributed`); call it before using JAX.
 
     Arguments:

@@ -108,15 +108,15 @@ def scaled_sum(
         finite = jnp.isfinite(norms * norms)
         return jnp.where(finite, scaling(jnp.where(finite, norms, 0.0)), 0.0)
 
-    form = _one_record if chunk.inputs.shape[1] == 1 else _scaled_sum_by_movements
+    form = _scaled_sum_of_single_records if chunk.inputs.shape[1] == 1 else _scaled_sum_by_movements
     if chunk.products is not None:
         if settings.local:
             raise ValueError(f"expected products of records with update = 'fedsgd' only, got {settings.update!r}")
-        form = functools.partial(_gram, chunk.products)
+        form = functools.partial(_scaled_sum_by_gram, chunk.products)
     return form(weights, constant, chunk, settings, of_finite, loss)
 
 
-def _one_record(
+def _scaled_sum_of_single_records(
     weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling, loss: Loss
 ) -> jax.Array:
     """`scaled_sum` for clients of one record: an update is minus the record times a row of coefficients."""
@@ -135,7 +135,7 @@ def _one_record(
     return _sum_rows(_scale_clients(rows, scaling(norms)), inputs, constant, numbers=jnp.isfinite(record_norms))
 
 
-def _gram(
+def _scaled_sum_by_gram(
     products: Products,
     weights: jax.Array,
     constant: float,

@@ -16,9 +16,9 @@ import numpy as np
 from dovetail.data import Dataset
 from dovetail.data.download import cache_folder
 from dovetail.features import cache as files
-from dovetail.features.pipeline import KINDS, Features, Pipeline, Whitening, as_floats, chunks
+from dovetail.features.pipeline import KINDS, Features, Pipeline, Whitening, as_floats, float_chunks
 
-__all__ = ["CONSTANT", "KINDS", "Features", "Pipeline", "Whitening", "apply", "as_floats", "pipeline_of"]
+__all__ = ["CONSTANT", "KINDS", "Features", "Pipeline", "Whitening", "apply", "as_floats", "build_pipeline"]
 
 CONSTANT = 0.3  # the constant feature of a linear model on features of unit norm
 
@@ -50,7 +50,7 @@ def apply(dataset: Dataset, features: Features, *, cache: Path | None = None) ->
     return dataclasses.replace(dataset, inputs=inputs, test_inputs=test_inputs, declared=declared)
 
 
-def pipeline_of(features: Features, shape: tuple[int, ...], *, cache: Path | None = None) -> Pipeline:
+def build_pipeline(features: Features, shape: tuple[int, ...], *, cache: Path | None = None) -> Pipeline:
     """The function from float32 records of this shape to their features, which are not cached.
 
     Arguments:
@@ -68,7 +68,7 @@ def _cached_feature_rows(pipeline: Pipeline, images: np.ndarray, folder: Path) -
     """The features of these images (as they are stored), memory-mapped from the cache; computed if not there."""
 
     def compute() -> Iterator[np.ndarray]:
-        return map(pipeline.apply, chunks(images, pipeline.chunk))
+        return map(pipeline.apply, float_chunks(images, pipeline.chunk_size))
 
     name = files.digest(pipeline.identity, images)
     return files.cached_rows(folder, name, (len(images), *pipeline.row_shape), compute)

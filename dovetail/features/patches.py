@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
-from dovetail.features.batches import in_batches, on_one_core
+from dovetail.features.batches import apply_in_batches, on_one_core
 from dovetail.features.synthetic import Synthetic
-from dovetail.features.whitening import unit_rows
+from dovetail.features.whitening import normalize_rows
 
-__all__ = ["COLOUR", "GREY", "Dictionary", "Patches", "dictionary", "mean_windows", "respond"]
+__all__ = ["COLOUR", "GREY", "Dictionary", "Patches", "filter_responses", "mean_windows", "sample_dictionary"]
 
 COLOUR = ((4, 600), (6, 800), (8, 600))  # (side of a patch, filters)
 GREY = ((5, 400), (8, 400))
@@ -79,9 +79,11 @@ class Patches:
 
     def apply(self, images: np.ndarray) -> np.ndarray | jax.Array:
         """The features of float32 images `(batch, *shape)` with values in [0, 1]."""
-        filters = dictionary(self._synthetic_source(), side=self.side, filters=self.filters)
+        filters = sample_dictionary(self._synthetic_source(), side=self.side, filters=self.filters)
         tensor = images.reshape(len(images), *self.shape[:2], -1)
-        return in_batches(functools.partial(_respond_compiled, filters), tensor, cpu=4, accelerator=128)
+        return apply_in_batches(
+            functools.partial(_compiled_filter_responses, filters), tensor, cpu_batch=4, accelerator_batch=128
+        )
 
     def _synthetic_source(self) -> Synthetic:
         """The images that filters are cut from; refuses shapes that there are none for."""
@@ -90,7 +92,7 @@ class Patches:
 
 
 @functools.lru_cache(maxsize=8)
-def dictionary(source: Synthetic, *, side: int, filters: int) -> Dictionary:
+def sample_dictionary(source: Synthetic, *, side: int, filters: int) -> Dictionary:
     """A dictionary of random patches that are not flat, and the whitening that patches of all kinds ask for.
 
     Arguments:
@@ -121,7 +123,7 @@ def dictionary(source: Synthetic, *, side: int, filters: int) -> Dictionary:
     return Dictionary(side=side, whiten=whiten.astype(np.float32), filters=picked.astype(np.float32))
 
 
-def respond(images: jax.Array, side: int, whiten: jax.Array, filters: jax.Array) -> jax.Array:
+def filter_responses(images: jax.Array, side: int, whiten: jax.Array, filters: jax.Array) -> jax.Array:
     """The features (batch, 18 x filters) of images (batch, height, width, colours).
 
     Arguments:
@@ -146,7 +148,7 @@ def respond(images: jax.Array, side: int, whiten: jax.Array, filters: jax.Array)
         for sign in (1, -1)
     ]
     roots = jnp.sqrt(jnp.concatenate(pools, axis=1).reshape(batch, -1))
-    return unit_rows(roots - roots.mean(axis=1, keepdims=True))
+    return normalize_rows(roots - roots.mean(axis=1, keepdims=True))
 
 
 def mean_windows(places: int) -> np.ndarray:
@@ -156,12 +158,12 @@ def mean_windows(places: int) -> np.ndarray:
     return (inside / inside.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-_respond = on_one_core(respond, static_argnums=1)
+_filter_responses_on_one_core = on_one_core(filter_responses, static_argnums=1)
 
 
-def _respond_compiled(filters: Dictionary, images: np.ndarray) -> jax.Array:
-    """`respond` with the arrays of a dictionary, compiled for one core."""
-    return _respond(images, filters.side, filters.whiten, filters.filters)
+def _compiled_filter_responses(filters: Dictionary, images: np.ndarray) -> jax.Array:
+    """`filter_responses` with the arrays of a dictionary, compiled for one core."""
+    return _filter_responses_on_one_core(images, filters.side, filters.whiten, filters.filters)
 
 
 def _normalise(patches):  # type: ignore[no-untyped-def]  # NumPy in, NumPy out; JAX in, JAX out

@@ -25,7 +25,7 @@ from dovetail.data.own_code import PerRecord
 from dovetail.features import cache, patches, synthetic
 from dovetail.features.scatter import Scatter
 from dovetail.features.synthetic import Synthetic
-from dovetail.features.whitening import Axes, principal_axes, unit_rows
+from dovetail.features.whitening import Axes, normalize_rows, principal_axes
 
 __all__ = [
     "KINDS",
@@ -35,7 +35,7 @@ __all__ = [
     "Whitening",
     "as_floats",
     "blocks_of",
-    "chunks",
+    "float_chunks",
 ]
 
 _AXES_VERSION = 2  # part of the axes' name: raise it whenever their computation changes
@@ -143,7 +143,7 @@ class Pipeline:
         return tuple(line for block in self._blocks for line in block.declarations)
 
     @property
-    def chunk(self) -> int:
+    def chunk_size(self) -> int:
         """How many records to compute at a time, so that their features before whitening fit."""
         numbers = sum(block.size for block in self._blocks) or math.prod(self._shape)
         return max(1, min(_MOST_ROWS, _CHUNK_BYTES // (4 * numbers)))
@@ -160,7 +160,7 @@ class Pipeline:
         parts = [block.apply(images) for block in self._blocks]
         if self._features.symmetric:
             mirrored = np.ascontiguousarray(images[:, :, ::-1])
-            parts = [unit_rows(a + b.apply(mirrored)) for a, b in zip(parts, self._blocks, strict=True)]
+            parts = [normalize_rows(a + b.apply(mirrored)) for a, b in zip(parts, self._blocks, strict=True)]
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1) / np.float32(math.sqrt(len(parts)))
 
     @property
@@ -175,7 +175,7 @@ class Pipeline:
 
     @functools.cached_property
     def _compiled_whiten(self) -> Callable[[np.ndarray | jax.Array], jax.Array]:
-        return self._whitening_axes.whitening(self._whitening.ridge)
+        return self._whitening_axes.whitening_function(self._whitening.ridge)
 
     @property
     def _whitening_axes(self) -> Axes:
@@ -196,7 +196,7 @@ class Pipeline:
         file.
         """
         source = self._whitening_images
-        images = chunks(source, self.chunk) if isinstance(source, np.ndarray) else source.chunks()
+        images = float_chunks(source, self.chunk_size) if isinstance(source, np.ndarray) else source.chunks()
         plain = cache.log_progress(
             (self._block_rows(chunk) for chunk in images), self._whitening.images, "whitening: features"
         )
@@ -238,7 +238,7 @@ def _accelerator_has_room(size: int) -> bool:
     return memory is not None and size < memory.get("bytes_limit", 0) - memory.get("bytes_in_use", 0)
 
 
-def chunks(images: np.ndarray, size: int) -> Iterator[np.ndarray]:
+def float_chunks(images: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """All images as float32, `size` at a time."""
     for low in range(0, len(images), size):
         yield as_floats(images[low : low + size])
@@ -332,7 +332,7 @@ class _OwnBlock:
     def apply(self, images: np.ndarray) -> np.ndarray:
         """The function's rows for these images, scaled to unit norm."""
         parts = [self._checked_rows(images[low : low + _BATCH]) for low in range(0, len(images), _BATCH)]
-        return np.asarray(unit_rows(np.concatenate(parts)))
+        return np.asarray(normalize_rows(np.concatenate(parts)))
 
     @functools.cached_property
     def _probe_rows(self) -> np.ndarray:

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.features.batches import in_batches, on_one_core
+from dovetail.features.batches import apply_in_batches, on_one_core
 
-__all__ = ["Scatter", "transform"]
+__all__ = ["Scatter", "scatter_transform"]
 
 _VERSION = 2  # part of the identity: raise it whenever the transform's values change
 _SIDES = (28, 32)
@@ -62,8 +62,11 @@ class Scatter:
     def apply(self, images: np.ndarray) -> np.ndarray | jax.Array:
         """The features of float32 images `(batch, *shape)` with values in [0, 1]."""
         flat = self.shape if self._colours == 3 else self.shape[:2]
-        return in_batches(
-            transform, images.reshape(len(images), *flat), cpu=4 if self._colours == 3 else 16, accelerator=256
+        return apply_in_batches(
+            scatter_transform,
+            images.reshape(len(images), *flat),
+            cpu_batch=4 if self._colours == 3 else 16,
+            accelerator_batch=256,
         )
 
     @property
@@ -73,7 +76,7 @@ class Scatter:
 
 
 @on_one_core
-def transform(images: jax.Array) -> jax.Array:
+def scatter_transform(images: jax.Array) -> jax.Array:
     """The features of float32 images, (batch, side, side) or (batch, side, side, 3), with values in [0, 1].
 
     Guarantees:

@@ -18,7 +18,7 @@ import numpy as np
 
 from dovetail import _validate
 
-__all__ = ["CHUNK", "KINDS", "Synthetic", "leaves", "strokes"]
+__all__ = ["CHUNK", "KINDS", "Synthetic", "leaf_images", "stroke_images"]
 
 KINDS = ("strokes", "leaves", "strokes+leaves")
 CHUNK = 256  # images that one generator draws
@@ -64,13 +64,13 @@ class Synthetic:
             rng = np.random.default_rng([self.seed, number])
             side = self.shape[0]
             if kinds[number % len(kinds)] == "strokes":
-                images = strokes(rng, side=side)
+                images = stroke_images(rng, side=side)
             else:
-                images = leaves(rng, side=side, colours=3 if self.shape[2:] == (3,) else 1)
+                images = leaf_images(rng, side=side, colours=3 if self.shape[2:] == (3,) else 1)
             yield images[: self.count - start].reshape(-1, *self.shape)
 
 
-def strokes(rng: np.random.Generator, *, side: int) -> np.ndarray:
+def stroke_images(rng: np.random.Generator, *, side: int) -> np.ndarray:
     """`CHUNK` images of one to three strokes, (CHUNK, side, side), float32 in [0, 1]."""
     scale = side / 28  # lengths below are for images of 28 x 28
     corners = rng.uniform(4, 24, (CHUNK, 3, 4, 2)) * scale
@@ -80,7 +80,7 @@ def strokes(rng: np.random.Generator, *, side: int) -> np.ndarray:
     return np.asarray(_draw_curves(points, radius.astype(np.float32), there, np.arange(side, dtype=np.float32)))
 
 
-def leaves(rng: np.random.Generator, *, side: int, colours: int) -> np.ndarray:
+def leaf_images(rng: np.random.Generator, *, side: int, colours: int) -> np.ndarray:
     """`CHUNK` images of dead leaves, (CHUNK, side, side) or, with 3 colours, (CHUNK, side, side, 3); in [0, 1]."""
     size = (CHUNK, _LEAVES)
     centres = rng.uniform(0, side, (*size, 2))

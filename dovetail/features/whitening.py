@@ -18,7 +18,7 @@ import numpy as np
 
 from dovetail import _validate
 
-__all__ = ["Axes", "principal_axes", "unit_rows"]
+__all__ = ["Axes", "normalize_rows", "principal_axes"]
 
 _ITERATIONS = 2  # of the subspace
 _LEAST_SPARE = 20  # dimensions of the subspace beyond the rank
@@ -36,7 +36,7 @@ class Axes:
     directions: np.ndarray
     variances: np.ndarray
 
-    def whitening(self, ridge: float) -> Callable[[np.ndarray | jax.Array], jax.Array]:
+    def whitening_function(self, ridge: float) -> Callable[[np.ndarray | jax.Array], jax.Array]:
         """The function from features (batch, features) to whitened ones (batch, rank) of unit norm."""
         _validate.non_negative(ridge=ridge)
         scale = np.sqrt(self.variances + ridge * self.variances[0])
@@ -88,7 +88,7 @@ def principal_axes(blocks: Callable[[], Iterable[np.ndarray | jax.Array]], *, ra
 
 
 @jax.jit
-def unit_rows(rows: jax.Array) -> jax.Array:
+def normalize_rows(rows: jax.Array) -> jax.Array:
     """Rows (..., numbers) scaled to unit norm; a row of zeros stays zero."""
     norms = jnp.linalg.norm(rows, axis=-1, keepdims=True)
     return rows / jnp.where(norms > 0, norms, 1.0)
@@ -97,7 +97,7 @@ def unit_rows(rows: jax.Array) -> jax.Array:
 @jax.jit
 def _whiten_rows(rows: jax.Array, mean: jax.Array, matrix: jax.Array) -> jax.Array:
     """(rows - mean) @ matrix, scaled to unit norm."""
-    return unit_rows(jnp.dot(rows - mean, matrix, precision=_HIGH))
+    return normalize_rows(jnp.dot(rows - mean, matrix, precision=_HIGH))
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-__all__ = ["Axis", "axis", "short"]
+__all__ = ["Axis", "axis", "short_number"]
 
 _LARGEST, _SMALLEST = 1e300, 1e-290  # beyond them spans and steps overflow
 _LOG_RANGE = (1e-150, 1e150)  # values with a place on a logarithmic axis: products of two of them do not overflow
@@ -73,7 +73,7 @@ def _tighten(wide: Axis, values: list[float]) -> Axis:
     return dataclasses.replace(wide, low=wide.value_at(low), high=wide.value_at(high), ticks=ticks, labels=labels)
 
 
-def short(value: float) -> str:
+def short_number(value: float) -> str:
     """A finite number in few characters: 60,000, 0.25, 1e-6."""
     if value and not 1e-3 <= abs(value) < 1e6:
         mantissa, _, exponent = f"{value:.3e}".partition("e")
@@ -137,7 +137,7 @@ def _logarithmic_axis(values: list[float]) -> Axis:
         stride = math.ceil((last - first) / 6)
         last += -(last - first) % stride
         ticks = tuple(10.0**power for power in range(first, last + 1, stride))
-    return Axis(low=ticks[0], high=ticks[-1], ticks=ticks, labels=tuple(short(tick) for tick in ticks), log=True)
+    return Axis(low=ticks[0], high=ticks[-1], ticks=ticks, labels=tuple(short_number(tick) for tick in ticks), log=True)
 
 
 def _shorten_exponent(text: str) -> str:

@@ -22,10 +22,10 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dovetail.figures.axes import Axis, axis, short
+from dovetail.figures.axes import Axis, axis, short_number
 from dovetail.figures.model import Figure, Line
 
-__all__ = ["STYLE", "check_file", "escape", "save", "svg"]
+__all__ = ["STYLE", "check_drawable_file", "escape_xml", "render_svg", "save"]
 
 _WIDTH, _PLOT_HEIGHT, _PAD = 440.0, 230.0, 8.0
 _CHAR, _ROW = 7.2, 18.0  # of 13 px text: the width of a wide-ish character, the height of a row
@@ -85,7 +85,7 @@ _Point = tuple[float | str, float | None, float | None, float | None]  # x, y an
 _Place = tuple[float, float, float | None, float | None] | None  # a `_Point` that both axes can show, or a gap
 
 
-def svg(figure: Figure, *, style: bool = True) -> str:
+def render_svg(figure: Figure, *, style: bool = True) -> str:
     """The figure as an SVG element.
 
     Arguments:
@@ -100,7 +100,7 @@ def svg(figure: Figure, *, style: bool = True) -> str:
     lower_edge = _PAD + 6
     for text in _wrap_text(figure.title, 8.8):
         lower_edge += _ROW
-        parts.append(f'<text class="dt-title" x="{_PAD}" y="{lower_edge - 4:.1f}">{escape(text)}</text>')
+        parts.append(f'<text class="dt-title" x="{_PAD}" y="{lower_edge - 4:.1f}">{escape_xml(text)}</text>')
     in_rows = _has_categories(figure)
     content, lower_edge = _draw_rows(figure, lower_edge) if in_rows else _draw_plane(figure, lower_edge)
     parts += content
@@ -110,7 +110,7 @@ def svg(figure: Figure, *, style: bool = True) -> str:
     return _svg_element(figure, parts, lower_edge + _PAD, style)
 
 
-def check_file(path: Path) -> None:
+def check_drawable_file(path: Path) -> None:
     """Refuse a file of a kind that cannot be drawn here: to be asked before a long computation."""
     if path.suffix not in _SUFFIXES:
         raise ValueError(f"cannot draw to {str(path)!r}: its name must end in .svg, .png or .pdf")
@@ -122,14 +122,14 @@ def check_file(path: Path) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Draw a figure into a file of the kind that its name says, .svg, .png or .pdf."""
-    check_file(path)
+    check_drawable_file(path)
     try:
         if path.suffix == ".svg":
-            path.write_text(svg(figure), encoding="utf-8")
+            path.write_text(render_svg(figure), encoding="utf-8")
             return
         import vl_convert
 
-        drawing = _in_light_colours(svg(figure))
+        drawing = _in_light_colours(render_svg(figure))
         path.write_bytes(
             vl_convert.svg_to_png(drawing, scale=3) if path.suffix == ".png" else vl_convert.svg_to_pdf(drawing)
         )
@@ -154,8 +154,8 @@ def _svg_element(figure: Figure, parts: Sequence[str], height: float, style: boo
     return (
         f'<svg{namespace} class="dt-figure" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" '
         f'role="img" aria-labelledby="{mark}-title {mark}-desc">'
-        f'<title id="{mark}-title">{escape(figure.title or "Figure")}</title>'
-        f'<desc id="{mark}-desc">{escape(_describe(figure))}</desc>'
+        f'<title id="{mark}-title">{escape_xml(figure.title or "Figure")}</title>'
+        f'<desc id="{mark}-desc">{escape_xml(_describe(figure))}</desc>'
         + (f"<style>{STYLE}</style>" if style else "")
         + "".join(parts)
         + "</svg>"
@@ -189,7 +189,7 @@ def _draw_legend(lines: Sequence[Line], lower_edge: float) -> tuple[list[str], f
         return parts, lower_edge
     x, y = _PAD, lower_edge + 6 + _ROW
     for i, line in named:
-        name = _shorten(line.name, most)
+        name = _shorten_text(line.name, most)
         needed = 30 + _CHAR * len(name) + 12
         if x > _PAD and x + needed - 12 > _WIDTH - _PAD:
             x, y = _PAD, y + _ROW
@@ -207,7 +207,7 @@ def _draw_legend(lines: Sequence[Line], lower_edge: float) -> tuple[list[str], f
             if not _is_reference(line):
                 parts.append(_draw_marker(i, x + 12, middle))
         tooltip = _tooltip_if_cut(line.name, most)
-        parts.append(f'<text class="dt-name" x="{x + 29:.1f}" y="{y - 4:.1f}">{escape(name)}{tooltip}</text>')
+        parts.append(f'<text class="dt-name" x="{x + 29:.1f}" y="{y - 4:.1f}">{escape_xml(name)}{tooltip}</text>')
         x += needed
     return parts, y
 
@@ -234,7 +234,7 @@ def _draw_plane(figure: Figure, lower_edge: float) -> tuple[list[str], float]:
     parts = []
     for text in _wrap_text(figure.y_label):
         lower_edge += _ROW
-        parts.append(f'<text x="{_PAD}" y="{lower_edge - 3:.1f}">{escape(text)}</text>')
+        parts.append(f'<text x="{_PAD}" y="{lower_edge - 3:.1f}">{escape_xml(text)}</text>')
     left = _PAD + _CHAR * max(len(label) for label in y_axis.labels) + 8
     right = _WIDTH - 2.5 * _PAD
     top = lower_edge + 10
@@ -249,7 +249,7 @@ def _draw_plane(figure: Figure, lower_edge: float) -> tuple[list[str], float]:
     for tick, label in zip(y_axis.ticks, y_axis.labels, strict=True):
         y = to_y(tick)
         parts.append(f'<line class="dt-grid" x1="{left:.1f}" y1="{y:.1f}" x2="{right:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{left - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>')
+        parts.append(f'<text x="{left - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{escape_xml(label)}</text>')
     parts += _draw_x_ticks(x_axis, to_x, top, bottom)
     for i, line in enumerate(figure.lines):
         places = [_place_if_shown(point, x_axis, y_axis) for point in _points_of_line(line)]
@@ -273,7 +273,7 @@ def _draw_label(label: str, middle: float, lower_edge: float) -> tuple[list[str]
     parts = []
     for text in _wrap_text(label):
         lower_edge += _ROW
-        parts.append(f'<text x="{middle:.1f}" y="{lower_edge - 3:.1f}" text-anchor="middle">{escape(text)}</text>')
+        parts.append(f'<text x="{middle:.1f}" y="{lower_edge - 3:.1f}" text-anchor="middle">{escape_xml(text)}</text>')
     return parts, lower_edge
 
 
@@ -293,7 +293,7 @@ def _draw_x_ticks(x_axis: Axis, to_x: Callable[[float], float], top: float, bott
         middle = min(x, _WIDTH - half - 1)
         if middle - half >= free:
             free = middle + half + 6
-            yield f'<text x="{middle:.1f}" y="{bottom + 17:.1f}" text-anchor="middle">{escape(label)}</text>'
+            yield f'<text x="{middle:.1f}" y="{bottom + 17:.1f}" text-anchor="middle">{escape_xml(label)}</text>'
 
 
 def _place_if_shown(point: _Point, x_axis: Axis, y_axis: Axis) -> _Place:
@@ -305,16 +305,16 @@ def _place_if_shown(point: _Point, x_axis: Axis, y_axis: Axis) -> _Place:
 
 
 def _draw_line(
-    i: int, line: Line, places: list[_Place], to_x: Callable[[float], float], to_y: Callable[[float], float]
+    line_index: int, line: Line, places: list[_Place], to_x: Callable[[float], float], to_y: Callable[[float], float]
 ) -> Iterator[str]:
     """A line in its unbroken pieces, with band or error bars, and its markers.
 
     Arguments:
-        i: its number in the figure, which decides its colour and marker.
+        line_index: its number in the figure, which decides its colour and marker.
         places: its points in order, None for a gap.
         to_x: from a value on the x axis to its x in the drawing; `to_y` likewise.
     """
-    colour = i % _COLOURS
+    colour = line_index % _COLOURS
     dashed = " dt-dashed" if line.style == "dashed" else ""
     present = [place for place in places if place is not None]
     band = line.style != "points" and len(present) >= _BAND_FROM
@@ -334,7 +334,7 @@ def _draw_line(
         if not band and low is not None and high is not None:
             yield _draw_error_bar(colour, to_x(x), to_y(low), to_y(high))
         if k % stride == 0 and not _is_reference(line):
-            yield _draw_marker(i, to_x(x), to_y(y))
+            yield _draw_marker(line_index, to_x(x), to_y(y))
 
 
 def _bar_width(bars: Sequence[Line]) -> float:
@@ -350,7 +350,7 @@ def _half_widths(line: Line, width: float) -> tuple[float, ...]:
 
 
 def _draw_bars(
-    i: int,
+    line_index: int,
     places: list[_Place],
     index_in_group: int,
     bars_per_group: int,
@@ -364,14 +364,14 @@ def _draw_bars(
     Where several lines have bars, those of one x stand side by side in a group.
 
     Arguments:
-        i: the line's number in the figure, which decides its colour.
+        line_index: the line's number in the figure, which decides its colour.
         places: its points in order, None for a gap.
         index_in_group: this line's place in a group, of `bars_per_group`.
         width: of a whole group, in units of the x axis.
         to_x: from a value on the x axis to its x in the drawing; `to_y` likewise.
     """
     light = " dt-bar-light" if index_in_group % 2 else " dt-bar"
-    colour = i % _COLOURS
+    colour = line_index % _COLOURS
     foot = to_y(y_axis.low if y_axis.log else 0.0)
     for place in places:
         if place is None:
@@ -432,7 +432,7 @@ def _draw_rows(figure: Figure, lower_edge: float) -> tuple[list[str], float]:
         middle = y + _BAR_STEP * len(points) / 2
         parts.append(
             f'<text class="dt-name" x="{left - 8:.1f}" y="{middle + 4:.1f}" text-anchor="end">'
-            f"{escape(_shorten(name, names_end))}{_tooltip_if_cut(name, names_end)}</text>"
+            f"{escape_xml(_shorten_text(name, names_end))}{_tooltip_if_cut(name, names_end)}</text>"
         )
         for i, (_, value, low, high) in points:
             parts += _draw_value(0 if by_line else i, figure, (value, low, high), values, to_x, y + _BAR_STEP / 2)
@@ -443,7 +443,7 @@ def _draw_rows(figure: Figure, lower_edge: float) -> tuple[list[str], float]:
 
 
 def _draw_value(
-    i: int,
+    line_index: int,
     figure: Figure,
     point: tuple[float | None, float | None, float | None],
     values: Axis,
@@ -453,33 +453,33 @@ def _draw_value(
     """One value of a row: a bar or a point, its error bar, and the number beside it.
 
     Arguments:
-        i: the number of the line whose style, colour and marker it has; 0 where lines are the categories.
+        line_index: the number of the line whose style, colour and marker it has; 0 where lines are the categories.
         point: value, and the ends of its error bar.
         values: the horizontal axis.
         to_x: from a value to its x in the drawing.
         y: the middle of the bar or point.
     """
     value, low, high = point
-    colour = i % _COLOURS
+    colour = line_index % _COLOURS
     if value is None or not values.shows(value):
         yield f'<text x="{to_x(values.low) + 6:.1f}" y="{y + 4:.1f}">none</text>'
         return
     end = to_x(value)
-    if figure.lines[i].style == "bars":
+    if figure.lines[line_index].style == "bars":
         foot = to_x(values.low if values.log else 0.0)
-        light = " dt-bar-light" if i % 2 else " dt-bar"
+        light = " dt-bar-light" if line_index % 2 else " dt-bar"
         yield (
             f'<rect class="dt-f{colour} dt-s{colour}{light}" x="{min(foot, end):.1f}" y="{y - 5.5:.1f}" '
             f'width="{abs(end - foot):.1f}" height="11"/>'
         )
     else:
-        yield _draw_marker(i, end, y)
+        yield _draw_marker(line_index, end, y)
     if low is not None and high is not None:
         a, b = to_x(low), to_x(high)
         path = f"M{a:.1f} {y:.1f}H{b:.1f}M{a:.1f} {y - 3:.1f}v6M{b:.1f} {y - 3:.1f}v6"
         yield f'<path class="dt-axis dt-error" d="{path}"/>'
         end = max(end, b)
-    text = escape(_value_as_text(value, figure.percent_y))
+    text = escape_xml(_value_as_text(value, figure.percent_y))
     yield f'<text class="dt-name" x="{end + 7:.1f}" y="{y + 4:.1f}">{text}</text>'
 
 
@@ -511,32 +511,32 @@ def _draw_error_bar(colour: int, x: float, low: float, high: float) -> str:
     return f'<path class="dt-error dt-s{colour}" d="{path}"/>'
 
 
-def _draw_marker(i: int, x: float, y: float) -> str:
-    """The marker of line `i` at this point: every line has its own shape until all are used, then they are hollow."""
-    colour = i % _COLOURS
-    fill = "dt-hollow" if i // len(_MARKERS) % 2 else f"dt-f{colour}"
-    return f'<path class="dt-mark {fill} dt-s{colour}" d="M{x:.1f} {y:.1f}{_MARKERS[i % len(_MARKERS)]}"/>'
+def _draw_marker(line_index: int, x: float, y: float) -> str:
+    """The marker of a line at this point: every line has its own shape until all are used, then they are hollow."""
+    colour = line_index % _COLOURS
+    fill = "dt-hollow" if line_index // len(_MARKERS) % 2 else f"dt-f{colour}"
+    return f'<path class="dt-mark {fill} dt-s{colour}" d="M{x:.1f} {y:.1f}{_MARKERS[line_index % len(_MARKERS)]}"/>'
 
 
 def _value_as_text(value: float, percent: bool) -> str:
-    return f"{value:.1%}" if percent else short(value)
+    return f"{value:.1%}" if percent else short_number(value)
 
 
-def _wrap_text(text: str, char: float = _CHAR) -> list[str]:
-    """The text in lines that fit the figure's width, if a character is `char` wide."""
-    return textwrap.wrap(text, int((_WIDTH - 2 * _PAD) / char))
+def _wrap_text(text: str, char_width: float = _CHAR) -> list[str]:
+    """The text in lines that fit the figure's width, if a character is `char_width` wide."""
+    return textwrap.wrap(text, int((_WIDTH - 2 * _PAD) / char_width))
 
 
-def _shorten(text: str, most: int) -> str:
+def _shorten_text(text: str, max_chars: int) -> str:
     """The text in at most so many characters."""
-    return text if len(text) <= most else text[: max(1, most - 1)] + "…"
+    return text if len(text) <= max_chars else text[: max(1, max_chars - 1)] + "…"
 
 
-def _tooltip_if_cut(text: str, most: int) -> str:
-    """The whole text for the pointer, where `_shorten` cuts it."""
-    return f"<title>{escape(text)}</title>" if len(text) > most else ""
+def _tooltip_if_cut(text: str, max_chars: int) -> str:
+    """The whole text for the pointer, where `_shorten_text` cuts it."""
+    return f"<title>{escape_xml(text)}</title>" if len(text) > max_chars else ""
 
 
-def escape(text: str) -> str:
+def escape_xml(text: str) -> str:
     """The text escaped for XML, inside an element or a quoted attribute, without the control characters XML forbids."""
     return html.escape("".join(c for c in text if c >= " " or c in "\t\n"))

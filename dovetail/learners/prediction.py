@@ -78,7 +78,7 @@ class Predictor:
     @functools.cached_property
     def _pipeline(self) -> fixed.Pipeline:
         """The function from records to the features that the model reads."""
-        return fixed.pipeline_of(self.features, self.recipe.shape)
+        return fixed.build_pipeline(self.features, self.recipe.shape)
 
     @functools.cached_property
     def _compiled_apply(self) -> Callable[[Any, np.ndarray], jax.Array]:
@@ -117,7 +117,7 @@ def _blank_dataset(recipe: Recipe, features: Features) -> Dataset:
     """A dataset with the shapes and types of those that this recipe and these features make, and one blank record."""
     shape, dtype = recipe.shape, recipe.dtype
     if features.kind != "none":
-        shape, dtype = fixed.pipeline_of(features, shape).row_shape, "float32"
+        shape, dtype = fixed.build_pipeline(features, shape).row_shape, "float32"
     blank = np.zeros((1, *shape), dtype)
     answer = recipe.answer
     label = np.zeros((1, answer.size) if answer.kind == "labels" else 1, np.float32)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN
 from typing import NamedTuple
 
-from dovetail.figures.axes import short
+from dovetail.figures.axes import short_number
 from dovetail.numbers import round_to
 from dovetail.statements import TUNING_ASSUMPTION, Neighbors, Statement, Trust, Verdict
 from dovetail.wording import CHANGED, DATA, WHOSE, change, largest_certainty, percent, trust
@@ -59,7 +59,7 @@ def number(value: float | None, digits: int = 4, *, rounding: str = ROUND_HALF_E
     if value is None:
         return "-"
     value = round_to(value, digits, rounding)
-    return short(value) if value == 0 or not 1e-3 <= abs(value) < 1e3 else f"{value:g}"
+    return short_number(value) if value == 0 or not 1e-3 <= abs(value) < 1e3 else f"{value:g}"
 
 
 def at_most(value: float) -> str:

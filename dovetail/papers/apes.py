@@ -23,7 +23,7 @@ from dovetail.events import Report
 from dovetail.experiment.config import read
 from dovetail.figures import Figure, Line
 from dovetail.guarantee import quotes
-from dovetail.papers.exhibits import Paper, Part, Row, accuracy_figure, curve_lines, mean_of, sweep_lines
+from dovetail.papers.exhibits import Paper, Part, Row, accuracy_figure, curve_lines, measured_mean, sweep_lines
 from dovetail.papers.runner import Overrides, Runner
 from dovetail.protocols.personal._personal import DISTRIBUTIONS
 from dovetail.statements import NotApplicable
@@ -125,7 +125,7 @@ def _bound_rows(runner: Runner, name: str, size: int) -> Iterable[Row]:
     yield Row(
         label=f"{_OURS}, {title}, n = {size}",
         certified=quoted.certified,
-        audited=runner.audit("apes", about) if attacked else None,
+        audited=runner.best_exact_bound("apes", about) if attacked else None,
         series=f"{_OURS}, {title}",
         x=x,
         extra={"eps": quoted.certified.eps},
@@ -249,7 +249,7 @@ def _train_row(
     **more: Any,
 ) -> Row:
     """The row of a training with what is claimed, certified and, if it is attacked, shown of one round of it."""
-    row = runner.row(label, preset, overrides, **more)
+    row = runner.training_row(label, preset, overrides, **more)
     name, about = _terms_of_one_round(preset, overrides)
     whole = row.certified
     further = {"certified eps of all rounds": whole.eps if whole else None, **(extra or {})}
@@ -348,7 +348,7 @@ def _figures_by_distribution(rows: Sequence[Row]) -> list[Figure]:
         Line(
             name=series,
             x=[str(row.extra["distribution"]) for row in rows if row.series == series],
-            y=[mean_of(row) for row in rows if row.series == series],
+            y=[measured_mean(row) for row in rows if row.series == series],
             style="bars",
         )
         for series in dict.fromkeys(row.series for row in rows)
@@ -401,7 +401,7 @@ FIG3A = Part(
     "paper finds the best accuracy with Clip-Laplace at C = .1, and Laplace good only at small C; it prints no "
     "values. What is certified does not depend on C. No attack was run for these rows.",
     rows=_figure3a_rows,
-    figures=lambda rows: [accuracy_figure("Accuracy by clip bound", "C", sweep_lines(rows, mean_of), log_x=True)],
+    figures=lambda rows: [accuracy_figure("Accuracy by clip bound", "C", sweep_lines(rows, measured_mean), log_x=True)],
 )
 FIG3B = Part(
     key="fig3b",
@@ -410,7 +410,7 @@ FIG3B = Part(
     "those above a public threshold (both certified like APES), Uniform2, C = .3, step .3. The paper finds "
     "the random choice worse at every ratio; it prints no values. No attack was run for these rows.",
     rows=_figure3b_rows,
-    figures=lambda rows: [accuracy_figure("Accuracy by the share kept", "b/d", sweep_lines(rows, mean_of))],
+    figures=lambda rows: [accuracy_figure("Accuracy by the share kept", "b/d", sweep_lines(rows, measured_mean))],
 )
 
 PAPER = Paper(

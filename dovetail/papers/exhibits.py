@@ -30,7 +30,7 @@ __all__ = [
     "Row",
     "accuracy_figure",
     "curve_lines",
-    "mean_of",
+    "measured_mean",
     "sweep_lines",
     "write",
 ]
@@ -242,7 +242,7 @@ def sweep_lines(
     return tuple(lines)
 
 
-def mean_of(row: Row) -> float | None:
+def measured_mean(row: Row) -> float | None:
     """The mean over seeds of what we measured; None if nothing was."""
     return None if row.ours is None else row.ours.mean
 

@@ -69,7 +69,7 @@ def _table_rows(runner: Runner) -> Iterator[Row]:
                 yield Row(label=label, paper=printed, not_here=_LONG)
                 continue
             note = "the noise is scaled to the exact median and reveals it, so nothing is certified"
-            yield runner.row(
+            yield runner.training_row(
                 label,
                 f"geyer-{clients}",
                 overrides,
@@ -79,7 +79,7 @@ def _table_rows(runner: Runner) -> Iterator[Row]:
                 note=note if name == _MEDIAN else "",
             )
     rounds = _num_rounds(runner)
-    yield runner.row(
+    yield runner.training_row(
         f"K = 100, non-private, {rounds} rounds",
         "geyer-100",
         overrides_without_privacy(rounds),
@@ -102,10 +102,12 @@ def _training_rows(runner: Runner) -> Iterator[Row]:
         if (runner.quick and clients > 100) or (clients == 10000 and not runner.has_accelerator):
             yield Row(label=f"K = {clients}", paper=printed, not_here="left out of --quick" if runner.quick else _LONG)
             continue
-        yield runner.row(
+        yield runner.training_row(
             f"K = {clients}", f"geyer-{clients}", overrides_by_variant(clients)[_FIXED], paper=printed, attack=True
         )
-    yield runner.row("non-private, K = 100", "geyer-100", overrides_without_privacy(rounds), paper=_NON_PRIVATE)
+    yield runner.training_row(
+        "non-private, K = 100", "geyer-100", overrides_without_privacy(rounds), paper=_NON_PRIVATE
+    )
 
 
 def _accuracy_figure(rows: Sequence[Row]) -> list[Figure]:

@@ -94,7 +94,7 @@ class Runner:
             self._trained[text] = self._train_config(text, label or preset)
         return self._trained[text]
 
-    def row(
+    def training_row(
         self,
         label: str,
         preset: str,
@@ -129,9 +129,9 @@ class Runner:
             **more,
         )
 
-    def audit(self, protocol: str, plan: quotes.Terms) -> audit.LowerBound:
+    def best_exact_bound(self, protocol: str, terms: quotes.Terms) -> audit.LowerBound:
         """The best exact attack on a protocol at these parameters."""
-        return audit.audit(protocol, plan, trials=0).bound
+        return audit.audit(protocol, terms, trials=0).bound
 
     def _train_config(self, text: str, label: str) -> SeedRuns:
         """Train a config, given as TOML, once for every seed, and keep it as a file."""

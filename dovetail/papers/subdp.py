@@ -17,7 +17,7 @@ from dovetail.claims import subdp
 from dovetail.events import Everyone, Gaussian, Round, SampledSubject
 from dovetail.figures import Figure
 from dovetail.numbers import at_most
-from dovetail.papers.exhibits import Paper, Part, Row, mean_of, sweep_lines
+from dovetail.papers.exhibits import Paper, Part, Row, measured_mean, sweep_lines
 from dovetail.papers.runner import Overrides, Runner
 from dovetail.statements import Bound, Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict
 
@@ -67,11 +67,11 @@ def _train_rows(runner: Runner) -> Iterator[Row]:
 def _train_row(runner: Runner, label: str, preset: str, overrides: Overrides, **more: Any) -> Row:
     writer = runner.train(preset, overrides, label=label).first.units[Unit.SUBJECT]
     extra = {"a writer's eps": "unbounded" if writer.is_unbounded else at_most(writer.eps)}
-    return runner.row(label, preset, overrides, extra=extra, attack=True, **more)
+    return runner.training_row(label, preset, overrides, extra=extra, attack=True, **more)
 
 
 def _accuracy_figures(rows: Sequence[Row]) -> list[Figure]:
-    lines = sweep_lines(rows, mean_of)
+    lines = sweep_lines(rows, measured_mean)
     title = "Accuracy by the number of silos that hold a writer's images"
     return [Figure(title=title, x_label="silos", y_label="test accuracy", percent_y=True, lines=lines)]
 

@@ -23,14 +23,14 @@ from dovetail.claims import survey as published
 from dovetail.events import Everyone, Gaussian, Report, Round
 from dovetail.figures import Figure
 from dovetail.guarantee import quotes
-from dovetail.papers.exhibits import Measurement, Paper, Part, Row, mean_of, sweep_lines
+from dovetail.papers.exhibits import Measurement, Paper, Part, Row, measured_mean, sweep_lines
 from dovetail.papers.runner import Runner
 from dovetail.protocols import fast_path
 from dovetail.protocols.sums.binary_sum import BinarySum
 from dovetail.protocols.sums.real_sum import RealSum
 from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Theorem, Trust, Unit, Verdict
 
-__all__ = ["EPS", "PAPER", "curator_error", "local_error", "measure", "slope"]
+__all__ = ["EPS", "PAPER", "curator_error", "error_exponent", "local_error", "measure"]
 
 EPS, DELTA = 1.0, 1e-6
 _SIZES = (100, 316, 1000, 3162, 10_000, 31_623, 100_000)
@@ -101,7 +101,7 @@ def local_error(size: int) -> float:
     return float(BinarySum(eps_local=EPS).variance(np.zeros(size)))
 
 
-def slope(rows: Sequence[Row], field: str | None = None) -> float:
+def error_exponent(rows: Sequence[Row], field: str | None = None) -> float:
     """The exponent of n in the squared error.
 
     Arguments:
@@ -145,7 +145,7 @@ def _sum_rows(runner: Runner, protocols: dict[str, tuple[str, dict[str, Any]]]) 
         for size in sizes:
             runner.observe(f"{series}, {size} users")
             row, _ = measure(name, size, settings, seeds=runner.seeds, most_rounds=60 if runner.quick else 300)
-            audited = runner.audit(
+            audited = runner.best_exact_bound(
                 name, quotes.Terms(num_users=size, dim=1, delta=DELTA, settings=_settings_with_noise(row, settings))
             )
             yield _row_in_series(row, series, audited)
@@ -182,7 +182,7 @@ def _bit_rows(runner: Runner) -> Iterator[Row]:
 def _error_figure(title: str) -> Any:
     def figures(rows: Sequence[Row]) -> list[Figure]:
         exact = sweep_lines(rows, lambda row: row.extra.get("exact"), suffix=", exact")
-        measured = sweep_lines(rows, mean_of, style="points", suffix=", measured")
+        measured = sweep_lines(rows, measured_mean, style="points", suffix=", measured")
         return [
             Figure(title=title, x_label="users", y_label=_METRIC, log_x=True, log_y=True, lines=(*exact, *measured))
         ]
@@ -190,13 +190,12 @@ def _error_figure(title: str) -> Any:
     return figures
 
 
-def _slope_notes(rows: Sequence[Row]) -> list[str]:
+def _error_exponent_notes(rows: Sequence[Row]) -> list[str]:
     notes = []
     for series in dict.fromkeys(row.series for row in rows if row.ours):
         points = [row for row in rows if row.series == series]
-        notes.append(
-            f"{series}: squared error grows as n^{slope(points, 'exact'):.2f}, measured n^{slope(points):.2f}."
-        )
+        exact, measured = error_exponent(points, "exact"), error_exponent(points)
+        notes.append(f"{series}: squared error grows as n^{exact:.2f}, measured n^{measured:.2f}.")
     return notes
 
 
@@ -206,7 +205,7 @@ def _bit_notes(rows: Sequence[Row]) -> list[str]:
     wrong = published.binary_sum_estimate(reports_sum=size * prob / 2, num_users=size, prob_random=prob)
     rate = published.error_shuffled_response(eps=EPS, delta=DELTA)
     return [
-        *_slope_notes(rows),
+        *_error_exponent_notes(rows),
         f"Eq. 6 as printed, {size} users who all hold 0 and lie with probability {prob:g}: it estimates "
         f"{wrong.value:.0f} ones. {wrong.reason}",
         f"The printed error sqrt(1/delta)/eps is {rate.value:.0f} here. {rate.reason}",
@@ -239,7 +238,7 @@ def _amplification_rows(runner: Runner) -> Iterator[Row]:
     }
     for size, eps_local in ((1000, 0.5), (10_000, 1.0), (1_000_000, 4.0), (1_000_000, 14.0)):
         certified = scope.state(_best_bound(eps_local, size), Verdict.CERTIFIED, span="one report")
-        audited = runner.audit(
+        audited = runner.best_exact_bound(
             "binary_sum", quotes.Terms(num_users=size, dim=1, delta=DELTA, settings={"eps_local": eps_local})
         )
         for name, claim in claims.items():
@@ -259,12 +258,12 @@ def _amplification_rows(runner: Runner) -> Iterator[Row]:
 
 def _trust_rows(runner: Runner) -> Iterator[Row]:
     local = (("protocol", {"name": "ldp_fl", "clip_norm": 1.0}), ("server.learning_rate", 0.05))
-    yield runner.row("nobody protected (FedSGD)", "mnist-fedavg", [("cohort.epochs", 1)])
-    yield runner.row("curator: DP-FL", "mnist", attack=True)
-    yield runner.row("two shufflers: split-and-mix", "mnist-split-and-mix", attack=True)
-    yield runner.row("one shuffler, one message per user: PrivUnit", "mnist-privunit", attack=True)
-    yield runner.row("one shuffler, one message per coordinate: SS-Simple", "mnist-ss-simple", attack=True)
-    yield runner.row("local: LDP-FL, Gaussian", "mnist", local, attack=True)
+    yield runner.training_row("nobody protected (FedSGD)", "mnist-fedavg", [("cohort.epochs", 1)])
+    yield runner.training_row("curator: DP-FL", "mnist", attack=True)
+    yield runner.training_row("two shufflers: split-and-mix", "mnist-split-and-mix", attack=True)
+    yield runner.training_row("one shuffler, one message per user: PrivUnit", "mnist-privunit", attack=True)
+    yield runner.training_row("one shuffler, one message per coordinate: SS-Simple", "mnist-ss-simple", attack=True)
+    yield runner.training_row("local: LDP-FL, Gaussian", "mnist", local, attack=True)
 
 
 PAPER = Paper(
@@ -282,7 +281,7 @@ PAPER = Paper(
             "of Balle et al. (2020) with O(log log n) messages is not implemented.",
             rows=_number_rows,
             figures=_error_figure("The sum of n numbers in [0, 1]"),
-            notes=_slope_notes,
+            notes=_error_exponent_notes,
         ),
         Part(
             key="binary",

@@ -115,7 +115,7 @@ def test_axes_are_the_same_if_an_accelerator_holds_the_features(cache, tmp_path,
 
 
 def test_variances_are_those_along_the_axes(cache):
-    found = features.pipeline_of(ALL["whitened"], (28, 28), cache=cache).variances
+    found = features.build_pipeline(ALL["whitened"], (28, 28), cache=cache).variances
     assert found.shape == (WHITE.rank,)
     assert (np.diff(found) <= 0).all() and found[-1] > 0
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dovetail.features import patches
-from dovetail.features.patches import Patches, dictionary
+from dovetail.features.patches import Patches, sample_dictionary
 from dovetail.features.synthetic import Synthetic
 
 SMALL = Synthetic(kind="strokes+leaves", shape=(28, 28), count=600, seed=1)
@@ -45,13 +45,13 @@ def test_responses_equal_their_definition():
     images = np.concatenate(list(Synthetic(kind="strokes", shape=(28, 28), count=3).chunks()))
     found = block.apply(images)
     assert found.shape == (3, block.size) == (3, 216)
-    expected = reference(images[1], dictionary(SMALL, side=5, filters=12))
+    expected = reference(images[1], sample_dictionary(SMALL, side=5, filters=12))
     np.testing.assert_allclose(found[1], expected, atol=1e-5)
     assert np.abs(found[0] - expected).max() > 0.01
 
 
 def test_a_dictionary_is_white_and_of_unit_norm():
-    found = dictionary(SMALL, side=5, filters=200)
+    found = sample_dictionary(SMALL, side=5, filters=200)
     np.testing.assert_allclose(np.linalg.norm(found.filters, axis=1), 1, atol=1e-6)
     np.testing.assert_allclose(found.whiten, found.whiten.T, atol=1e-4)
     second = found.filters.T @ found.filters / 200

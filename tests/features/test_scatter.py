@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from dovetail.features.scatter import Scatter, transform
+from dovetail.features.scatter import Scatter, scatter_transform
 
 
 def noise(num, *shape):
@@ -74,7 +74,7 @@ def test_the_transform_equals_its_definition():
     images = np.concatenate([strokes(3), noise(13, 28, 28)])  # 16: compiled once
     psi = [[morlet(j, math.pi * k / 8) for k in range(8)] for j in range(2)]
     phi = gaussian(1.6)
-    found = np.asarray(transform(images))
+    found = np.asarray(scatter_transform(images))
     assert found.shape == (16, 5184)
     for image, row in zip(images[:5], found, strict=False):
         expected = reference(image, psi, phi)
@@ -86,17 +86,17 @@ def test_rows_have_unit_norm_and_a_black_image_none():
     images = strokes(16)
     images[14:] = 0
     images[14, 9, 9] = 1 / 255
-    found = np.asarray(transform(images))
+    found = np.asarray(scatter_transform(images))
     np.testing.assert_allclose(np.linalg.norm(found[:15], axis=1), 1, atol=1e-5)
     np.testing.assert_array_equal(found[15], 0)
 
 
 def test_a_row_depends_on_its_own_image_only():
     images = strokes(16)
-    found = np.asarray(transform(images))
+    found = np.asarray(scatter_transform(images))
     changed = images.copy()
     changed[1:] = changed[1:, ::-1]
-    np.testing.assert_allclose(np.asarray(transform(changed))[0], found[0], atol=1e-6)
+    np.testing.assert_allclose(np.asarray(scatter_transform(changed))[0], found[0], atol=1e-6)
 
 
 def test_colour_is_normalised_over_the_three_colours_of_a_channel():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dovetail.features.whitening import principal_axes, unit_rows
+from dovetail.features.whitening import normalize_rows, principal_axes
 
 SCALES = 2.0 ** -np.arange(12)
 
@@ -42,17 +42,21 @@ def test_whitening_evens_out_what_the_ridge_leaves():
     for ridge in (0.0, 0.01):
         expected = centred / np.sqrt(axes.variances + ridge * axes.variances[0])
         expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-        np.testing.assert_allclose(axes.whitening(ridge)(rows), expected, atol=1e-4)
-    spread = np.var(axes.whitening(0.0)(rows), axis=0)
+        np.testing.assert_allclose(axes.whitening_function(ridge)(rows), expected, atol=1e-4)
+    spread = np.var(axes.whitening_function(0.0)(rows), axis=0)
     assert spread.max() / spread.min() < 1.3
-    assert np.ptp(np.log(np.var(axes.whitening(1.0)(rows), axis=0))) > 3  # a large ridge leaves them as they were
+    assert (
+        np.ptp(np.log(np.var(axes.whitening_function(1.0)(rows), axis=0))) > 3
+    )  # a large ridge leaves them as they were
 
 
 def test_no_direction_is_divided_by_zero():
     axes = principal_axes(blocks(np.eye(5, dtype=np.float32)[[0, 1] * 8]), rank=3)
     with pytest.raises(ValueError, match="expected features that vary in all directions, or else a ridge > 0"):
-        type(axes)(mean=axes.mean, directions=axes.directions, variances=np.array([1, 0.5, 0], np.float32)).whitening(0)
-    assert np.isfinite(axes.whitening(0.01)(np.zeros((2, 5), np.float32))).all()
+        type(axes)(
+            mean=axes.mean, directions=axes.directions, variances=np.array([1, 0.5, 0], np.float32)
+        ).whitening_function(0)
+    assert np.isfinite(axes.whitening_function(0.01)(np.zeros((2, 5), np.float32))).all()
 
 
 @pytest.mark.parametrize("rank", [5, 16])
@@ -63,5 +67,5 @@ def test_a_rank_that_images_do_not_have_is_refused(rank):
 
 
 def test_a_row_of_zeros_stays():
-    found = unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]], np.float32))
+    found = normalize_rows(np.array([[3.0, 4.0], [0.0, 0.0]], np.float32))
     np.testing.assert_allclose(found, [[0.6, 0.8], [0, 0]])

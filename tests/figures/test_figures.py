@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dovetail.audit import curves
-from dovetail.figures import STYLES, Figure, Line, save, svg
-from dovetail.figures.axes import axis, short
+from dovetail.figures import STYLES, Figure, Line, render_svg, save
+from dovetail.figures.axes import axis, short_number
 from dovetail.pages import plots
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -27,7 +27,7 @@ def line(x, y, **more):
 
 
 def parsed(drawn):
-    return ElementTree.fromstring(svg(drawn))
+    return ElementTree.fromstring(render_svg(drawn))
 
 
 def marks(drawn, tag):
@@ -94,7 +94,7 @@ def test_what_json_lacks_is_a_gap():
     ],
 )
 def test_bad_lines_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape_xml(message)):
         Line(**{"name": "one", "x": [1, 2], "y": [1, 2], **wrong})
 
 
@@ -141,7 +141,7 @@ def test_every_value_has_its_place_on_any_axis():
 
 
 def test_short_numbers():
-    assert [short(value) for value in (0, 0.25, 60000, 1e-6, 2.5e7, -1e-4)] == [
+    assert [short_number(value) for value in (0, 0.25, 60000, 1e-6, 2.5e7, -1e-4)] == [
         "0",
         "0.25",
         "60,000",
@@ -216,10 +216,10 @@ def test_any_lines_can_be_drawn(style, logs, lines):
         log_x=logs[0],
         log_y=logs[1],
     )
-    for number in re.findall(r'(?<= [xy])[12]?="([^"]*)"', svg(drawn)):
+    for number in re.findall(r'(?<= [xy])[12]?="([^"]*)"', render_svg(drawn)):
         assert -1 <= float(number) <= 1000, "inside the picture"
-    assert "nan" not in svg(drawn).replace("finance", "")
-    assert "inf" not in re.sub(r"<(title|desc|text)[^>]*>[^<]*", "", svg(drawn))
+    assert "nan" not in render_svg(drawn).replace("finance", "")
+    assert "inf" not in re.sub(r"<(title|desc|text)[^>]*>[^<]*", "", render_svg(drawn))
     assert parsed(drawn).get("role") == "img"
 
 
@@ -270,7 +270,7 @@ def test_lines_differ_in_marker_as_well_as_in_colour():
 def test_many_points_have_a_band_and_few_have_bars():
     for count, tag in ((5, "dt-error"), (40, "dt-band")):
         x = list(range(count))
-        drawn = svg(figure(line(x, x, low=[v - 1 for v in x], high=[v + 1 for v in x])), style=False)
+        drawn = render_svg(figure(line(x, x, low=[v - 1 for v in x], high=[v + 1 for v in x])), style=False)
         assert (f'class="{tag} ' in drawn) is True
         other = {"dt-error": "dt-band", "dt-band": "dt-error"}[tag]
         assert f'class="{other} ' not in drawn

@@ -68,7 +68,7 @@ def test_rows_are_written_as_they_come_and_what_was_not_run_is_said(tiny, tmp_pa
     seen = []
 
     def rows(runner):
-        yield runner.row("one", "mnist", SMALL, paper={"accuracy": 0.5}, note="small", x=1.0, series="ours")
+        yield runner.training_row("one", "mnist", SMALL, paper={"accuracy": 0.5}, note="small", x=1.0, series="ours")
         seen.append(json.loads((tmp_path / "out" / "table1.json").read_text()))
         yield Row(label="far", not_here="it takes long")
 
@@ -101,10 +101,10 @@ def test_a_config_is_trained_once(tiny, tmp_path, monkeypatch):
     train = runners.experiment.run
     monkeypatch.setattr(runners.experiment, "run", lambda *args, **more: runs.append(1) or train(*args, **more))
     runner = papers.Runner(tmp_path, quick=True, seeds=1)
-    first, second = runner.row("a", "mnist", SMALL), runner.row("b", "mnist", SMALL)
+    first, second = runner.training_row("a", "mnist", SMALL), runner.training_row("b", "mnist", SMALL)
     assert len(runs) == 1
     assert first.config == second.config == "configs/a.toml"
-    other = runner.row("a", "mnist", (*SMALL, ("server.learning_rate", 0.5)))
+    other = runner.training_row("a", "mnist", (*SMALL, ("server.learning_rate", 0.5)))
     assert other.config == "configs/a-2.toml"
 
 

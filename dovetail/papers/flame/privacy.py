@@ -77,37 +77,37 @@ def eps_of(bound: Statement | LowerBound | None) -> float | None:
     return None if bound is None else bound.eps
 
 
-def claim_statement(name: str, about: quotes.Terms, **how: Any) -> Statement:
+def claim_statement(name: str, terms: quotes.Terms, **how: Any) -> Statement:
     """What the paper's own formula gives for this protocol.
 
     Arguments:
         how: how the formula is evaluated, as its function in `dovetail.claims` takes it.
     """
-    protocol, cohort = quotes.settle_protocol(name, about)
-    if not isinstance(protocol, Claimed) or (published := protocol.published_event(cohort, about.dim)) is None:
+    protocol, cohort = quotes.settle_protocol(name, terms)
+    if not isinstance(protocol, Claimed) or (published := protocol.published_event(cohort, terms.dim)) is None:
         raise ValueError(f"no paper makes a claim for {name!r} with these settings")
-    scope = protocol.view(cohort, about.dim, neighbors=protocol.relation).scope
-    return protocol.formula(published[0], delta=about.delta, **how).statement(scope, span="one epoch")
+    scope = protocol.view(cohort, terms.dim, neighbors=protocol.relation).scope
+    return protocol.formula(published[0], delta=terms.delta, **how).statement(scope, span="one epoch")
 
 
 def quote_row(
     runner: Runner,
     label: str,
     name: str,
-    about: quotes.Terms,
+    terms: quotes.Terms,
     *,
     paper: Mapping[str, float] | None = None,
     claimed: Statement | None = None,
     **more: Any,
 ) -> Row:
     """A protocol on these terms: claimed, certified and attacked."""
-    quoted = quotes.quote(name, about)
+    quoted = quotes.quote(name, terms)
     return Row(
         label=label,
         paper=paper or {},
         claimed=claimed or quoted.claimed,
         certified=quoted.certified,
-        audited=runner.audit(name, about),
+        audited=runner.best_exact_bound(name, terms),
         **more,
     )
 
@@ -319,7 +319,7 @@ def _amplification_rows(runner: Runner, x: float, dim: int, eps_local: float, la
         if name != "ss_topk":
             more: dict[str, Any] = {"beta": BETA, "pad_to": 333} if name == "ss_double" else {}
             printed = terms_of_one_epoch(dim=dim, eps_local=eps_report, published=True, randomizer="laplace", **more)
-            extra[_PRINTED_FORM] = runner.audit(name, printed).eps
+            extra[_PRINTED_FORM] = runner.best_exact_bound(name, printed).eps
         yield dataclasses.replace(row, series=series, x=float(x), extra=extra)
 
 

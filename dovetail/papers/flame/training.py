@@ -14,7 +14,7 @@ from typing import Any
 from dovetail.experiment.config import read
 from dovetail.figures import Figure
 from dovetail.guarantee import quotes
-from dovetail.papers.exhibits import Part, Row, accuracy_figure, curve_lines, mean_of, sweep_lines
+from dovetail.papers.exhibits import Part, Row, accuracy_figure, curve_lines, measured_mean, sweep_lines
 from dovetail.papers.flame.privacy import (
     BETA,
     DELTA,
@@ -45,7 +45,7 @@ def _train_row(
     **more: Any,
 ) -> Row:
     """The row of a training with what is claimed, certified and shown of one epoch of it."""
-    row = runner.row(label, preset, overrides, **more)
+    row = runner.training_row(label, preset, overrides, **more)
     config = read(preset, overrides)
     name = config.protocol["name"]
     protocol = config.protocol_settings
@@ -57,7 +57,7 @@ def _train_row(
         row,
         claimed=quoted.claimed,
         certified=quoted.certified,
-        audited=runner.audit(name, terms_of_one_epoch(**protocol)),
+        audited=runner.best_exact_bound(name, terms_of_one_epoch(**protocol)),
         curve=tuple((x / _EPOCH, y) for x, y in row.curve),
         extra={**row.extra, "certified eps of all rounds": whole.eps if whole else None, **(extra or {})},
     )
@@ -215,7 +215,7 @@ def _sweep_rows(runner: Runner, points: Sequence[tuple[float, float, int, float]
                 x=x,
                 extra={
                     _CERTIFIED_APART: quotes.quote(name, repaired).certified.eps,
-                    _AUDITED_APART: runner.audit(name, repaired).eps,
+                    _AUDITED_APART: runner.best_exact_bound(name, repaired).eps,
                 },
             )
 
@@ -246,7 +246,7 @@ def _accuracy_and_eps_figures(title: str, x_label: str, log_x: bool) -> Callable
             *sweep_lines(rows, lambda row: eps_of(row.audited), suffix=", audited, as printed", style="points"),
         ]
         return [
-            accuracy_figure(title, x_label, sweep_lines(rows, mean_of), log_x=log_x),
+            accuracy_figure(title, x_label, sweep_lines(rows, measured_mean), log_x=log_x),
             Figure(title="Privacy of one epoch", x_label=x_label, y_label="eps_c", log_x=log_x, log_y=True, lines=eps),
         ]
 
