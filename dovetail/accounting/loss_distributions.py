@@ -30,7 +30,7 @@ __all__ = [
     "Side",
     "compose",
     "from_dp_accounting",
-    "mixture",
+    "loss_of_mixture",
     "self_compose",
     "symmetrize",
     "worst_delta",
@@ -70,9 +70,9 @@ class LossDistribution:
     interval: float
     sides: tuple[Side, ...]
 
-    def side(self, index: int) -> Side:
+    def side_in_direction(self, direction: int) -> Side:
         """The loss of the first neighbour against the second (0), or the other way round (1)."""
-        return self.sides[min(index, len(self.sides) - 1)]
+        return self.sides[min(direction, len(self.sides) - 1)]
 
     def eps(self, delta: float) -> float:
         """The smallest eps at this delta, rounded up; infinite where there is none."""
@@ -103,7 +103,9 @@ class Composition:
     def _parts_by_direction(self) -> list[list[LossPart]]:
         """For each direction the parts of the sum; one direction where all releases have one side."""
         count = max(len(loss.sides) for loss, _ in self.parts)
-        return [[LossPart(*loss.side(index), times) for loss, times in self.parts] for index in range(count)]
+        return [
+            [LossPart(*loss.side_in_direction(index), times) for loss, times in self.parts] for index in range(count)
+        ]
 
     @functools.cached_property
     def _totals_by_direction(self) -> tuple[Total, ...]:
@@ -205,7 +207,7 @@ def _parts_of(loss: Loss) -> tuple[tuple[LossDistribution, int], ...]:
     return loss.parts if isinstance(loss, Composition) else ((loss, 1),)
 
 
-def mixture(parts: Sequence[tuple[float, LossDistribution | None]], *, interval: float) -> LossDistribution:
+def loss_of_mixture(parts: Sequence[tuple[float, LossDistribution | None]], *, interval: float) -> LossDistribution:
     """The loss of one of several releases, drawn at random, where it is seen which was drawn; rounded up.
 
     Arguments:
@@ -217,7 +219,7 @@ def mixture(parts: Sequence[tuple[float, LossDistribution | None]], *, interval:
         raise ValueError("expected a release with a loss, got none")
     both = []
     for index in range(2):
-        sides = [(weight, *loss.side(index)) for weight, loss in parts if loss is not None]
+        sides = [(weight, *loss.side_in_direction(index)) for weight, loss in parts if loss is not None]
         low = min(0, *(lowest for _, lowest, _, _ in sides))
         high = max(0, *(lowest + len(law) for _, lowest, law, _ in sides))
         probs = np.zeros(high - low + 1)

@@ -450,7 +450,7 @@ class Clients:
         starts = np.where(counts > 0, self.starts[clients][:, None], len(self.records))
         return np.append(self.records, 0)[starts + np.where(column < counts, column, 0)].astype(np.int32)
 
-    def entries(self) -> tuple[np.ndarray, np.ndarray]:
+    def owners_and_records(self) -> tuple[np.ndarray, np.ndarray]:
         """The client of every entry of `records`, and the record: two arrays of that length."""
         return np.repeat(np.arange(self.num_clients), self.counts), self.records
 

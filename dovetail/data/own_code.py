@@ -142,11 +142,11 @@ def escape_routes(traced: Any) -> tuple[str, ...]:
     """
     primitives = set(_primitives_in(traced.jaxpr))
     own = primitives - _primitives_of_jax()
-    names = {primitive.name for primitive in primitives if primitive in own or _leads_out(primitive.name)}
+    names = {primitive.name for primitive in primitives if primitive in own or _runs_foreign_code(primitive.name)}
     return tuple(sorted(names | {type(effect).__name__ for effect in traced.effects}))
 
 
-def _leads_out(name: str) -> bool:
+def _runs_foreign_code(name: str) -> bool:
     """Whether a primitive of JAX's own, by its name, runs code of somebody else's."""
     return "callback" in name or "hi_primitive" in name or name in _FOREIGN
 

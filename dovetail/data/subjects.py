@@ -74,7 +74,7 @@ def cap_records(
     kept = offered[_place_in_run(by_subject.subject[offered]) < items_per_subject]
 
     entries = np.sort(by_subject.entry[kept])
-    users, records = clients.entries()
+    users, records = clients.owners_and_records()
     return Clients.from_owners(records[entries], users[entries], num_clients=clients.num_clients)
 
 
@@ -97,7 +97,7 @@ def subject_maxima(clients: Clients, subjects: np.ndarray) -> SubjectMaxima:
 
 def subjects_by_user(clients: Clients, num_records: int) -> np.ndarray:
     """For unknown subjects: the subject of a record is the user that holds it; `num_clients` where nobody does."""
-    users, records = clients.entries()
+    users, records = clients.owners_and_records()
     _check_range(records, num_records)
     order = np.argsort(records, kind="stable")
     users, records = users[order], records[order]
@@ -116,7 +116,7 @@ def subjects_by_user(clients: Clients, num_records: int) -> np.ndarray:
 class _SortedEntries:
     """The entries of a `Clients` table sorted by subject, then user, then record: one number of each array an entry."""
 
-    entry: np.ndarray  # its place in Clients.entries()
+    entry: np.ndarray  # its place in Clients.owners_and_records()
     subject: np.ndarray
     user: np.ndarray
     turn: np.ndarray  # 0 for the user's lowest record of the subject, 1 for the next, ...
@@ -124,7 +124,7 @@ class _SortedEntries:
     @classmethod
     def of(cls, clients: Clients, subjects: np.ndarray) -> _SortedEntries:
         """The entries of these clients, where `subjects` says whom each record is about."""
-        users, records = clients.entries()
+        users, records = clients.owners_and_records()
         _check_range(records, len(subjects))
         entry = np.lexsort((records, users, subjects[records]))
         subject, user = subjects[records][entry], users[entry]

@@ -56,7 +56,9 @@ def build(comments: Path, annotations: Path, *, ratings: int = RATINGS) -> Datas
     numbers, texts, splits = _read_comments(comments)
     place, worker, toxic = _read_annotations(annotations, numbers)
     trained = splits[place] != "test"
-    kept = np.flatnonzero(trained)[_first_of_each(worker[trained], _public_order(numbers)[place[trained]], ratings)]
+    kept = np.flatnonzero(trained)[
+        _first_entries_of_each_worker(worker[trained], _public_order(numbers)[place[trained]], ratings)
+    ]
     votes = np.bincount(place, weights=2 * toxic - 1, minlength=len(numbers))
     tested = np.flatnonzero((splits == "test") & (np.bincount(place, minlength=len(numbers)) > 0))
     used, row = np.unique(place[kept], return_inverse=True)
@@ -104,7 +106,7 @@ def _public_order(numbers: np.ndarray) -> np.ndarray:
     return np.array([zlib.crc32(str(number).encode()) for number in numbers.tolist()], np.int64)
 
 
-def _first_of_each(worker: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:
+def _first_entries_of_each_worker(worker: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:
     """The places of each worker's `count` entries with the lowest `order`, worker by worker.
 
     Arguments:

@@ -172,10 +172,10 @@ def _are_views(value: object) -> TypeGuard[View | list[View] | tuple[View, ...]]
     return len(candidates) > 0 and all(callable(view) for view in candidates)
 
 
-def _shift_axis(images: jax.Array, by: int, *, axis: int) -> jax.Array:
+def _shift_axis(images: jax.Array, places: int, *, axis: int) -> jax.Array:
     """Images in which place i of an axis shows what was at i + by; beyond the edge, the edge is repeated."""
     size = images.shape[axis]
-    return jnp.take(images, np.clip(np.arange(size) + by, 0, size - 1), axis=axis)
+    return jnp.take(images, np.clip(np.arange(size) + places, 0, size - 1), axis=axis)
 
 
 def _offsets_from_centre(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -274,7 +274,7 @@ def spread_of(
         Of data that are not published, no number in it depends on who has how many records: it is declared, or a cap
         that the protocol enforces, or left open.
     """
-    owners, records = clients.entries()
+    owners, records = clients.owners_and_records()
     holders = int(np.bincount(np.unique(np.stack([owners, records]), axis=1)[1]).max())
     spread = units.Spread(
         users=clients.num_clients,

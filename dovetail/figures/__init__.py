@@ -1,7 +1,7 @@
 """Figures as data, and how to draw them.
 
-`Figure` and `Line` are plain records that go to JSON and back; `render_svg` draws one by hand, without a dependency: real
-text, colours for light, dark and print. `save` writes one to a file. Every figure that Dovetail shows is one of these.
+`Figure` and `Line` are plain records that go to JSON and back; `render_svg` draws one by hand, without a dependency:
+real text, colours for light, dark and print. `save` writes one to a file. Every figure that Dovetail shows is one.
 """
 
 from __future__ import annotations

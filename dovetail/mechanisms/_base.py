@@ -25,12 +25,12 @@ __all__ = [
     "AtInput",
     "Blanket",
     "LocalRandomizer",
+    "array_module",
     "as_floating",
     "check_interval",
     "clamp",
-    "clamp64",
+    "clamp_float64",
     "convert_fields_to_float",
-    "namespace",
 ]
 
 
@@ -146,7 +146,7 @@ class LocalRandomizer(abc.ABC):
 
     def mean(self, x: npt.ArrayLike) -> np.ndarray:
         """The exact mean of one raw report on input x."""
-        return self.offset + self.slope * clamp64(x, *self.domain)
+        return self.offset + self.slope * clamp_float64(x, *self.domain)
 
     def debias(self, mean: Any) -> Any:
         """The estimate of the mean input from the mean of reports (NumPy in, NumPy out; JAX in, JAX out).
@@ -212,17 +212,17 @@ def as_floating(x: ArrayLike) -> jax.Array:
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.float32)
 
 
-def namespace(*arrays: Any) -> Any:
+def array_module(*arrays: Any) -> Any:
     """The module of these arrays: jax.numpy if any of them is a JAX array (tracers are), else numpy."""
     return jnp if any(is_array(array) for array in arrays) else np
 
 
 def clamp(x: Any, low: float, high: float) -> Any:
     """x moved into [low, high], with NaN in the middle: so that a guarantee on [low, high] covers every input."""
-    xp = namespace(x)
+    xp = array_module(x)
     return xp.clip(xp.where(xp.isnan(x), low + (high - low) / 2, x), low, high)
 
 
-def clamp64(x: npt.ArrayLike, low: float, high: float) -> np.ndarray:
+def clamp_float64(x: npt.ArrayLike, low: float, high: float) -> np.ndarray:
     """`clamp` in NumPy float64, for exact laws."""
     return clamp(np.asarray(x, np.float64), low, high)

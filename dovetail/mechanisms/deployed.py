@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail import _validate
-from dovetail.mechanisms._base import check_interval, clamp64, convert_fields_to_float
+from dovetail.mechanisms._base import check_interval, clamp_float64, convert_fields_to_float
 from dovetail.mechanisms.exact import ExactSampler, round_at_random
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.mechanisms.randomized_response import RandomizedResponse
@@ -75,7 +75,7 @@ class ExactRandomizedResponse:
 
     def __call__(self, x: npt.ArrayLike, *, sampler: ExactSampler) -> np.ndarray:
         """A level index for every entry of x, int64 in its shape."""
-        position = clamp64(x, 0.0, 1.0) * (self.levels - 1)
+        position = clamp_float64(x, 0.0, 1.0) * (self.levels - 1)
         truth = np.clip(round_at_random(position, sampler), 0, self.levels - 1)
         keep = sampler.bernoullis(self.prob_truth, truth.size).reshape(truth.shape)
         return np.where(keep, truth, sampler.integers(self.levels, truth.size).reshape(truth.shape))
@@ -159,7 +159,7 @@ class DiscreteLaplace:
 
     def _grid_position(self, x: npt.ArrayLike) -> np.ndarray:
         """x, clamped to [low, high], in grid steps."""
-        return clamp64(x, self.low, self.high) / float(self.spacing)
+        return clamp_float64(x, self.low, self.high) / float(self.spacing)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -166,30 +166,30 @@ class ExactSampler:
             if (value := value & mask) < bound:
                 return value
 
-    def _bernoulli_exp(self, n: int, d: int) -> bool:
-        """True with probability exactly exp(-n / d), for integers n >= 0 and d >= 1.
+    def _bernoulli_exp(self, numerator: int, denominator: int) -> bool:
+        """True with probability exactly exp(-numerator / denominator), for integers >= 0 and >= 1.
 
         It is von Neumann's series for n <= d; a larger n is taken in unit steps.
         """
-        while n > d:
+        while numerator > denominator:
             if not self._bernoulli_exp(1, 1):
                 return False
-            n -= d
+            numerator -= denominator
         k = 1
-        while self._randbelow(d * k) < n:
+        while self._randbelow(denominator * k) < numerator:
             k += 1
         return k % 2 == 1
 
-    def _discrete_laplace(self, t: int, s: int) -> int:
-        """An integer z with probability proportional to exp(-|z| s / t), for integers s, t >= 1."""
+    def _discrete_laplace(self, scale_numerator: int, scale_denominator: int) -> int:
+        """An integer z with probability proportional to exp(-|z| / scale), a quotient of integers >= 1."""
         while True:
-            u = self._randbelow(t)
-            if not self._bernoulli_exp(u, t):
+            u = self._randbelow(scale_numerator)
+            if not self._bernoulli_exp(u, scale_numerator):
                 continue
             v = 0
             while self._bernoulli_exp(1, 1):
                 v += 1
-            y = (u + t * v) // s
+            y = (u + scale_numerator * v) // scale_denominator
             negative = self._randbelow(2)
             if negative and y == 0:
                 continue

@@ -52,7 +52,7 @@ __all__ = [
     "ExactSkellam",
     "SignedTable",
     "encode",
-    "split",
+    "split_into_shares",
 ]
 
 _TAIL = 264  # what is beyond the table has probability 2^-264 at most
@@ -164,7 +164,7 @@ def encode(encoding: Encoding, x: np.ndarray, *, sampler: ExactSampler) -> np.nd
     return inward if int(inward @ inward) <= limit else np.zeros_like(inward)
 
 
-def split(values: np.ndarray, shares: int, modulus: int, *, sampler: ExactSampler) -> np.ndarray:
+def split_into_shares(values: np.ndarray, shares: int, modulus: int, *, sampler: ExactSampler) -> np.ndarray:
     """Additive shares of every integer modulo `modulus` (a power of two up to 2^32), along a new last axis; uint32.
 
     Guarantees:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from dovetail import _validate
 from dovetail._jax import ArrayLike, jax, jnp, trace_once
-from dovetail.mechanisms._base import LocalRandomizer, as_floating, convert_fields_to_float, namespace
+from dovetail.mechanisms._base import LocalRandomizer, array_module, as_floating, convert_fields_to_float
 from dovetail.mechanisms._words import draw_by_page, num_pages, random_page
 from dovetail.statements import NotApplicable
 
@@ -123,7 +123,7 @@ def clip_factors_of(x: Any, clip_norm: Any) -> Any:
 
 def scale_by(x: Any, factor: Any) -> Any:
     """x, or some entries of it, times a factor of `clip_factors_of`; zero where that is 0, even if x is NaN there."""
-    xp = namespace(x)
+    xp = array_module(x)
     kept = factor > 0
     return xp.where(kept, xp.where(kept, x, 0) * factor, 0)
 
@@ -144,7 +144,7 @@ def finite_or_zero(x: Any) -> Any:
     Guarantees:
         The result is finite, and one vector never depends on another.
     """
-    xp = namespace(x)
+    xp = array_module(x)
     with np.errstate(over="ignore", invalid="ignore"):
         square = (x * x).sum(axis=-1, keepdims=True)
     return xp.where(xp.isfinite(square), x, 0)
@@ -155,7 +155,7 @@ def _factor_to_unit_norm(square: Any) -> Any:
 
     `square` is of the norm over the clip norm.
     """
-    xp = namespace(square)
+    xp = array_module(square)
     long = square > 1
     factor = xp.where(long, 1 / xp.sqrt(xp.where(long, square, 1)), 1)
     return xp.where(xp.isfinite(square), factor, 0)

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail import _validate
-from dovetail.mechanisms._base import clamp64, convert_fields_to_float
+from dovetail.mechanisms._base import clamp_float64, convert_fields_to_float
 from dovetail.mechanisms.exact import ExactSampler, round_at_random
 from dovetail.mechanisms.exact_skellam import BITS, SignedTable
 
@@ -71,7 +71,7 @@ class ReportGrid:
 
     def round_to_edges(self, x: npt.ArrayLike, *, sampler: ExactSampler) -> np.ndarray:
         """Each entry of x, clipped to [-C, C] and rounded at random to an edge of the grid; indices, int64."""
-        position = clamp64(x, -self.clip_value, self.clip_value) / self.clip_value * self.steps
+        position = clamp_float64(x, -self.clip_value, self.clip_value) / self.clip_value * self.steps
         return np.clip(round_at_random(position, sampler), -self.steps, self.steps)
 
     def sum_of_midpoints(self, total: Any, count: Any) -> Any:

@@ -33,12 +33,12 @@ from dovetail._jax import ArrayLike, is_array, jax, jnp
 from dovetail.mechanisms._base import (
     AtInput,
     LocalRandomizer,
+    array_module,
     as_floating,
     check_interval,
     clamp,
-    clamp64,
+    clamp_float64,
     convert_fields_to_float,
-    namespace,
 )
 from dovetail.statements import NotApplicable
 
@@ -103,7 +103,7 @@ class LaplaceRandomizer(LocalRandomizer):
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
         """The log density -|y - x| / scale - log(2 scale) of report y, with x clamped to the domain."""
-        distance = np.abs(np.asarray(y, np.float64) - clamp64(x, *self.domain))
+        distance = np.abs(np.asarray(y, np.float64) - clamp_float64(x, *self.domain))
         return -distance / self.scale - math.log(2 * self.scale)
 
     def report_variance(self, x: npt.ArrayLike) -> np.ndarray:
@@ -190,7 +190,7 @@ class ClipLaplace(LocalRandomizer):
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
         """The log of Def. 4's density at report y, with x clamped to the box; -inf where |y| > A."""
         report = np.asarray(y, np.float64)
-        centre = clamp64(x, *self.domain)
+        centre = clamp_float64(x, *self.domain)
         log_density = (
             -np.abs(report - centre) / self.scale - math.log(2 * self.scale) - np.log(self._mass_within(centre))
         )
@@ -205,7 +205,7 @@ class ClipLaplace(LocalRandomizer):
 
         It comes from the incomplete gamma integrals of w e^-w and w^2 e^-w, where w = |y - x| / lambda.
         """
-        centre = clamp64(x, *self.domain)
+        centre = clamp_float64(x, *self.domain)
         right, left = (self.output_bound - centre) / self.scale, (self.output_bound + centre) / self.scale
         norm = 2 * self._mass_within(centre)
         first = (special.gammainc(2, right) - special.gammainc(2, left)) / norm
@@ -278,8 +278,8 @@ def invert_mean_report(mean: Any, eps_local: Any, clip_value: float, bound: floa
     eps_local = eps_local if is_array(eps_local) else np.asarray(eps_local, np.float64)
     table = _mean_report_over_scales(nodes, 2 * clip_value / eps_local, bound)
     largest = table[-1] if is_array(table) else float(table[-1])
-    angles = namespace(table).arcsin(namespace(table).clip(table / largest, 0.0, 1.0))
-    xp = namespace(mean, table)
+    angles = array_module(table).arcsin(array_module(table).clip(table / largest, 0.0, 1.0))
+    xp = array_module(mean, table)
     mean = as_floating(mean) if xp is jnp else np.asarray(mean, np.float64)
     angle = xp.arcsin(xp.clip(xp.abs(mean) / largest, 0.0, 1.0))
     inverse = _interpolate_cubic(angle, xp.asarray(angles, mean.dtype), xp.asarray(nodes, mean.dtype), xp)
@@ -310,7 +310,7 @@ def _mean_report_at_scale(x: Any, scale: Any, bound: float) -> Any:
     With u = x / lambda and a = A / lambda: E / lambda = (u e^a - (1 + a) sinh u) / (e^a - cosh u), here times e^-a and
     with the leading terms, which cancel at small eps, taken out by hand.
     """
-    xp = namespace(x, scale)
+    xp = array_module(x, scale)
     size = xp.abs(x) / scale
     a = bound / scale
     numerator = size * _exp_remainder(a, xp) - (1 + a) * _sinh_remainder(size, a, xp)
@@ -319,7 +319,7 @@ def _mean_report_at_scale(x: Any, scale: Any, bound: float) -> Any:
 
 def _mass_in_bound(size: Any, a: Any) -> Any:
     """S = 1 - e^-a cosh(size), for 0 <= size <= a, without overflow and without cancellation at small a."""
-    xp = namespace(size, a)
+    xp = array_module(size, a)
     return -xp.expm1(-a) - xp.exp(size - a) * xp.expm1(-size) ** 2 / 2
 
 

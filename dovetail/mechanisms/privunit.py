@@ -28,7 +28,7 @@ from dovetail import _validate
 from dovetail._jax import ArrayLike, jax, jnp, map_blocks
 from dovetail.accounting.releases import privunit as accounting
 from dovetail.accounting.releases.privunit import Cap
-from dovetail.mechanisms._base import Blanket, LocalRandomizer, convert_fields_to_float, namespace
+from dovetail.mechanisms._base import Blanket, LocalRandomizer, array_module, convert_fields_to_float
 from dovetail.mechanisms.gaussian import fast_normal, normal
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "PrivUnitRandomizer",
     "UniformSphere",
     "inverse_cdf_cubics",
-    "polar",
+    "polar_of_clipped",
 ]
 
 _SHORTEST = 1e-12  # of clip_norm: below it a float32 sum of squares may lose coordinates to underflow
@@ -131,7 +131,7 @@ class PrivUnitRandomizer(LocalRandomizer):
 
         One key for all of them.
         """
-        radius, unit = polar(x, self.clip_norm)
+        radius, unit = polar_of_clipped(x, self.clip_norm)
         key_words, key_rest = jax.random.split(key)
         turn, high, low, where = jax.random.bits(key_words, (4, *radius.shape), jnp.uint32)
         keep = _open_uniform(turn) <= (1 + radius) / 2
@@ -156,7 +156,7 @@ class PrivUnitRandomizer(LocalRandomizer):
         report = np.asarray(y, np.float64)
         inputs = np.asarray(x, np.float64)
         self._check_dim(y=report, x=inputs)
-        radius, unit = polar(inputs, self.clip_norm)
+        radius, unit = polar_of_clipped(inputs, self.clip_norm)
         norm = np.linalg.norm(report, axis=-1)
         height = np.vecdot(report, unit) / np.where(norm > 0, norm, 1)
         towards = height >= self.cap.threshold
@@ -169,7 +169,7 @@ class PrivUnitRandomizer(LocalRandomizer):
         """The mean report, in the shape of x: the clipped vector times `slope`."""
         inputs = np.asarray(x, np.float64)
         self._check_dim(x=inputs)
-        radius, unit = polar(inputs, self.clip_norm)
+        radius, unit = polar_of_clipped(inputs, self.clip_norm)
         return accounting.mean_projection(self.cap) * radius * unit
 
     def report_variance(self, x: npt.ArrayLike) -> np.ndarray:
@@ -178,7 +178,7 @@ class PrivUnitRandomizer(LocalRandomizer):
         E[v v^T] is E[t^2] u u^T + E[1 - t^2] (I - u u^T) / (dim - 1).
         """
         along = self.mean(x)
-        squares = polar(np.asarray(x, np.float64), self.clip_norm)[1] ** 2
+        squares = polar_of_clipped(np.asarray(x, np.float64), self.clip_norm)[1] ** 2
         across = _mean_square_radius(self.cap)
         return (1 - across) * squares + across * (1 - squares) / (self.dim - 1) - along**2
 
@@ -242,9 +242,9 @@ def _num_words_outside(cap: Cap) -> int:
     return math.ceil((1 - fractions.Fraction(cap.prob)) * 2**_COIN_BITS)
 
 
-def polar(x: Any, clip_norm: float) -> tuple[Any, Any]:
+def polar_of_clipped(x: Any, clip_norm: float) -> tuple[Any, Any]:
     """r (with the last axis kept) and u such that the clipped x is clip_norm r u; u is the first axis where r is 0."""
-    xp = namespace(x)
+    xp = array_module(x)
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x / clip_norm
         square = (scaled * scaled).sum(axis=-1, keepdims=True)

@@ -18,7 +18,14 @@ import numpy.typing as npt
 from dovetail import _validate
 from dovetail._jax import ArrayLike, jax, jnp
 from dovetail.mechanisms import _words
-from dovetail.mechanisms._base import Blanket, LocalRandomizer, as_floating, clamp, clamp64, convert_fields_to_float
+from dovetail.mechanisms._base import (
+    Blanket,
+    LocalRandomizer,
+    as_floating,
+    clamp,
+    clamp_float64,
+    convert_fields_to_float,
+)
 
 __all__ = ["BinaryRandomizedResponse", "RandomizedResponse", "UniformLevels"]
 
@@ -88,7 +95,7 @@ class RandomizedResponse(LocalRandomizer):
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
         """The exact log pmf of level index y; -inf where y is no level."""
         level = np.asarray(y, np.float64)
-        position = clamp64(x, 0.0, 1.0) * (self.levels - 1)
+        position = clamp_float64(x, 0.0, 1.0) * (self.levels - 1)
         chance = np.maximum(0.0, 1 - np.abs(level - position))
         return np.where(
             _is_level(level, self.levels), np.log(self.gamma / self.levels + self.prob_truth * chance), -np.inf
@@ -99,7 +106,7 @@ class RandomizedResponse(LocalRandomizer):
 
         It adds up the uniform level's, the rounding's, and that of the choice between the two.
         """
-        position = clamp64(x, 0.0, 1.0) * (self.levels - 1)
+        position = clamp_float64(x, 0.0, 1.0) * (self.levels - 1)
         fraction = position - np.floor(position)
         uniform = self.gamma * (self.levels**2 - 1) / 12
         choice = self.gamma * self.prob_truth * ((self.levels - 1) / 2 - position) ** 2

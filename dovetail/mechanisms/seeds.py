@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from dovetail.accounting.releases.privunit import cap_mass
 from dovetail.mechanisms.exact import ExactSampler
-from dovetail.mechanisms.privunit import PrivUnitRandomizer, polar
+from dovetail.mechanisms.privunit import PrivUnitRandomizer, polar_of_clipped
 from dovetail.statements import NotApplicable
 
-__all__ = ["SEED_BYTES", "SeededPrivUnit", "directions", "draw_seeds"]
+__all__ = ["SEED_BYTES", "SeededPrivUnit", "directions_of_seeds", "draw_seeds"]
 
 SEED_BYTES = 16
 _BLOCK = 2**17  # coordinates that are expanded at a time: they stay in the cache
@@ -66,7 +66,7 @@ class SeededPrivUnit:
         law = self.law
         if np.shape(x) != (law.dim,):
             raise ValueError(f"expected x of shape ({law.dim},), got shape={np.shape(x)}")
-        radius, unit = polar(np.asarray(x, np.float64), law.clip_norm)
+        radius, unit = polar_of_clipped(np.asarray(x, np.float64), law.clip_norm)
         keep = sampler.bernoulli(Fraction((1 + float(radius[0])) / 2))
         inside = sampler.bernoulli(Fraction(law.cap.prob))
         return self._search_seed(unit if keep else -unit, inside, sampler)
@@ -94,7 +94,7 @@ def draw_seeds(count: int, *, sampler: ExactSampler) -> np.ndarray:
     return sampler.integers(2**32, 4 * count).astype("<u4").view(np.uint8).reshape(count, SEED_BYTES)
 
 
-def directions(seeds: np.ndarray, dim: int) -> np.ndarray:
+def directions_of_seeds(seeds: np.ndarray, dim: int) -> np.ndarray:
     """v(s) for every row of seeds, (count, 16) uint8: float32 unit vectors, (count, dim).
 
     The AES-128-CTR keystream under key s from counter 0, as 64-bit little-endian words; their upper 53 bits are

@@ -31,9 +31,9 @@ __all__ = [
     "Resolution",
     "center",
     "choose_resolution",
+    "draw_skellam",
     "shares_for",
-    "skellam",
-    "split",
+    "split_into_shares",
     "to_residues",
 ]
 
@@ -147,7 +147,7 @@ def _squares_fit(clip_norm: float, scale: float, dim: int) -> bool:
     return scale * clip_norm + math.sqrt(dim) < _LARGEST
 
 
-def skellam(variance: float, shape: tuple[int, ...], *, key: jax.Array, times: int | jax.Array = 1) -> jax.Array:
+def draw_skellam(variance: float, shape: tuple[int, ...], *, key: jax.Array, times: int | jax.Array = 1) -> jax.Array:
     """Independent Skellam noise of mean zero as int32: each entry the sum of `times` draws of this variance.
 
     Guarantees:
@@ -212,7 +212,7 @@ def to_residues(integers: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(integers, jnp.uint32)
 
 
-def split(values: jax.Array, shares: int, modulus: int, *, key: jax.Array) -> jax.Array:
+def split_into_shares(values: jax.Array, shares: int, modulus: int, *, key: jax.Array) -> jax.Array:
     """Additive shares of every value modulo `modulus`, a power of two up to 2^32, along a new last axis; uint32.
 
     Guarantees:

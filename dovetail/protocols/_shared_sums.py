@@ -86,7 +86,9 @@ class ProvenLevelSums(LevelSums):
     @property
     def proof(self) -> LevelProofs:
         """The proof that every level is in range."""
-        return LevelProofs.of(size=self.length, largest=self.levels.response.levels - 1, shares=self.aggregators)
+        return LevelProofs.shipped_variant(
+            size=self.length, largest=self.levels.response.levels - 1, shares=self.aggregators
+        )
 
     @property
     def distance(self) -> float:

@@ -39,12 +39,12 @@ class ItemDraws:
     def __post_init__(self) -> None:
         _validate.positive(rate=self.rate)
         _validate.at_most(1, rate=self.rate)
-        owners, records = self.clients.entries()
+        owners, records = self.clients.owners_and_records()
         object.__setattr__(self, "_owners", owners)
         object.__setattr__(self, "_records", records)
 
     def draw_entries(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
-        """Which of these users' entries join a step, ascending, as places in `clients.entries()`.
+        """Which of these users' entries join a step, ascending, as places in `clients.owners_and_records()`.
 
         Arguments:
             index: the round.

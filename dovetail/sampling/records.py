@@ -142,7 +142,7 @@ class RecordSampler(Sampler):
 
 def cap_records(protocol: ItemLevel, clients: Clients, subject_of_record: np.ndarray | None) -> Clients:
     """Who holds what after the cap that the protocol puts on a subject's records; refuses records at several users."""
-    _, records = clients.entries()
+    _, records = clients.owners_and_records()
     if len(np.unique(records)) < len(records):
         raise ValueError("expected every record at one user where records are protected, got records at several users")
     if protocol.unit == "item":

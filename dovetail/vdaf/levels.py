@@ -36,7 +36,7 @@ class LevelProofs:
 
     @classmethod
     @functools.lru_cache(maxsize=32)
-    def of(cls, *, size: int, largest: int, shares: int = 2) -> LevelProofs:
+    def shipped_variant(cls, *, size: int, largest: int, shares: int = 2) -> LevelProofs:
         """The variant that ships: Prio3 over the 64-bit field, with the chunk length that makes proofs shortest.
 
         Arguments:

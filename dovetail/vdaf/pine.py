@@ -203,7 +203,7 @@ class Pine(PineVariant):
 
     @classmethod
     @functools.lru_cache(maxsize=32)
-    def of(cls, *, dim: int, squared: int, shares: int = 2) -> Pine:
+    def shipped_variant(cls, *, dim: int, squared: int, shares: int = 2) -> Pine:
         """The variant that ships: 64-bit field, 100 wraparound checks of 16 norms or more, the shortest proofs."""
         layout = NormLayout(field=FIELD64, dim=dim, squared=squared, alpha=_WIDER)
         if not layout.has_visible_wraps:

@@ -108,7 +108,7 @@ OPEN = SplitAndMix(
     colluding_slots=9,
 )
 SUBJECT = SampledSubject(std=2.0, clip_norm=1.0, items=2, prob_item=0.5)
-SHIFTS = mixtures.ShiftLaw.of(np.array([0.0, 1.0]), np.array([0.5, 0.5]))
+SHIFTS = mixtures.ShiftLaw.dominating(np.array([0.0, 1.0]), np.array([0.5, 0.5]))
 SPREAD = SampledSubject(std=2.0, clip_norm=1.0, items=60, prob_item=0.5, prob_user=0.5, users_spanned=60)
 SCOPE = Scope(trust=Trust.CURATOR, adversary="observer", neighbors=REPLACE, unit=Unit.USER)
 SLIVER = privunit.Cap(dim=10**6, threshold=1 - 1e-12, prob=0.5)
@@ -236,7 +236,9 @@ CASES = {
         (BAD, "prob > 0", lambda: symmetric.sampled_pair(lambda eps: 0.1, prob=0.0, eps_pure=1.0, std=1.0)),
         (BAD, "std > 0", lambda: symmetric.sampled_pair(lambda eps: 0.1, prob=0.5, eps_pure=1.0, std=0.0)),
     ],
-    symmetric.pair_of: [(OUTSIDE, "a loss of 21", lambda: symmetric.pair_of(lambda eps: 0.1, eps_pure=21.0))],
+    symmetric.pair_dominating_curve: [
+        (OUTSIDE, "a loss of 21", lambda: symmetric.pair_dominating_curve(lambda eps: 0.1, eps_pure=21.0))
+    ],
     personal.pair: [(OUTSIDE, "a loss of 30", lambda: personal.pair(LARGE_BUDGETS, np.array([0])))],
     personalized.pairs: [
         (OUTSIDE, "a loss of 30", lambda: personalized.pairs(LARGE_BUDGETS)),
@@ -325,12 +327,16 @@ CASES = {
         (OUTSIDE, "randomized response only", lambda: closed_forms.flame_lemma1(shuffled("laplace"), delta=1e-6)),
         (OUTSIDE, "hypotheses fail", lambda: closed_forms.flame_lemma1(shuffled(n=20), delta=1e-6)),
     ],
-    closed_forms.require_gain: [
-        (OUTSIDE, "no gain", lambda: closed_forms.require_gain(1.0, TWO, delta=0.1, theorem=closed_forms.ERLINGSSON19)),
+    closed_forms.bound_if_gain: [
         (
             OUTSIDE,
             "no gain",
-            lambda: closed_forms.require_gain(math.nan, TWO, delta=0.1, theorem=closed_forms.ERLINGSSON19),
+            lambda: closed_forms.bound_if_gain(1.0, TWO, delta=0.1, theorem=closed_forms.ERLINGSSON19),
+        ),
+        (
+            OUTSIDE,
+            "no gain",
+            lambda: closed_forms.bound_if_gain(math.nan, TWO, delta=0.1, theorem=closed_forms.ERLINGSSON19),
         ),
     ],
     closed_forms.girgis21: [
@@ -368,8 +374,8 @@ CASES = {
     groups.for_group: [(BAD, "size >= 1", lambda: groups.for_group(bound(1.0), size=0))],
     binomial.clone_counts: [(BAD, "probabilities", lambda: binomial.clone_counts(np.array([0.5, 1.5])))],
     loss_distributions.self_compose: [(BAD, "times >= 1", lambda: loss_distributions.self_compose(a_loss(), 0))],
-    loss_distributions.mixture: [
-        (BAD, "a release with a loss", lambda: loss_distributions.mixture([(1.0, None)], interval=0.1)),
+    loss_distributions.loss_of_mixture: [
+        (BAD, "a release with a loss", lambda: loss_distributions.loss_of_mixture([(1.0, None)], interval=0.1)),
     ],
     loss_distributions.compose: [(BAD, "at least one release", lambda: loss_distributions.compose([]))],
     loss_distributions.worst_delta: [(BAD, "eps >= 0", lambda: loss_distributions.worst_delta([a_loss()], eps=-1.0))],
@@ -400,9 +406,9 @@ CASES = {
         (OUTSIDE, "sees who was sampled", lambda: compose.local_bound(once(TWO, Poisson(prob=0.5)), delta=1e-6)),
         (OUTSIDE, "Gaussian does not describe", lambda: compose.local_bound(once(NOISE), delta=1e-6)),
     ],
-    crowds.local: [
-        (OUTSIDE, "binary randomized response", lambda: crowds.local(ternary_topk())),
-        (BAD, "0 <= delta <= 1", lambda: crowds.local(FULL, delta=2.0)),
+    crowds.local_bound: [
+        (OUTSIDE, "binary randomized response", lambda: crowds.local_bound(ternary_topk())),
+        (BAD, "0 <= delta <= 1", lambda: crowds.local_bound(FULL, delta=2.0)),
     ],
     crowds.loss: [
         (OUTSIDE, "loss of 31", lambda: crowds.loss(shuffled(eps_local=31.0))),
@@ -765,7 +771,7 @@ def a_loss():
 
 
 def a_pair():
-    return symmetric.pair_of(lambda eps: 0.1, eps_pure=1.0)
+    return symmetric.pair_dominating_curve(lambda eps: 0.1, eps_pure=1.0)
 
 
 def a_law():

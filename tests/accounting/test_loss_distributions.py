@@ -43,7 +43,7 @@ def test_copies_and_different_releases_against_convolution(eps):
 @pytest.mark.parametrize("eps", [0.0, 0.3])
 def test_a_release_that_is_drawn_costs_the_average(eps):
     parts = [(0.2, loss(FIRST)), (0.3, loss(SECOND, infinite=0.05)), (0.5, None)]
-    ours = loss_distributions.mixture(parts, interval=STEP).delta(eps)
+    ours = loss_distributions.loss_of_mixture(parts, interval=STEP).delta(eps)
     exact = 0.2 * exact_delta([(FIRST, 0.0)], eps) + 0.3 * exact_delta([(SECOND, 0.05)], eps)
     assert exact * (1 - 1e-12) <= ours <= exact * (1 + 1e-9)
 

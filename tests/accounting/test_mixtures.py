@@ -23,7 +23,7 @@ EPS = (0.0, 1e-4, 0.01, 0.3, 1.0, 3.0)
 
 def law_of(name):
     shifts, weights = LAWS[name]
-    return ShiftLaw.of(np.array(shifts), np.array(weights))
+    return ShiftLaw.dominating(np.array(shifts), np.array(weights))
 
 
 @functools.cache
@@ -83,7 +83,7 @@ def test_few_shifts_that_dominate():
     """Every shift is rounded up, by little; rare ones at the top are lost, and rare ones at the bottom rounded up."""
     shifts = np.arange(1, 3001) / 10
     weights = stats.binom.pmf(np.arange(3000), 2999, 0.4)
-    law = ShiftLaw.of(shifts, weights / weights.sum())
+    law = ShiftLaw.dominating(shifts, weights / weights.sum())
     assert len(law.shifts) <= 400
     assert law.weights.sum() + law.lost == pytest.approx(1, abs=1e-12)
     assert 0 < law.lost < 1e-18
@@ -91,7 +91,7 @@ def test_few_shifts_that_dominate():
         at_least = law.weights[law.shifts >= x].sum() + law.lost
         assert at_least >= weights[shifts >= x].sum() * (1 - 1e-9)
         assert law.weights[law.shifts >= x * 1.02].sum() <= weights[shifts >= x].sum() * (1 + 1e-9)
-    small = ShiftLaw.of(np.array([0.0, 1.0, 2.0]), np.array([0.25, 0.5, 0.25]))
+    small = ShiftLaw.dominating(np.array([0.0, 1.0, 2.0]), np.array([0.25, 0.5, 0.25]))
     assert list(small.shifts) == [0, 1, 2] and list(small.weights) == [0.25, 0.5, 0.25]
 
 

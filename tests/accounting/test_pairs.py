@@ -465,10 +465,10 @@ def test_local_statements():
     assert k_max == golden["k_max"]
     assert binom.sf(k_max, 7850, 0.02) <= 5e-6 < binom.sf(k_max - 1, 7850, 0.02)
     assert crowds.most_sampled_coordinates(double, delta=0.0) == 7850
-    assert crowds.local(double, delta=5e-6).eps == pytest.approx(215 * 0.5)
-    assert crowds.local(figure("ss-topk-1000")).eps == pytest.approx(157 * 0.5)
-    assert crowds.local(figure("ss-topk-333")).eps == math.inf
-    assert crowds.local(figure("ss-simple")).eps == pytest.approx(78.5)
+    assert crowds.local_bound(double, delta=5e-6).eps == pytest.approx(215 * 0.5)
+    assert crowds.local_bound(figure("ss-topk-1000")).eps == pytest.approx(157 * 0.5)
+    assert crowds.local_bound(figure("ss-topk-333")).eps == math.inf
+    assert crowds.local_bound(figure("ss-simple")).eps == pytest.approx(78.5)
 
 
 @settings(max_examples=60, deadline=None)

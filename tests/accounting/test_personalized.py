@@ -98,7 +98,9 @@ def test_never_below_the_exact_delta_of_random_heterogeneous_randomizers(seed, u
 
 
 def renyi_of_clones(probs, eps_local, orders):
-    return symmetric.pair_of(PoissonBinomialPair(((1.0, probs),), eps_local).delta, eps_pure=eps_local).renyi(orders)
+    return symmetric.pair_dominating_curve(
+        PoissonBinomialPair(((1.0, probs),), eps_local).delta, eps_pure=eps_local
+    ).renyi(orders)
 
 
 def rr_row(eps_local, levels, value):

@@ -172,7 +172,7 @@ def test_the_integration_would_catch_a_shift_that_is_too_small():
     """With the larger of the two users' shifts for their norm the plane is above the bound."""
     event = subject(items=4, items_per_user=2, users_spanned=2, noise="user", prob_item=0.9, std=2.0)
     at_most = stats.binom.cdf(range(3), 2, 0.9) ** 2
-    law = ShiftLaw.of(np.arange(3) / 2.0, np.diff(at_most, prepend=0.0))
+    law = ShiftLaw.dominating(np.arange(3) / 2.0, np.diff(at_most, prepend=0.0))
     too_small = mixtures.loss(law, interval=1e-3).delta(0.3)
     assert hockey_stick((2, 2), event, 0.3) > 1.2 * too_small
     assert hockey_stick((2, 2), event, 0.3) > 0.9 * subjects.delta(event, rounds=1, eps=0.3), (

@@ -163,7 +163,7 @@ def tossed(coins, unit=Unit.USER, *, swapped=False, items=1):
 
 def holdings(prepared):
     """Who holds which records, and who has none."""
-    owners, records = prepared.sampler.clients.entries()
+    owners, records = prepared.sampler.clients.owners_and_records()
     return {user: sorted(records[owners == user].tolist()) for user in range(prepared.sampler.clients.num_clients)}
 
 

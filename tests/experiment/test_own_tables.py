@@ -267,7 +267,7 @@ def test_data_that_name_their_users_are_dealt_to_nobody_else(data):
         chosen = [] if partition is None else [("task.partition", partition)]
         plan = prepare(configs.parse(found, chosen), task=task)
         assert plan.sampler.clients.num_clients == len(set(data.users.tolist()))
-        owners, records = plan.sampler.clients.entries()
+        owners, records = plan.sampler.clients.owners_and_records()
         np.testing.assert_array_equal(owners, data.users[records])
         assert plan.config.task.partition == (partition or "by-user")
     with pytest.raises(ValueError, match=r"task\.partition = 'iid' is not for data that name their users"):

@@ -58,7 +58,7 @@ def clipped_gradients(params, rows, clip_norm=0.4):
 
 def test_no_more_of_a_subject_is_used_than_the_statement_says():
     ready = plan()
-    _, records = ready.sampler.clients.entries()
+    _, records = ready.sampler.clients.owners_and_records()
     subjects = TASK_WITH_SUBJECTS.load(folder=None).subjects
     assert np.bincount(subjects[records]).max() == 3
     assert len(records) == 180
@@ -66,7 +66,9 @@ def test_no_more_of_a_subject_is_used_than_the_statement_says():
     mechanism = ready.guarantee.rounds()[0].mechanism
     assert (mechanism.items, mechanism.prob_item, mechanism.noise) == (3, ready.sampler.protocol.rate, "sum")
     capped = plan(("protocol", LOCAL))
-    pairs = np.stack([capped.sampler.clients.entries()[0], subjects[capped.sampler.clients.entries()[1]]])
+    pairs = np.stack(
+        [capped.sampler.clients.owners_and_records()[0], subjects[capped.sampler.clients.owners_and_records()[1]]]
+    )
     assert np.unique(pairs, axis=1, return_counts=True)[1].max() == 2
     assert capped.guarantee.rounds()[0].mechanism.items_per_user == 2
     assert capped.guarantee.rounds()[0].mechanism.noise == "user"

@@ -14,7 +14,7 @@ from scipy import special, stats
 
 from dovetail.mechanisms import exact_skellam
 from dovetail.mechanisms.exact import ExactSampler
-from dovetail.mechanisms.exact_skellam import BITS, ExactSkellam, _skellam_law, encode, split
+from dovetail.mechanisms.exact_skellam import BITS, ExactSkellam, _skellam_law, encode, split_into_shares
 from dovetail.mechanisms.skellam import Encoding
 
 ALPHA = 1e-4
@@ -165,12 +165,12 @@ def test_what_has_no_norm_counts_as_zero(x: np.ndarray) -> None:
 
 def test_shares_add_up_and_all_but_one_are_uniform() -> None:
     values = np.arange(-3000, 3000)
-    shares = split(values, 3, 16, sampler=seeded(4))
+    shares = split_into_shares(values, 3, 16, sampler=seeded(4))
     assert shares.dtype == np.uint32
     assert shares.max() < 16
     np.testing.assert_array_equal(shares.sum(axis=1) % 16, values % 16)
     for pair in ((0, 1), (0, 2), (1, 2)):
         cells = np.bincount(shares[:, pair[0]] * 16 + shares[:, pair[1]], minlength=256)
         assert stats.chisquare(cells).pvalue > ALPHA
-    wide = split(values, 2, 2**32, sampler=seeded(5))
+    wide = split_into_shares(values, 2, 2**32, sampler=seeded(5))
     np.testing.assert_array_equal(wide.sum(axis=1, dtype=np.uint32), values.astype(np.uint32))

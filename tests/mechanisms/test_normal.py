@@ -147,7 +147,7 @@ def test_any_shape_and_keys_in_batches(shape: tuple[int, ...]) -> None:
 def test_rounded_noise_takes_as_many_values_as_a_rounded_gaussian(variance: float) -> None:
     """Of n draws, the number of distinct ones is the sum over integers of 1 - (1 - p)^n, give or take its deviation."""
     count, std = 1_000_000, math.sqrt(variance)
-    noise = np.asarray(skellam.skellam(variance, (count,), key=jax.random.key(1)))
+    noise = np.asarray(skellam.draw_skellam(variance, (count,), key=jax.random.key(1)))
     edges = np.arange(-int(6 * std), int(6 * std) + 1)
     prob = stats.norm.pdf(edges / std) / std
     seen = -np.expm1(count * np.log1p(-prob))

@@ -39,7 +39,7 @@ def heights(randomizer: SeededPrivUnit, unit: np.ndarray) -> np.ndarray:
     sampler = seeded(2)
     reports = np.array([randomizer(3 * unit, sampler=sampler) for _ in range(REPORTS)])
     assert reports.shape == (REPORTS, seeds.SEED_BYTES)
-    return seeds.directions(reports, DIM).astype(float) @ unit
+    return seeds.directions_of_seeds(reports, DIM).astype(float) @ unit
 
 
 # Expansion
@@ -52,7 +52,7 @@ def test_the_expansion_never_changes() -> None:
         [0.49388748, -0.50903815, -0.67408680, 0.12602746, -0.16333827],
         [-0.39152136, 0.82295480, 0.35897312, -0.20132744, 0.00787232],
     ]
-    np.testing.assert_allclose(seeds.directions(both, 5), golden, atol=1e-6)
+    np.testing.assert_allclose(seeds.directions_of_seeds(both, 5), golden, atol=1e-6)
 
 
 def test_the_expansion_is_what_it_is_said_to_be() -> None:
@@ -66,21 +66,23 @@ def test_the_expansion_is_what_it_is_said_to_be() -> None:
     normals += [r * math.sin(2 * math.pi * u) for r, u in zip(radius, uniform[3:], strict=True)]
     for dim in (5, 6):
         expected = np.array(normals[:dim]) / np.linalg.norm(normals[:dim])
-        np.testing.assert_allclose(seeds.directions(np.arange(16, dtype=np.uint8)[None], dim)[0], expected, atol=1e-6)
+        np.testing.assert_allclose(
+            seeds.directions_of_seeds(np.arange(16, dtype=np.uint8)[None], dim)[0], expected, atol=1e-6
+        )
 
 
 def test_blocks_do_not_show() -> None:
     many = seeds.draw_seeds(300, sampler=seeded())
-    whole = seeds.directions(many, 1001)
+    whole = seeds.directions_of_seeds(many, 1001)
     assert whole.dtype == np.float32
-    np.testing.assert_array_equal(whole[137:140], seeds.directions(many[137:140], 1001))
+    np.testing.assert_array_equal(whole[137:140], seeds.directions_of_seeds(many[137:140], 1001))
     np.testing.assert_allclose(np.linalg.norm(whole, axis=1), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 50])
 def test_directions_are_as_good_as_uniform(dim: int) -> None:
     """Heights along an axis and across (KS, alpha = 1e-4); a sphere of one dimension more is told apart."""
-    directions = seeds.directions(seeds.draw_seeds(20_000, sampler=seeded(3)), dim).astype(float)
+    directions = seeds.directions_of_seeds(seeds.draw_seeds(20_000, sampler=seeded(3)), dim).astype(float)
     slanted = np.ones(dim) / math.sqrt(dim)
     for height in (directions[:, 0], directions[:, -1], directions @ slanted):
         assert stats.kstest((1 + height) / 2, stats.beta((dim - 1) / 2, (dim - 1) / 2).cdf).pvalue > ALPHA
@@ -118,7 +120,7 @@ def test_of_few_seeds_each_has_its_exact_probability(monkeypatch: pytest.MonkeyP
     randomizer, pool = SeededPrivUnit(PrivUnitRandomizer(1.5, 1.0, DIM)), seeds.draw_seeds(48, sampler=seeded(5))
     monkeypatch.setattr(seeds, "draw_seeds", lambda count, *, sampler: pool[sampler.integers(48, count)])
     cap, sampler = randomizer.law.cap, seeded(6)
-    above = seeds.directions(pool, DIM) @ unit >= cap.threshold
+    above = seeds.directions_of_seeds(pool, DIM) @ unit >= cap.threshold
     law = np.where(above, cap.prob / above.sum(), (1 - cap.prob) / (~above).sum())
     place = {bytes(seed): i for i, seed in enumerate(pool)}
     counts = np.zeros(48)
@@ -136,7 +138,7 @@ def test_the_share_of_seeds_in_a_cap_is_its_mass_so_that_ratios_are_bounded(dim:
     With shares that are masses the largest log-ratio is log(prob (1 - c) / ((1 - prob) c)), at most eps_local.
     """
     law = SeededPrivUnit(PrivUnitRandomizer(eps_local, 1.0, dim)).law
-    directions = seeds.directions(seeds.draw_seeds(2**15, sampler=seeded(7)), dim).astype(float)
+    directions = seeds.directions_of_seeds(seeds.draw_seeds(2**15, sampler=seeded(7)), dim).astype(float)
     units = np.concatenate(
         [np.eye(dim)[[0, -1]], -np.eye(dim)[[0, -1]], np.random.default_rng(0).normal(size=(4, dim))]
     )
@@ -152,7 +154,7 @@ def test_the_share_of_seeds_in_a_cap_is_its_mass_so_that_ratios_are_bounded(dim:
 def test_shorter_inputs_are_turned_round_and_stay_unbiased(randomizer: SeededPrivUnit, unit: np.ndarray) -> None:
     """The mean de-biased report is the input (z-test over coordinates, 5 standard errors: alpha below 1e-5)."""
     sampler, x = seeded(8), 0.3 * unit
-    reports = seeds.directions(np.array([randomizer(x, sampler=sampler) for _ in range(REPORTS)]), DIM)
+    reports = seeds.directions_of_seeds(np.array([randomizer(x, sampler=sampler) for _ in range(REPORTS)]), DIM)
     estimate = randomizer.law.debias(reports.astype(float).mean(axis=0))
     spread = np.sqrt(randomizer.law.debiased_variance(x) / REPORTS)
     assert (np.abs(estimate - x) < 5 * spread).all()

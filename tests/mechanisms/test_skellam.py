@@ -134,12 +134,12 @@ def skellam_cells(variance, reach):
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
 def draws_of(variance, times, key):
-    return skellam.skellam(variance, (100_000,), key=key, times=times)
+    return skellam.draw_skellam(variance, (100_000,), key=key, times=times)
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
 def at_once(variance, key):
-    return skellam.skellam(variance, (100_000,), key=key)
+    return skellam.draw_skellam(variance, (100_000,), key=key)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_large_variances_neither_overflow_nor_shrink():
 # ---------------------------------------------------------------- shares
 
 
-split = jax.jit(skellam.split, static_argnums=(1, 2), compiler_options=QUICK)
+split = jax.jit(skellam.split_into_shares, static_argnums=(1, 2), compiler_options=QUICK)
 
 
 @pytest.mark.parametrize("modulus", [2, 16, 2**20, 2**32])

@@ -109,7 +109,7 @@ def test_any_seed_is_a_direction_of_the_clip_norm_over_the_mean_projection(dim, 
 def test_a_seed_has_to_be_searched_for_so_its_direction_is_not_chosen_freely():
     """Of N seeds the best has a projection of about sqrt(2 ln N / d) on a direction that one has in mind."""
     count, target = 4096, np.eye(DIM)[0]
-    drawn = seeds.directions(np.random.default_rng(0).integers(0, 256, (count, 16), np.uint8), DIM)
+    drawn = seeds.directions_of_seeds(np.random.default_rng(0).integers(0, 256, (count, 16), np.uint8), DIM)
     best, bound = float((drawn @ target).max()), math.sqrt(2 * math.log(count) / DIM)
     assert 0.7 * bound < best < 1.1 * bound
 
@@ -152,10 +152,10 @@ def test_a_dishonest_shuffler_alone_learns_a_report_and_the_local_guarantee_is_w
     promised, without_trust = (analyzer.privacy()[name] for name in ("statement", "without_trust"))
     analyzer.shut()
     law = task.build()[0].local(20)
-    theirs = seeds.directions(np.frombuffer(b"".join(known), np.uint8).reshape(7, 16), 20)
+    theirs = seeds.directions_of_seeds(np.frombuffer(b"".join(known), np.uint8).reshape(7, 16), 20)
     found = 8 * moved * law.slope - theirs.sum(axis=0)
     seed = open_sealed(victim[4:], household.ring.current().opening_key(), task.purpose(1))
-    report = seeds.directions(np.frombuffer(seed, np.uint8)[None], 20)[0]
+    report = seeds.directions_of_seeds(np.frombuffer(seed, np.uint8)[None], 20)[0]
     np.testing.assert_allclose(found, report, atol=1e-5)  # the report, as if it had been sent by name
     assert without_trust["eps"] == pytest.approx(household.task.settings["eps_local"], rel=1e-6)
     assert without_trust["adversary"] == "shuffler and analyzer, and everyone else"

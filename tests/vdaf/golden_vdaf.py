@@ -29,7 +29,7 @@ def rand(size):
 
 
 def pine(shares):
-    variant = Pine.of(dim=5, squared=100**2, shares=shares)
+    variant = Pine.shipped_variant(dim=5, squared=100**2, shares=shares)
     integers = np.array([60, -80, 0, 0, 0])
     public, parts = variant.shard(integers, NONCE, rand(variant.rand_size))
     queried = [variant.query(KEY, i, [SharedReport(NONCE, public, part)])[0] for i, part in enumerate(parts)]
@@ -65,7 +65,7 @@ def multihot():
 
 
 def levels():
-    proofs = LevelProofs.of(size=6, largest=2)
+    proofs = LevelProofs.shipped_variant(size=6, largest=2)
     integers = np.array([0, 1, 2, 2, 1, 0])
     public, parts = proofs.shard(integers, NONCE, rand(proofs.rand_size))
     queried = [proofs.query(KEY, i, [SharedReport(NONCE, public, part)])[0] for i, part in enumerate(parts)]

@@ -12,7 +12,7 @@ from dovetail.vdaf.systems import SharedReport, Unlucky
 
 KEY = hashlib.sha256(b"a key that aggregators share").digest()
 __all__ = ["KEY", "SMALL", "accepted", "hostile", "of_norm", "sharded", "sharded_all", "small_checks", "two_squares"]
-SMALL = Pine.of(dim=6, squared=1000**2)
+SMALL = Pine.shipped_variant(dim=6, squared=1000**2)
 
 
 def small_checks(dim, *, squared, checks, shares=2):

@@ -41,7 +41,7 @@ def hostile(proofs, rng, bits):
 
 @pytest.mark.parametrize(("largest", "shares"), [(1, 2), (1, 3), (6, 2)])
 def test_levels_in_range_are_accepted_and_add_up(rng, largest, shares):
-    proofs = LevelProofs.of(size=40, largest=largest, shares=shares)
+    proofs = LevelProofs.shipped_variant(size=40, largest=largest, shares=shares)
     vectors = [rng.integers(0, largest + 1, 40) for _ in range(3)]
     reports = [sharded(proofs, rng, x) for x in vectors]
     assert all(accepted(proofs, reports))
@@ -56,7 +56,7 @@ def test_levels_in_range_are_accepted_and_add_up(rng, largest, shares):
 
 @pytest.mark.parametrize("wrong", [2, -1, 1000, 2**62])
 def test_one_level_out_of_range_is_refused(rng, wrong):
-    proofs = LevelProofs.of(size=30, largest=1)
+    proofs = LevelProofs.shipped_variant(size=30, largest=1)
     with pytest.raises(ValueError, match="from 0 to 1"):
         sharded(proofs, rng, [wrong] + [0] * 29)
     assert accepted(proofs, [hostile(proofs, rng, [wrong] + [0] * 29)]) == [False]
@@ -64,7 +64,7 @@ def test_one_level_out_of_range_is_refused(rng, wrong):
 
 
 def test_changed_reports_are_refused(rng):
-    proofs = LevelProofs.of(size=12, largest=1)
+    proofs = LevelProofs.shipped_variant(size=12, largest=1)
     leader, helper = sharded(proofs, rng, [1, 0] * 6)
     changed = []
     for place in range(len(leader.share) // 8 - SEED // 8):
@@ -82,7 +82,7 @@ def test_changed_reports_are_refused(rng):
 
 
 def test_what_has_another_form_is_refused(rng):
-    proofs = LevelProofs.of(size=12, largest=1)
+    proofs = LevelProofs.shipped_variant(size=12, largest=1)
     leader, helper = sharded(proofs, rng, [1, 0] * 6)
     for index, wrong in (
         (0, leader._replace(share=leader.share[1:])),
@@ -120,7 +120,7 @@ def test_what_a_user_or_an_aggregator_puts_in_has_its_length(rng):
 
 
 def test_the_error_is_what_the_page_says():
-    proofs = LevelProofs.of(size=7850, largest=1)
+    proofs = LevelProofs.shipped_variant(size=7850, largest=1)
     assert proofs.zero_knowledge_error == 0.0
     assert 2.0**-70 < proofs.soundness_error(2.0**45) < 2.0**-63
 
@@ -128,7 +128,7 @@ def test_the_error_is_what_the_page_says():
 @pytest.mark.parametrize("wrong", [{"proofs": 0}, {"proofs": 256}, {"shares": 1}, {"shares": 256}])
 def test_numbers_of_proofs_and_shares_fit_in_a_byte(wrong):
     """No proofs at all would accept everything."""
-    known = LevelProofs.of(size=4, largest=1).prio3
+    known = LevelProofs.shipped_variant(size=4, largest=1).prio3
     ((name, value),) = wrong.items()
     with pytest.raises(ValueError, match=f"expected .*{name}.* 255.*, got {name}={value}"):
         dataclasses.replace(known, **wrong)

@@ -22,7 +22,7 @@ def rng():
 @pytest.mark.parametrize("shares", [2, 3])
 @pytest.mark.parametrize("dim", [1, 7, 130])
 def test_honest_reports_are_accepted_and_add_up(rng, shares, dim):
-    pine = Pine.of(dim=dim, squared=500**2 + 7, shares=shares)
+    pine = Pine.shipped_variant(dim=dim, squared=500**2 + 7, shares=shares)
     vectors = [of_norm(rng, dim, 500), np.zeros(dim, np.int64), -of_norm(rng, dim, 20)]
     reports = [sharded(pine, rng, x) for x in vectors]
     assert all(accepted(pine, reports))
@@ -36,7 +36,7 @@ def test_honest_reports_are_accepted_and_add_up(rng, shares, dim):
 
 def test_the_norm_is_exact(rng):
     """Of two vectors whose squared norms differ by one, the longer one is refused."""
-    pine = Pine.of(dim=4, squared=3**2 + 4**2)
+    pine = Pine.shipped_variant(dim=4, squared=3**2 + 4**2)
     assert accepted(pine, [sharded(pine, rng, [3, 4, 0, 0])]) == [True]
     with pytest.raises(ValueError, match="squared norm of at most 25"):
         sharded(pine, rng, [3, 4, 1, 0])
@@ -45,7 +45,7 @@ def test_the_norm_is_exact(rng):
 
 
 def test_a_norm_of_1_001_times_the_bound_is_refused(rng):
-    pine = Pine.of(dim=50, squared=10_000**2)
+    pine = Pine.shipped_variant(dim=50, squared=10_000**2)
     inside, outside = of_norm(rng, 50, 10_000), of_norm(rng, 50, 10_010)
     assert np.sum(inside**2) <= 10_000**2 < np.sum(outside**2)
     reports = [sharded(hostile(pine, claimed), rng, outside) for claimed in (None, 10_000**2, 0)]
@@ -117,7 +117,7 @@ def test_changed_seeds_blinds_public_shares_and_nonces_are_refused(rng):
 
 
 def test_seeds_that_are_swapped_are_refused(rng):
-    pine = Pine.of(dim=6, squared=1000**2, shares=3)
+    pine = Pine.shipped_variant(dim=6, squared=1000**2, shares=3)
     first, second = (sharded(pine, rng, of_norm(rng, 6, 900)) for _ in range(2))
     mixed = [
         [first[0], second[1], first[2]],
@@ -200,7 +200,7 @@ def test_random_products_are_products(rng):
 
 
 def test_errors_are_what_the_page_says():
-    pine = Pine.of(dim=6010, squared=60_000**2)
+    pine = Pine.shipped_variant(dim=6010, squared=60_000**2)
     assert pine.layout.prob_unlucky <= 2.0**-361
     assert NormLayout(field=FIELD64, dim=6010, squared=60_000**2).prob_unlucky <= 2.0**-100
     assert 2.0**-58 < pine.soundness_error(2.0**40) <= 2.0**-54
@@ -227,7 +227,7 @@ def test_fields_that_are_too_small_are_refused():
     with pytest.raises(ValueError, match="third"):
         NormLayout(field=FIELD32, dim=10, squared=2**31)
     with pytest.raises(ValueError, match="every wraparound"):
-        Pine.of(dim=2**30, squared=60_000**2)
+        Pine.shipped_variant(dim=2**30, squared=60_000**2)
 
 
 def test_reports_of_one_batch_do_not_mix(rng):

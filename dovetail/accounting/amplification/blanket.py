@@ -101,7 +101,7 @@ def hoeffding(event: Shuffled, *, delta: float) -> Bound:
         a, B = np.expm1(eps), _range_of_l(report, eps)
         return 2 * np.log(B) - np.log(4 * a * gamma * n) + n * np.log1p(gamma * np.expm1(-2 * (a / B) ** 2))
 
-    return closed_forms.require_gain(
+    return closed_forms.bound_if_gain(
         _estimate_smallest_eps(log_delta, event, delta=delta), event, delta=delta, theorem=HOEFFDING
     )
 
@@ -130,7 +130,7 @@ def bennett(event: Shuffled, *, delta: float) -> Bound:
         nobody = n * math.log1p(-gamma)
         return np.log(b / np.log1p(u) / (gamma * n)) + mgf + np.log(-np.expm1(nobody - mgf))
 
-    return closed_forms.require_gain(
+    return closed_forms.bound_if_gain(
         _estimate_smallest_eps(log_delta, event, delta=delta), event, delta=delta, theorem=BENNETT
     )
 
@@ -158,7 +158,7 @@ def exact(event: Shuffled, *, delta: float) -> Bound:
     if exact_delta(event, eps=high) > delta:
         raise NotApplicable(f"no gain over eps_local={report.eps_local:.4g} at n={n}, delta={delta:.3g}")
     eps = smallest_eps(lambda x: exact_delta(event, eps=x), delta=delta, high=high, tolerance=1e-7)
-    return closed_forms.require_gain(eps, event, delta=delta, theorem=EXACT)
+    return closed_forms.bound_if_gain(eps, event, delta=delta, theorem=EXACT)
 
 
 def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
@@ -282,7 +282,7 @@ def _law_of_l(report: Report, eps: float, *, mean_draws: float, resolution: floa
     """
     if report.kind != "laplace":
         values, probs = frontier_of(report).law_of_l(math.exp(eps))
-        return blanket_grid.Grid.of(values, probs, mean_draws=mean_draws, resolution=resolution)
+        return blanket_grid.Grid.from_law(values, probs, mean_draws=mean_draws, resolution=resolution)
     e0 = report.eps_local
     at = np.asarray(eps)
     top = float(_largest_l(report, at))
@@ -414,13 +414,13 @@ class _Thresholded:
     Of a report drawn anew that falls below the threshold again nothing is seen but that: all of these are one cell.
     """
 
-    def __init__(self, fresh: float, threshold: float) -> None:
+    def __init__(self, eps_fresh: float, threshold: float) -> None:
         """Arguments are those of `threshold_frontier`."""
         outer = np.linspace(threshold, 1.0, _CELLS + 1)
         self._cuts = np.concatenate([-outer[::-1], outer])
         self._middle = _CELLS  # the cell between -threshold and threshold
         self._anew = threshold  # the blanket's mass that is drawn anew
-        fresh_rate, at_0 = np.array([fresh]), np.zeros(1)
+        fresh_rate, at_0 = np.array([eps_fresh]), np.zeros(1)
         self._fresh = self._cell_masses(fresh_rate, at_0)[0]
         self._drawn = self._density_range(fresh_rate, at_0)
         self._blanket = self._redraw_small_reports(np.diff(self._cuts)[None] / 2)[0]

@@ -45,7 +45,7 @@ class Grid:
         self.probs = np.zeros(math.ceil(top / step) + 2 - self.first)
 
     @classmethod
-    def of(
+    def from_law(
         cls, values: np.ndarray, probs: np.ndarray, *, mean_draws: float, resolution: float, most: int = MOST_POINTS
     ) -> Grid:
         """The law of finitely many values, of which some are positive, in steps of so many standard deviations.

@@ -233,7 +233,7 @@ def _numerical_bound(event: Shuffled, *, delta: float, year: int, theorem: Theor
     except NotApplicable:
         high = eps_local
     eps = _smallest_eps(n, eps_local, delta, year, high)
-    return closed_forms.require_gain(eps, event, delta=delta, theorem=theorem)
+    return closed_forms.bound_if_gain(eps, event, delta=delta, theorem=theorem)
 
 
 @functools.lru_cache(maxsize=64)  # reports of several kinds have the same clones

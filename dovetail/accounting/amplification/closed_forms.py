@@ -26,12 +26,12 @@ __all__ = [
     "FMT23_CLOSED",
     "GIRGIS21",
     "LEAST_GAIN",
+    "bound_if_gain",
     "clones22",
     "clones23",
     "erlingsson19",
     "flame_lemma1",
     "girgis21",
-    "require_gain",
     "require_single_report",
 ]
 
@@ -83,7 +83,7 @@ def require_single_report(event: Shuffled, *, delta: float | None = None) -> tup
     return event.honest, event.report.eps_local
 
 
-def require_gain(eps: float, event: Shuffled, *, delta: float, theorem: Theorem) -> Bound:
+def bound_if_gain(eps: float, event: Shuffled, *, delta: float, theorem: Theorem) -> Bound:
     """This eps as a bound, if it is below eps_local by more than a thousandth; otherwise `NotApplicable`.
 
     `eps` is rounded up already; it may be NaN or infinite, which is no gain.
@@ -110,7 +110,7 @@ def erlingsson19(event: Shuffled, *, delta: float) -> Bound:
             f"got eps_local={eps_local:.4g}, n={n}, delta={delta:.3g}"
         )
     eps = 12 * eps_local * math.sqrt(-math.log(delta) / n)
-    return require_gain(eps * _OUTWARD, event, delta=delta, theorem=ERLINGSSON19)
+    return bound_if_gain(eps * _OUTWARD, event, delta=delta, theorem=ERLINGSSON19)
 
 
 def flame_lemma1(event: Shuffled, *, delta: float) -> Bound:
@@ -135,7 +135,7 @@ def flame_lemma1(event: Shuffled, *, delta: float) -> Bound:
             "hypotheses fail: needs 27 (e^eps_local + b - 1) / (n - 1) <= eps <= 1, "
             f"got eps={eps:.4g} and a least eps of {27 * weight:.4g}"
         )
-    return require_gain(eps, event, delta=delta, theorem=FLAME_LEMMA1)
+    return bound_if_gain(eps, event, delta=delta, theorem=FLAME_LEMMA1)
 
 
 def clones22(event: Shuffled, *, delta: float) -> Bound:
@@ -152,7 +152,7 @@ def clones22(event: Shuffled, *, delta: float) -> Bound:
     _require_eps_local_within(eps_local, n / (16 * math.log(2 / delta)), event)
     E = math.exp(eps_local)
     ratio = math.tanh(eps_local / 2) * (8 * math.sqrt(E * math.log(4 / delta) / n) + 8 * E / n)
-    return require_gain(math.log1p(ratio) * _OUTWARD, event, delta=delta, theorem=FMT22_CLOSED)
+    return bound_if_gain(math.log1p(ratio) * _OUTWARD, event, delta=delta, theorem=FMT22_CLOSED)
 
 
 def clones23(event: Shuffled, *, delta: float) -> Bound:
@@ -169,7 +169,7 @@ def clones23(event: Shuffled, *, delta: float) -> Bound:
     _require_eps_local_within(eps_local, n / (8 * math.log(2 / delta)) - 1, event)
     E = math.exp(eps_local)
     ratio = math.expm1(eps_local) * (4 * math.sqrt(2 * math.log(4 / delta) / ((E + 1) * n)) + 4 / n)
-    return require_gain(math.log1p(ratio) * _OUTWARD, event, delta=delta, theorem=FMT23_CLOSED)
+    return bound_if_gain(math.log1p(ratio) * _OUTWARD, event, delta=delta, theorem=FMT23_CLOSED)
 
 
 def _require_eps_local_within(eps_local: float, exp_limit: float, event: Shuffled) -> None:
@@ -201,12 +201,12 @@ def girgis21(event: Shuffled, *, delta: float) -> Bound:
         raise NotApplicable(f"no Renyi order is finite at eps_local={eps_local:.4g}, n={n}")
     orders, divergences = _GIRGIS_ORDERS[usable], divergences[usable]
     eps = numerics.smallest_bound(eps_by_order(orders, divergences, delta=delta))
-    return require_gain(eps + 1e-12, event, delta=delta, theorem=GIRGIS21)
+    return bound_if_gain(eps + 1e-12, event, delta=delta, theorem=GIRGIS21)
 
 
-def _girgis_renyi(order: int, n: int, eps_local: float) -> float:
+def _girgis_renyi(order: int, num_users: int, eps_local: float) -> float:
     """Thm. 1 at one whole order >= 2 for n users, in log space, rounded up; it may be infinite."""
-    nbar = math.floor((n - 1) / 2 * math.exp(-eps_local) * (1 - 1e-15)) + 1
+    nbar = math.floor((num_users - 1) / 2 * math.exp(-eps_local) * (1 - 1e-15)) + 1
     i = np.arange(3, order + 1)
     log_choose = gammaln(order + 1) - gammaln(i + 1) - gammaln(order - i + 1)
     log_base = 2 * _log_expm1(2 * eps_local) - math.log(2) - 2 * eps_local - math.log(nbar)
@@ -215,7 +215,7 @@ def _girgis_renyi(order: int, n: int, eps_local: float) -> float:
             [0.0],
             [math.log(order * (order - 1) / 2) + 2 * _log_expm1(eps_local) - math.log(nbar) - eps_local],
             log_choose + np.log(i) + gammaln(i / 2) + i / 2 * log_base,
-            [eps_local * order - (n - 1) / 8 * math.exp(-eps_local)],
+            [eps_local * order - (num_users - 1) / 8 * math.exp(-eps_local)],
         ]
     )
     rounding = 1e-14 * (1 + float(gammaln(order + 1)) + order * abs(log_base))

@@ -30,7 +30,7 @@ from dovetail.accounting.loss_distributions import LossDistribution
 from dovetail.accounting.numerics import ULP, Spectrum
 from dovetail.accounting.pairs import symmetric
 from dovetail.accounting.pairs.binomial import BinomialPair
-from dovetail.accounting.pairs.symmetric import Nodes, SymmetricPair, nodes_for, pair_of
+from dovetail.accounting.pairs.symmetric import Nodes, SymmetricPair, nodes_for, pair_dominating_curve
 from dovetail.statements import NotApplicable, Theorem
 
 __all__ = ["BINARY", "BinaryReports"]
@@ -101,7 +101,7 @@ class BinaryReports:
         `NotApplicable` where the crowd is too large, or the probabilities are not clear of their error.
         """
         _validate.non_negative(eps=eps)
-        return 0.0 if eps >= self.eps_pure else max(_Crowd.of(self).delta(eps), _UNDERFLOW)
+        return 0.0 if eps >= self.eps_pure else max(_Crowd.of_reports(self).delta(eps), _UNDERFLOW)
 
     def gain_of_one(self, eps: float) -> float:
         """(1 + tilt)/2 - e^eps (1 - tilt)/2, rounded up: what delta gains where the victim's message shows 1.
@@ -141,7 +141,7 @@ def _pair_of_one_coordinate(reports: BinaryReports, nodes: Nodes) -> SymmetricPa
             last = min(last, delta_at(eps))
         return last
 
-    return pair_of(falling, eps_pure=reports.eps_pure, nodes=nodes, least=max(_LEAST, nodes.least))
+    return pair_dominating_curve(falling, eps_pure=reports.eps_pure, nodes=nodes, least=max(_LEAST, nodes.least))
 
 
 class _Law(NamedTuple):
@@ -215,7 +215,7 @@ class _Crowd:
 
     @staticmethod
     @functools.lru_cache(maxsize=4)
-    def of(reports: BinaryReports) -> _Crowd:
+    def of_reports(reports: BinaryReports) -> _Crowd:
         """The crowd of these reports: the last few are kept, with the laws that they have computed."""
         return _Crowd(reports)
 

@@ -1,7 +1,7 @@
 """Reports that hide among draws from a blanket, as one dominating pair, so that they compose.
 
 The exact blanket bounds delta(eps) of one shuffled coordinate in both directions, at every eps below eps_local; so does
-the clone pair, and both are 0 beyond. The smaller of the two is made a pair (`symmetric.pair_of`).
+the clone pair, and both are 0 beyond. The smaller of the two is made a pair (`symmetric.pair_dominating_curve`).
 
 Users of different randomizers share a blanket w where every one of them is at least g_i w, whatever its input: then the
 victim hides among C ~ PoissonBinomial(g_i) draws (docs/proofs/blankets.md; `BlanketCrowd`). More draws never hurt.
@@ -19,7 +19,7 @@ from dovetail.accounting.amplification import blanket, blanket_grid, clones
 from dovetail.accounting.amplification.blanket_grid import CountedDraws, Grid
 from dovetail.accounting.amplification.clones import CloneCounts
 from dovetail.accounting.amplification.frontier import Frontier
-from dovetail.accounting.pairs.symmetric import Nodes, SymmetricPair, nodes_for, pair_of
+from dovetail.accounting.pairs.symmetric import Nodes, SymmetricPair, nodes_for, pair_dominating_curve
 from dovetail.events import Report, Shuffled
 from dovetail.statements import NotApplicable, Theorem
 
@@ -71,7 +71,7 @@ class BlanketCrowd:
         values, probs = self.frontier.law_of_l(alpha)
         if values.max() <= 0:
             return 0.0
-        grid = Grid.of(values, probs, mean_draws=self._mean_crowd_size, resolution=_RESOLUTION, most=_MOST_POINTS)
+        grid = Grid.from_law(values, probs, mean_draws=self._mean_crowd_size, resolution=_RESOLUTION, most=_MOST_POINTS)
         excess = blanket_grid.mean_excess(grid, self._blanket_draws)
         return numerics.as_probability_bound(excess + self.counts.below * self.frontier.delta_without_crowd(alpha))
 
@@ -104,4 +104,4 @@ def _pair_of_one_coordinate(report: Report, num_users: int, nodes: Nodes) -> Sym
             least = min(least, blanket.exact_delta(event, eps=eps, coarser=_COARSER))
         return least
 
-    return pair_of(delta, eps_pure=report.eps_local, nodes=nodes)
+    return pair_dominating_curve(delta, eps_pure=report.eps_local, nodes=nodes)

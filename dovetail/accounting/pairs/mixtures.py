@@ -43,7 +43,7 @@ class ShiftLaw:
     lost: float = 0.0  # the probability of shifts that are larger, charged as an infinite loss
 
     @classmethod
-    def of(cls, shifts: np.ndarray, weights: np.ndarray) -> ShiftLaw:
+    def dominating(cls, shifts: np.ndarray, weights: np.ndarray) -> ShiftLaw:
         """A law with few shifts that dominates this one, whose shifts ascend from 0 or more.
 
         Guarantees:

@@ -280,10 +280,10 @@ def _best_plateau(event: Personalized, low: float, high: float) -> tuple[Frontie
 
     best = min(_WIDTHS, key=loss) if len(budgets) else _WIDTHS[0]
 
-    def floors(eps_locals: np.ndarray) -> np.ndarray:
+    def blanket_probs(eps_locals: np.ndarray) -> np.ndarray:
         return np.where(eps_locals <= low, blanket.laplace_blanket_probs(eps_locals, high, best), 0.0)
 
-    return blanket.laplace_frontier(high, best), floors
+    return blanket.laplace_frontier(high, best), blanket_probs
 
 
 def _estimate_clone_and_plateau_stds(event: Personalized, members: np.ndarray) -> tuple[float, float]:
@@ -349,7 +349,9 @@ def pair(event: Personalized, victims: np.ndarray, *, coarse: bool = False) -> S
     """
     _, top = budget_range(event, victims)
     nodes = symmetric.nodes_for(event.coordinates, coarse=coarse)
-    return symmetric.pair_of(delta_curve(event, victims), eps_pure=top, folds=event.coordinates, nodes=nodes)
+    return symmetric.pair_dominating_curve(
+        delta_curve(event, victims), eps_pure=top, folds=event.coordinates, nodes=nodes
+    )
 
 
 @functools.lru_cache(maxsize=8)

@@ -5,9 +5,9 @@ Such a pair is ``P = (1 + s) w`` and ``Q = (1 - s) w`` for a symmetric law w of 
 (docs/proofs/coins.md), so a law may be moved to any grid of losses from above. Copies are composed there by an FFT; the
 tail beyond Chernoff's bound and the rounding error of the transform are added to the infinite loss.
 
-**From a curve to a pair.** An upper bound on delta(eps) becomes a symmetric pair, so that it composes (`pair_of`). In
-t = tanh(eps/2), a symmetric pair has ``delta(eps)/(1 + e^eps) = E[(s - t)_+]``, convex in t, and so is the left side
-for any pair. A curve that bounds both directions of a release is asked at some eps; the lower convex hull of the
+**From a curve to a pair.** An upper bound on delta(eps) becomes a symmetric pair, so that it composes
+(`pair_dominating_curve`). In t = tanh(eps/2), a symmetric pair has ``delta(eps)/(1 + e^eps) = E[(s - t)_+]``, convex in
+t, and so is the left side for any pair. A curve that bounds both directions of a release is asked at some eps; the lower convex hull of the
 points, mirrored to t < 0, is still above both, and it is the curve of a symmetric pair: its kinks are the law of s
 (docs/proofs/blanket-composition.md). `sampled_pair` does so for a round on a secret sample of fixed size.
 """
@@ -42,7 +42,7 @@ __all__ = [
     "law_of_lower_hull",
     "loss_rounded_down",
     "nodes_for",
-    "pair_of",
+    "pair_dominating_curve",
     "renyi",
     "repeated_loss",
     "sampled_pair",
@@ -381,7 +381,7 @@ def nodes_for(folds: int, *, coarse: bool = False) -> Nodes:
     return _COARSE_BULK if coarse else _FINE_BULK
 
 
-def pair_of(
+def pair_dominating_curve(
     delta_at: Callable[[float], float],
     *,
     eps_pure: float,

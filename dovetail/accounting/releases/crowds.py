@@ -38,7 +38,7 @@ __all__ = [
     "ORDERS",
     "delta",
     "eps",
-    "local",
+    "local_bound",
     "loss",
     "most_sampled_coordinates",
     "overflow_delta",
@@ -232,7 +232,7 @@ def eps(event: Crowd, *, delta: float) -> Bound:
     return Bound(eps=by_theorem[accountant] * _OUTWARD, delta=delta, proof=theorem(event).proof.then(accountant))
 
 
-def local(event: Crowd, *, delta: float = 0.0) -> Bound:
+def local_bound(event: Crowd, *, delta: float = 0.0) -> Bound:
     """(eps, delta) of one client's reports seen with its name on them, by basic composition over what it may send.
 
     Arguments:
@@ -394,4 +394,4 @@ class CrowdRelease(Release[Crowd]):
 
     def local_bound(self, *, delta: float) -> Bound:
         """(eps, delta) of one client's reports with its name on them: basic composition over those it may send."""
-        return local(self.event, delta=delta)
+        return local_bound(self.event, delta=delta)

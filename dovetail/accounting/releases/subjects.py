@@ -237,7 +237,7 @@ def _compose_rounds(event: SampledSubject, rounds: int, interval: float | None) 
 def _shift_law(event: SampledSubject, split: tuple[int, ...]) -> ShiftLaw:
     """The law of the shift of one sum in standard deviations of the noise."""
     norms, law = law_of_shift(event, split)
-    return ShiftLaw.of(norms * (event.clip_norm / event.std), law)
+    return ShiftLaw.dominating(norms * (event.clip_norm / event.std), law)
 
 
 @functools.lru_cache(maxsize=512)
@@ -256,7 +256,9 @@ def _loss_of_split(event: SampledSubject, split: tuple[int, ...], interval: floa
         return mixtures.loss(_shift_law(there, (items,)), interval=interval)
 
     law = _law_of_items_at_sampled_users(event, split)
-    return loss_distributions.mixture([(weight, loss_of(items)) for items, weight in law.items()], interval=interval)
+    return loss_distributions.loss_of_mixture(
+        [(weight, loss_of(items)) for items, weight in law.items()], interval=interval
+    )
 
 
 def _law_of_items_at_sampled_users(event: SampledSubject, split: tuple[int, ...]) -> dict[int, float]:

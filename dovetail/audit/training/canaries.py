@@ -99,7 +99,7 @@ class Canaries:
             subjects=None if about is None else np.concatenate([dataset.subjects, about]),
             users=None,  # `clients` says whose records are
         )
-        before, records = clients.entries()
+        before, records = clients.owners_and_records()
         new = len(dataset.labels) + np.arange(self._records_of_a_world)
         return joined, Clients.from_owners(
             np.concatenate([records, new]), np.concatenate([before, owners]), num_clients=num_clients
@@ -112,7 +112,7 @@ class Canaries:
             held: who holds which records in the first world.
             num_records: of the dataset with all canaries in it.
         """
-        owners, records = held.entries()
+        owners, records = held.owners_and_records()
         place = records - (num_records - self.num_records)
         canary = place >= 0
         other = canary.copy()

@@ -20,7 +20,7 @@ from dovetail.data.people import fingerprint_ids, fingerprint_records
 from dovetail.data.readers.recipes import Answer, InputColumn, Recipe
 from dovetail.data.readers.tables import Table
 
-__all__ = ["CLASSES_NOTE", "TESTED_NOTE", "Rows", "assemble", "held_out_mask", "hold_out_by_number", "ids_of"]
+__all__ = ["CLASSES_NOTE", "TESTED_NOTE", "Rows", "assemble_dataset", "held_out_mask", "hold_out_by_number", "ids_of"]
 
 CLASSES_NOTE = "the list of classes is public (it was read off the data)"
 TESTED_NOTE = "the test records are public: what is measured on them has no noise"
@@ -81,7 +81,7 @@ class Rows:
         return names
 
 
-def assemble(
+def assemble_dataset(
     records: Rows,
     answer: Answer,
     *,
@@ -127,7 +127,7 @@ def assemble(
     else:
         kept = ~held_out_mask(records.names_to_split(labels), share=float(test_share or 0), seed=test_seed)
         test_inputs, test_labels = records.inputs[~kept], labels[~kept]
-    held_out = _held_out(records, test, kept, share=test_share, seed=test_seed)
+    held_out = _describe_held_out_people(records, test, kept, share=test_share, seed=test_seed)
     recipe = Recipe(
         shape=records.inputs.shape[1:],
         dtype="uint8" if records.inputs.dtype == np.uint8 else "float32",
@@ -165,7 +165,7 @@ def assemble(
     )
 
 
-def _held_out(
+def _describe_held_out_people(
     records: Rows, test: Rows | None, kept: np.ndarray, *, share: float | None, seed: int
 ) -> HeldOutPeople | None:
     """Whose the test records are; None where records have owners and those to test on do not say whose they are."""

@@ -17,7 +17,7 @@ import numpy as np
 from dovetail import _validate
 from dovetail.data._base import Dataset, Target
 from dovetail.data.people import fingerprint_table
-from dovetail.data.readers.assembly import Rows, assemble
+from dovetail.data.readers.assembly import Rows, assemble_dataset
 from dovetail.data.readers.declarations import (
     check_types,
     input_columns,
@@ -101,7 +101,7 @@ def from_table(
         roster=_as_text(roster),
     )
     warn_of_ranges(table, columns, records.inputs, answer, labels)
-    return assemble(
+    return assemble_dataset(
         records,
         answer,
         test=None if other is None else _rows_to_test(other, input_matrix(other, columns), owner, subject),
@@ -167,7 +167,7 @@ def from_arrays(
     other = None if test is None else rows_of(*test)
     tables = [train.targets] if other is None else [train.targets, other.targets]
     answer = Answer.from_tables(tables, target=target, kind=kind, classes=None if several else classes)
-    return assemble(
+    return assemble_dataset(
         train,
         answer,
         test=other,

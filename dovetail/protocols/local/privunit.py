@@ -172,6 +172,6 @@ class _Seeds(Messages):
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Forwarded, int]:
         """The directions, one per row, and how many messages were refused because their slot does not exist."""
         valid = self.check(slot, body)
-        return reports_from_messages(None, seeds.directions(body, self.randomizer.law.dim), valid), int(
+        return reports_from_messages(None, seeds.directions_of_seeds(body, self.randomizer.law.dim), valid), int(
             np.count_nonzero(~valid)
         )

@@ -226,7 +226,7 @@ class Shares(Messages):
         """The shares of the encoded update with the client's part of the noise."""
         x = self.check_update(x, self.encoding.dim)
         noisy = exact_skellam.encode(self.encoding, x, sampler=sampler) + self.noise(len(x), sampler=sampler)
-        shares = exact_skellam.split(noisy, self.shares, self.modulus, sampler=sampler)
+        shares = exact_skellam.split_into_shares(noisy, self.shares, self.modulus, sampler=sampler)
         return Sent(np.arange(self.slots, dtype=np.int64), to_bytes(shares.ravel(), self.size))
 
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[ShuffledReports, int]:

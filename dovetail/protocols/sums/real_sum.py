@@ -25,7 +25,7 @@ from dovetail import _validate
 from dovetail._jax import jax, jnp
 from dovetail.events import Mechanism, View
 from dovetail.mechanisms import BinaryRandomizedResponse, ExactSampler, RandomizedResponse
-from dovetail.mechanisms._base import clamp, clamp64
+from dovetail.mechanisms._base import clamp, clamp_float64
 from dovetail.mechanisms.exact import round_at_random
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._contributions import Contribution
@@ -151,7 +151,7 @@ class RealSum(ReportedSum, Fast):
         """Deployed client: `positions`, rounded by 53 random bits of the sampler."""
         if self.method == "single":
             return x
-        level = round_at_random(clamp64(x, 0.0, 1.0) * self.slots, sampler)
+        level = round_at_random(clamp_float64(x, 0.0, 1.0) * self.slots, sampler)
         return (np.arange(self.slots) < level).astype(np.float64)
 
     def messages(self, dim: int) -> Messages:
@@ -180,7 +180,7 @@ class RealSum(ReportedSum, Fast):
 
         There the bits of the code are not independent, so it has no simple form.
         """
-        number = clamp64(x, 0.0, 1.0)
+        number = clamp_float64(x, 0.0, 1.0)
         if self.method == "split" or (self.method == "unary" and not np.isin(number, (0, 1)).all()):
             return None
         return self.local.log_density(value, number)
@@ -230,7 +230,7 @@ class RealSum(ReportedSum, Fast):
 
     def variance(self, x: npt.ArrayLike) -> float:
         """The exact variance of the estimated sum of these users' numbers: rounding, and noise."""
-        numbers = clamp64(x, 0.0, 1.0)
+        numbers = clamp_float64(x, 0.0, 1.0)
         if self.sharing is not None:
             rounding = _rounding_variance(numbers - _HALF, self.sharing.scale or math.nan)
             return rounding + (self.sharing.noise_std(numbers.size, 1) * numbers.size) ** 2
@@ -267,7 +267,7 @@ class _SharesAroundZero(Shares):
 
     def randomize(self, x: np.ndarray, *, sampler: ExactSampler) -> Sent:
         """The shares of one number."""
-        return super().randomize(clamp64(x, 0.0, 1.0) - _HALF, sampler=sampler)
+        return super().randomize(clamp_float64(x, 0.0, 1.0) - _HALF, sampler=sampler)
 
 
 def _center_at_zero(x: jax.Array) -> jax.Array:

@@ -148,7 +148,7 @@ class ProvenUpdate(EncodedUpdate):
     @property
     def proof(self) -> Pine:
         """The proof that the integers have at most the certified norm."""
-        return Pine.of(dim=self.length, squared=self.squared_norm, shares=self.aggregators)
+        return Pine.shipped_variant(dim=self.length, squared=self.squared_norm, shares=self.aggregators)
 
     @property
     def distance(self) -> float:
@@ -275,7 +275,7 @@ class SecAgg(NoisySum):
         key_round, key_noise, _ = self._split_client_key(key)
         value = self.encoding(len(x))(x, key=key_round)
         if self.has_users_noise:
-            value += skellam.skellam(self.part_variance, x.shape, key=key_noise)
+            value += skellam.draw_skellam(self.part_variance, x.shape, key=key_noise)
         return Reports(slot=None, value=skellam.to_residues(value), valid=jnp.ones((), bool))
 
     def tally(self, reports: ShuffledReports, dim: int) -> jax.Array | Collected:
@@ -287,8 +287,8 @@ class SecAgg(NoisySum):
     def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
         """All noise on the sum: every client's part, or every aggregator's noise."""
         if self.has_users_noise:
-            return skellam.skellam(self.part_variance, shape, key=key, times=users)
-        return skellam.skellam(self.whole_variance, shape, key=key, times=self.aggregators)
+            return skellam.draw_skellam(self.part_variance, shape, key=key, times=users)
+        return skellam.draw_skellam(self.whole_variance, shape, key=key, times=self.aggregators)
 
     def estimate(self, tally: jax.Array | Collected, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The sum over the planned size; one of messages gets the aggregators' noise here, where they bring it."""

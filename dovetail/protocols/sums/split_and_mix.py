@@ -116,9 +116,9 @@ class SplitAndMixProtocol(NoisySum):
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The shares of the encoded update with the client's part of the noise: all of them, or nothing."""
         key_round, key_noise, key_shares = self._split_client_key(key)
-        noise = skellam.skellam(self.part_variance, x.shape, key=key_noise)
+        noise = skellam.draw_skellam(self.part_variance, x.shape, key=key_noise)
         noisy = self.encoding(len(x))(x, key=key_round) + noise
-        shares = skellam.split(noisy, self.require("shares"), self.require("modulus"), key=key_shares)
+        shares = skellam.split_into_shares(noisy, self.require("shares"), self.require("modulus"), key=key_shares)
         return Reports(slot=None, value=shares.ravel(), valid=jnp.ones((), bool))
 
     def messages(self, dim: int) -> Shares:
@@ -142,7 +142,7 @@ class SplitAndMixProtocol(NoisySum):
 
     def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
         """All noise on the sum, in integers: the parts of all clients together."""
-        return skellam.skellam(self.part_variance, shape, key=key, times=users)
+        return skellam.draw_skellam(self.part_variance, shape, key=key, times=users)
 
     def noise_std(self, size: int, dim: int) -> float:
         """The standard deviation of the estimate at zero updates, from all clients' noise.
