@@ -47,7 +47,7 @@ def search(job: tuple[str, str, float, dict[str, Any] | None, list[float], list[
         noisy = experiment.prepare(config, task=TASK).sampler.protocol
     except ValueError as error:
         return {"model": model, "protocol": name, "eps": eps, "cohort": cohort, "error": str(error)}
-    noise = compare.noise_of(noisy)
+    noise = compare.noise_settings(noisy)
     _, clip, step = min(data["tuned"], key=lambda line: abs(math.log(line[0] / eps)))
 
     def run(clip: float, step: float) -> None:

@@ -86,7 +86,7 @@ def test_without_noise_the_scores_are_those_of_the_people(name):
     sums = []
     for _ in range(layout.rounds):
         sums.append(layout.encode_records(records, people, sums).sum(axis=0))
-    scores = layout.scores(sums, 0.0)
+    scores = layout.scores_from_sums(sums, 0.0)
     assert scores.people == pytest.approx(PEOPLE)
     if isinstance(layout, NumberVectors):
         mse = weight @ (records["label"] - records["predicted"]) ** 2
@@ -118,7 +118,7 @@ def test_bins_find_the_area_under_a_curve_whatever_the_range_of_scores():
         sums = []
         for _ in range(layout.rounds):
             sums.append(layout.encode_records(records, people, sums).sum(axis=0))
-        assert layout.scores(sums, 0.0).metrics["auc"] == pytest.approx(exact_auc(score, label), abs=0.002)
+        assert layout.scores_from_sums(sums, 0.0).metrics["auc"] == pytest.approx(exact_auc(score, label), abs=0.002)
 
 
 def test_where_noise_drowns_the_sums_every_value_stays():
@@ -153,7 +153,7 @@ def test_intervals_cover_the_scores_of_all_people(people):
         for _ in range(layout.rounds):
             exact = layout.encode_records(records, People(np.arange(people), people), sums).sum(axis=0)
             sums.append(exact + std * rng.normal(size=layout.dim))
-        found = layout.scores(sums, std).intervals
+        found = layout.scores_from_sums(sums, std).intervals
         for name, value in true.items():
             hits[name] += found[name][0] <= value <= found[name][1]
     assert min(hits.values()) >= 276

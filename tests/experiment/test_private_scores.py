@@ -228,7 +228,7 @@ def test_the_noise_is_as_large_as_it_is_stated(name):
     release = plan_of(protocol=name).scores.release
     nothing = np.zeros((release.layout.people, release.layout.dim))
     drawn = np.concatenate(
-        [release._sum(nothing, 0, Randomness.from_os(0)) for _ in range(-(-800 // nothing.shape[1]))]
+        [release._noisy_sum_of_round(nothing, 0, Randomness.from_os(0)) for _ in range(-(-800 // nothing.shape[1]))]
     )
     ratio = drawn.std() / release.noise_std
     near = 4.5 / np.sqrt(2 * len(drawn))
@@ -344,7 +344,7 @@ def test_the_config_keeps_it_and_words_tell_it(tmp_path):
 def test_people_count_the_same_whatever_they_hold():
     """One more visit of a held-out patient does not make it count more."""
     data = plan_of().scores
-    vectors = data.release.layout.vectors(
+    vectors = data.release.layout.encode_records(
         {"label": np.zeros(3, int), "correct": np.ones(3), "score": np.zeros(3)},
         dataclasses.replace(data.people, owner=np.zeros(3, int)),
         [],

@@ -76,14 +76,14 @@ def test_no_more_of_a_subject_is_used_than_the_statement_says():
 
 def test_a_central_round_is_the_clipped_sum_over_the_expected_batch():
     ready = quiet(("cohort.rounds", 1))
-    rows = ready.sampler.draws.batch(0, np.arange(6))
+    rows = ready.sampler.draws.records_of_step(0, np.arange(6))
     moved = experiment.run(ready).parameters["params"].ravel()
     np.testing.assert_allclose(moved, -clipped_gradients(jnp.zeros(12), rows) / 60, atol=2e-6)
 
 
 def test_a_local_round_averages_what_noisy_steps_lead_to():
     ready = quiet(("protocol", LOCAL | {"noise_multiplier": 1e-9}), ("cohort.rounds", 1))
-    rows = ready.sampler.draws.batches(0, np.arange(6), steps=2)
+    rows = ready.sampler.draws.records_by_user_and_step(0, np.arange(6), steps=2)
     ends = []
     for user in range(6):
         params = np.zeros(12)

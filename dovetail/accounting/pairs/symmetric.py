@@ -7,9 +7,10 @@ tail beyond Chernoff's bound and the rounding error of the transform are added t
 
 **From a curve to a pair.** An upper bound on delta(eps) becomes a symmetric pair, so that it composes
 (`pair_dominating_curve`). In t = tanh(eps/2), a symmetric pair has ``delta(eps)/(1 + e^eps) = E[(s - t)_+]``, convex in
-t, and so is the left side for any pair. A curve that bounds both directions of a release is asked at some eps; the lower convex hull of the
-points, mirrored to t < 0, is still above both, and it is the curve of a symmetric pair: its kinks are the law of s
-(docs/proofs/blanket-composition.md). `sampled_pair` does so for a round on a secret sample of fixed size.
+t, and so is the left side for any pair. A curve that bounds both directions of a release is asked at some eps; the
+lower convex hull of the points, mirrored to t < 0, is still above both, and it is the curve of a symmetric pair: its
+kinks are the law of s (docs/proofs/blanket-composition.md). `sampled_pair` does so for a round on a secret sample of
+fixed size.
 """
 
 from __future__ import annotations
