@@ -37,7 +37,8 @@ def main() -> None:
     for name, (protocol, settings) in WAYS.items():
         table = Table("n", "reports per user", "squared error", "measured", title=f"{name} at (1, 1e-6)")
         rows = [
-            survey.measure(protocol, size, settings, seeds=1, most_rounds=options.rounds)[0] for size in options.sizes
+            survey.measure_sum(protocol, size, settings, seeds=1, most_rounds=options.rounds)[0]
+            for size in options.sizes
         ]
         for row in rows:
             cells = row.x, row.extra["reports per user"], row.extra["exact"], row.ours.mean

@@ -173,6 +173,7 @@ def _claim_of_double(
 def _claim_without_subsampling(
     report: Report, selected: float, pad_to: float, delta: float, evaluation: Evaluation
 ) -> Claim:
+    """What the paper claims where selection depends on the data: Thm. 1 over the 2k coordinates, without Thm. 3."""
     _validate.in_open_interval(0, 1, delta=delta)
     delta_each = delta / (2 * selected + 1)
     each = _claim_of_one_coordinate(report, evaluation, pad_to, delta_each)
@@ -188,6 +189,7 @@ def _claim_without_subsampling(
 
 
 def _claim_of_one_coordinate(report: Report, evaluation: Evaluation, num_users: float, delta: float) -> Claim:
+    """eps of one shuffled coordinate as the paper computes it: by Lemma 1, or by the Bennett bound."""
     _validate.one_of(("laplace", "own", "closed"), evaluation=evaluation)
     if evaluation == "closed":
         return lemma1(eps_local=report.eps_local, levels=report.levels, num_users=num_users, delta=delta)
@@ -380,6 +382,7 @@ def corollary1(*, eps_local: float, num_users: float, delta: float) -> Claim:
 
 
 def _require_at_most_half_log(eps_each: float, ratio: float, name: str) -> None:
+    """Refuse a budget above half the logarithm of this ratio, the theorem's condition."""
     limit = math.log(ratio) / 2 if ratio > 0 else -math.inf
     if eps_each > limit:
         raise NotApplicable(f"FLAME {name} needs a coordinate's eps_local <= {limit:.3g}, got {eps_each}")

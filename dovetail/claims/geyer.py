@@ -101,6 +101,7 @@ def communication_cost(clients: Sequence[int]) -> PrintedNumber:
 
 
 def _verdict_of(clip: Clip, poisson: bool) -> tuple[Verdict, str]:
+    """The verdict on a claim of this kind of clipping and sampling, and the reason for it."""
     _validate.one_of(("median", "fixed"), clip=clip)
     if clip == "median":
         return REFUTED, _MEDIAN
@@ -139,6 +140,7 @@ def _log_moments(prob: float, noise: float) -> np.ndarray:
 
 
 def _sampling_prob(item: Round) -> float:
+    """With which probability a client is in the round; refuses rounds that the moments accountant does not know."""
     match item.participation:
         case Poisson(prob=prob):
             return prob

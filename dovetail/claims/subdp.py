@@ -77,6 +77,7 @@ def noise_scale(*, eps: float, delta: float, group: int, prob: float, steps: int
 def _subject_claim(
     key: str, where: str, rounds: Sequence[Round], delta: float, items_per_subject: int, users_per_subject: int
 ) -> Claim:
+    """The paper's group-privacy claim for a subject: moments of the rounds, then a group of Z items."""
     _validate.integer(users_per_subject=users_per_subject)
     _validate.at_least(1, users_per_subject=users_per_subject)
     return Claim(

@@ -59,6 +59,7 @@ def terms_of_one_coordinate(name: str, budgets: str | list[float], *, num_users:
 
 
 def _table2_rows(runner: Runner) -> Iterable[Row]:
+    """One row per distribution of budgets: its ends as printed, and what a draw for `USERS` users is like."""
     for name, title in NAMES.items():
         law = DISTRIBUTIONS[name]
         budgets = law.draw(USERS)
@@ -109,6 +110,7 @@ TABLE2 = Part(
 
 
 def _figure2a_rows(runner: Runner) -> Iterable[Row]:
+    """Every bound on one coordinate, for distributions and numbers of users; fewer of both in the quick form."""
     sizes = (1000, 10_000) if runner.quick else (1000, 2000, 5000, 10_000, 20_000, 50_000)
     for name in ("uniform2",) if runner.quick else ("uniform2", "gauss2"):
         for size in sizes:
@@ -158,6 +160,7 @@ def _bound_rows(runner: Runner, name: str, size: int) -> Iterable[Row]:
 
 
 def _row_of_bound_at_largest(key: str, name: str, eps_local: float, size: int) -> Row:
+    """A bound by name that knows one budget alone, asked at the largest; its refusal where it does not apply."""
     report = Report(kind="generic", eps_local=eps_local)
     try:
         eps, note = table.bound(key, report, num_users=size, delta=DELTA_SHUFFLE).eps, _NOT_PROVED
@@ -167,6 +170,7 @@ def _row_of_bound_at_largest(key: str, name: str, eps_local: float, size: int) -
 
 
 def _bound_figures(rows: Sequence[Row]) -> list[Figure]:
+    """One figure: eps of one coordinate over users; dashed lines are bounds by the largest budget alone."""
     ours = [row for row in rows if row.certified is not None]
     lines = [
         *sweep_lines(ours, lambda row: row.extra["eps"]),
@@ -224,10 +228,12 @@ _THRESHOLD = "S-APES, by a public threshold (ours)"
 
 
 def _rounds_setting(runner: Runner) -> tuple[str, int]:
+    """The override that sets how long a training here is."""
     return ("cohort.rounds", 2 if runner.quick else 20)
 
 
 def _budget_settings(preset: str, budgets: str | list[float]) -> list[tuple[str, Any]]:
+    """The override that sets users' budgets; none for the preset without privacy, which knows no such key."""
     return [] if preset == "apes-nonprivate" else [("protocol.budgets", budgets)]
 
 
@@ -270,6 +276,7 @@ def _settings_as_printed(label: str) -> list[tuple[str, Any]]:
 
 
 def _table3_rows(runner: Runner) -> Iterable[Row]:
+    """One training per protocol of the table, and S-APES by a threshold, beside what the paper prints."""
     for label, preset in {**_PRESETS, _THRESHOLD: "apes-s"}.items():
         overrides = [_rounds_setting(runner), *_budget_settings(preset, _UNIFORM2), *_settings_as_printed(label)]
         name, _ = _terms_of_one_round(preset, overrides)
@@ -327,6 +334,7 @@ TABLE3 = Part(
 
 
 def _figure2b_rows(runner: Runner) -> Iterable[Row]:
+    """One training per distribution and protocol; the quick form says which ones it leaves out."""
     for name, title in NAMES.items():
         if runner.quick and name not in ("uniform2", "gauss1"):
             continue
@@ -344,6 +352,7 @@ def _figure2b_rows(runner: Runner) -> Iterable[Row]:
 
 
 def _figures_by_distribution(rows: Sequence[Row]) -> list[Figure]:
+    """One figure: bars of accuracy for each distribution of budgets, a colour per protocol."""
     lines = [
         Line(
             name=series,
@@ -368,6 +377,7 @@ FIG2B = Part(
 
 
 def _figure3a_rows(runner: Runner) -> Iterable[Row]:
+    """Trainings by the clip value C, with Clip-Laplace and with Laplace noise."""
     for series, preset in (("Clip-Laplace", "apes"), ("Laplace", "apes-unis")):
         for clip in (0.3, 1.0) if runner.quick else (0.03, 0.1, 0.3, 1.0):
             overrides = [_rounds_setting(runner), *_budget_settings(preset, _UNIFORM2)]
@@ -377,6 +387,7 @@ def _figure3a_rows(runner: Runner) -> Iterable[Row]:
 
 
 def _figure3b_rows(runner: Runner) -> Iterable[Row]:
+    """Trainings by the share of coordinates kept, for each rule of selection."""
     rules = {"post-sparsification": "top", "random sparsification": "random", "threshold (ours)": "threshold"}
     for series, rule in rules.items():
         if runner.quick and rule == "threshold":

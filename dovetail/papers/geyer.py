@@ -60,6 +60,7 @@ def overrides_without_privacy(rounds: int) -> Overrides:
 
 
 def _table_rows(runner: Runner) -> Iterator[Row]:
+    """One training per number of clients and way to set the clip norm, then the one without privacy."""
     for clients, printed in _PRINTED.items():
         for name, overrides in overrides_by_variant(clients).items():
             if runner.quick and not (clients == 100 and name in (_FIXED, _MEDIAN)):
@@ -118,6 +119,7 @@ def _accuracy_figure(rows: Sequence[Row]) -> list[Figure]:
 
 
 def _phase_rows(runner: Runner) -> Iterator[Row]:
+    """The curves of the training without privacy: accuracy, and what the raw updates were like."""
     rounds = _num_rounds(runner)
     trained = runner.train("geyer-100", overrides_without_privacy(rounds), label="non-private, K = 100")
     named = {"accuracy": trained.accuracy, **trained.diagnostics}
@@ -130,6 +132,7 @@ _TITLES = {"accuracy": "test accuracy", "variance": "between-clients variance V_
 
 
 def _phase_figures(rows: Sequence[Row]) -> list[Figure]:
+    """One figure per curve, over rounds."""
     return [
         Figure(title=line.name, x_label="round", y_label=line.name, percent_y=line.name == "test accuracy",
                log_y=line.name != "test accuracy", lines=(line,))
@@ -138,6 +141,7 @@ def _phase_figures(rows: Sequence[Row]) -> list[Figure]:
 
 
 def _noise_rows(runner: Runner) -> Iterator[Row]:
+    """The noise multiplier that exhausts eps 8 in the paper's rounds, by each accountant."""
     for clients, printed in _PRINTED.items():
         rounds = int(printed["rounds"])
         prob = printed["uploads"] / rounds / clients
@@ -156,6 +160,7 @@ def _noise_rows(runner: Runner) -> Iterator[Row]:
 
 
 def _noise_figure(rows: Sequence[Row]) -> list[Figure]:
+    """One figure: the noise multiplier over clients, a line per accountant."""
     names = ("privacy-loss", "renyi", "moments")
     lines = tuple(
         Line(name=name, x=tuple(row.x or 0.0 for row in rows), y=tuple(row.extra[name] for row in rows))

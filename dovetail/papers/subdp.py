@@ -51,6 +51,7 @@ WRITERS = {
 
 
 def _train_rows(runner: Runner) -> Iterator[Row]:
+    """One training per number of silos and way to protect writers; then those that deal with writers otherwise."""
     for spread in (2,) if runner.quick else (1, 2, 5):
         for name, (preset, overrides) in preset_and_overrides(spread).items():
             if runner.quick and name not in ("central_sub", "local_sub", "item-level DP-FL"):
@@ -65,6 +66,7 @@ def _train_rows(runner: Runner) -> Iterator[Row]:
 
 
 def _train_row(runner: Runner, label: str, preset: str, overrides: Overrides, **more: Any) -> Row:
+    """The row of a training with a writer's eps beside it, whatever unit its statement is about."""
     writer = runner.train(preset, overrides, label=label).first.units[Unit.SUBJECT]
     extra = {"a writer's eps": "unbounded" if writer.is_unbounded else at_most(writer.eps)}
     return runner.training_row(label, preset, overrides, extra=extra, attack=True, **more)
@@ -133,6 +135,7 @@ def _items_figure(rows: Sequence[Row]) -> list[Figure]:
 
 
 def _span_rows(runner: Runner) -> Iterator[Row]:
+    """What one Gaussian release per user costs a subject with records at several users, against the paper's claim."""
     release = Gaussian(std=1.0, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE)
     rounds = {
         users: [Round(mechanism=subjects.gaussian_of_users_together(release, users=users), participation=Everyone())]
@@ -154,6 +157,7 @@ def _span_rows(runner: Runner) -> Iterator[Row]:
 
 
 def _spans_figure(rows: Sequence[Row]) -> list[Figure]:
+    """One figure: a subject's eps over the number of its users, certified and claimed."""
     lines = (
         *sweep_lines(rows, _certified_eps, suffix=", certified"),
         *sweep_lines(

@@ -30,7 +30,7 @@ from dovetail.protocols.sums.binary_sum import BinarySum
 from dovetail.protocols.sums.real_sum import RealSum
 from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Theorem, Trust, Unit, Verdict
 
-__all__ = ["EPS", "PAPER", "curator_error", "error_exponent", "local_error", "measure"]
+__all__ = ["EPS", "PAPER", "curator_error", "error_exponent", "local_error", "measure_sum"]
 
 EPS, DELTA = 1.0, 1e-6
 _SIZES = (100, 316, 1000, 3162, 10_000, 31_623, 100_000)
@@ -48,7 +48,7 @@ _BITS: dict[str, tuple[str, dict[str, Any]]] = {"shuffle, one bit": ("binary_sum
 Sum = BinarySum | RealSum
 
 
-def measure(name: str, size: int, settings: dict[str, Any], *, seeds: int, most_rounds: int) -> tuple[Row, Sum]:
+def measure_sum(name: str, size: int, settings: dict[str, Any], *, seeds: int, most_rounds: int) -> tuple[Row, Sum]:
     """A sum at one number of users, at a certified EPS.
 
     Arguments:
@@ -68,7 +68,7 @@ def measure(name: str, size: int, settings: dict[str, Any], *, seeds: int, most_
     reports = protocol.layout(1).reports_per_client
     rounds = int(np.clip(_MOST_REPORTS // (size * reports * seeds), 30, most_rounds))
     errors = [
-        float(np.mean([(_estimated_sum(protocol, size, worst, key) - size * worst) ** 2 for key in keys]))
+        float(np.mean([(_estimate_sum_in_one_round(protocol, size, worst, key) - size * worst) ** 2 for key in keys]))
         for keys in jax.random.split(jax.random.key(size), (seeds, rounds))
     ]
     row = Row(
@@ -120,31 +120,34 @@ def _worst_input(protocol: Sum) -> float:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _collect_reports(protocol: Sum, users: int, x: float, key: jax.Array) -> Any:
+    """What the protocol collects from so many users who all hold x; compiled for each protocol and number."""
     xs = jnp.full((users, 1), x)
     present = jnp.ones(users, bool)
     return fast_path(protocol, 1).collect(xs, present, (), keys=jax.random.split(key, users))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _estimate_mean(protocol: Sum, size: int, collected: Any, key: jax.Array) -> jax.Array:
+def _estimate_sum_of_collected(protocol: Sum, size: int, collected: Any, key: jax.Array) -> jax.Array:
+    """The sum that a protocol estimates from what was collected of `size` users."""
     tally = fast_path(protocol, 1).finish(collected, key=key)
     return size * protocol.estimate(tally, size, (), key=key)[0][0]
 
 
-def _estimated_sum(protocol: Sum, size: int, x: float, key: jax.Array) -> float:
+def _estimate_sum_in_one_round(protocol: Sum, size: int, x: float, key: jax.Array) -> float:
     """What one round estimates the sum to be, where everybody holds x."""
     sizes = [min(_CHUNK, size - start) for start in range(0, size, _CHUNK)]
     parts = [_collect_reports(protocol, users, x, jax.random.fold_in(key, i)) for i, users in enumerate(sizes)]
     total = jax.tree.map(lambda *leaves: sum(leaves), *parts)
-    return float(_estimate_mean(protocol, size, total, jax.random.fold_in(key, size)))
+    return float(_estimate_sum_of_collected(protocol, size, total, jax.random.fold_in(key, size)))
 
 
-def _sum_rows(runner: Runner, protocols: dict[str, tuple[str, dict[str, Any]]]) -> Iterator[Row]:
+def _rows_by_size(runner: Runner, protocols: dict[str, tuple[str, dict[str, Any]]]) -> Iterator[Row]:
+    """One measured row, with the exact attack, per protocol and number of users."""
     sizes = _FEW_SIZES if runner.quick else _SIZES
     for series, (name, settings) in protocols.items():
         for size in sizes:
             runner.observe(f"{series}, {size} users")
-            row, _ = measure(name, size, settings, seeds=runner.seeds, most_rounds=60 if runner.quick else 300)
+            row, _ = measure_sum(name, size, settings, seeds=runner.seeds, most_rounds=60 if runner.quick else 300)
             audited = runner.best_exact_bound(
                 name, quotes.Terms(num_users=size, dim=1, delta=DELTA, settings=_settings_with_noise(row, settings))
             )
@@ -152,6 +155,7 @@ def _sum_rows(runner: Runner, protocols: dict[str, tuple[str, dict[str, Any]]]) 
 
 
 def _settings_with_noise(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the noise that the row was measured with, so that it is not calibrated again."""
     noise = {key: row.extra[key] for key in ("eps_local", "noise_multiplier") if key in row.extra}
     return {**settings, **noise}
 
@@ -165,13 +169,15 @@ def _row_of_exact_error(name: str, size: int, error: float, note: str) -> Row:
 
 
 def _number_rows(runner: Runner) -> Iterator[Row]:
-    yield from _sum_rows(runner, _NUMBERS)
+    """Sums of numbers in [0, 1]: the shuffled protocols, and a curator's error by its formula."""
+    yield from _rows_by_size(runner, _NUMBERS)
     for size in _FEW_SIZES if runner.quick else _SIZES:
         yield _row_of_exact_error("curator", size, curator_error(), "Gaussian noise, by its formula")
 
 
 def _bit_rows(runner: Runner) -> Iterator[Row]:
-    yield from _sum_rows(runner, _BITS)
+    """Sums of bits: the shuffled protocols, and the errors of a curator and of nobody trusted by their formulas."""
+    yield from _rows_by_size(runner, _BITS)
     for size in _FEW_SIZES if runner.quick else _SIZES:
         yield _row_of_exact_error("curator", size, curator_error(), "Gaussian noise, by its formula")
         yield _row_of_exact_error(
@@ -180,6 +186,8 @@ def _bit_rows(runner: Runner) -> Iterator[Row]:
 
 
 def _error_figure(title: str) -> Any:
+    """The function from rows to one figure of squared error over users, exact and measured."""
+
     def figures(rows: Sequence[Row]) -> list[Figure]:
         exact = sweep_lines(rows, lambda row: row.extra.get("exact"), suffix=", exact")
         measured = sweep_lines(rows, measured_mean, style="points", suffix=", measured")
@@ -191,6 +199,7 @@ def _error_figure(title: str) -> Any:
 
 
 def _error_exponent_notes(rows: Sequence[Row]) -> list[str]:
+    """One sentence per series: with which power of n its squared error grows, exactly and measured."""
     notes = []
     for series in dict.fromkeys(row.series for row in rows if row.ours):
         points = [row for row in rows if row.series == series]
@@ -200,6 +209,7 @@ def _error_exponent_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _bit_notes(rows: Sequence[Row]) -> list[str]:
+    """The exponents, and what the survey's printed estimate and error of a bit sum come to."""
     size = 10_000
     prob = 0.1
     wrong = published.binary_sum_estimate(reports_sum=size * prob / 2, num_users=size, prob_random=prob)
@@ -224,6 +234,7 @@ def _best_bound(eps_local: float, size: int) -> Bound:
 
 
 def _amplification_rows(runner: Runner) -> Iterator[Row]:
+    """The survey's printed amplification bounds, each beside the best certified bound and an exact attack."""
     scope = Scope(
         trust=Trust.SHUFFLE,
         adversary="analyzer",
@@ -257,6 +268,7 @@ def _amplification_rows(runner: Runner) -> Iterator[Row]:
 
 
 def _trust_rows(runner: Runner) -> Iterator[Row]:
+    """One training on MNIST for every model of trust, from nobody protected to nobody trusted."""
     local = (("protocol", {"name": "ldp_fl", "clip_norm": 1.0}), ("server.learning_rate", 0.05))
     yield runner.training_row("nobody protected (FedSGD)", "mnist-fedavg", [("cohort.epochs", 1)])
     yield runner.training_row("curator: DP-FL", "mnist", attack=True)

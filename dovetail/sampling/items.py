@@ -43,27 +43,27 @@ class ItemDraws:
         object.__setattr__(self, "_owners", owners)
         object.__setattr__(self, "_records", records)
 
-    def draw_entries(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
+    def draw_entries(self, round_index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
         """Which of these users' entries join a step, ascending, as places in `clients.owners_and_records()`.
 
         Arguments:
-            index: the round.
+            round_index: the round.
             users: who is there.
             step: of the round, from 0.
         """
-        rng = self.randomness.secret_generator(index, _ITEMS, step)
+        rng = self.randomness.secret_generator(round_index, _ITEMS, step)
         joins = rng.random(len(self._records)) < self.rate
         present = np.zeros(self.clients.num_clients, bool)
         present[users] = True
         return np.flatnonzero(joins & present[self._owners])
 
-    def records_of_step(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
+    def records_of_step(self, round_index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
         """The records of these users that join a step, int32, over the whole federation."""
-        return self._records[self.draw_entries(index, users, step=step)].astype(np.int32)
+        return self._records[self.draw_entries(round_index, users, step=step)].astype(np.int32)
 
-    def records_by_user_and_step(self, index: int, users: np.ndarray, *, steps: int) -> np.ndarray:
+    def records_by_user_and_step(self, round_index: int, users: np.ndarray, *, steps: int) -> np.ndarray:
         """The records of each user and step, padded with -1: int32 of shape (users, steps, width)."""
-        joining = [self.draw_entries(index, users, step=step) for step in range(steps)]
+        joining = [self.draw_entries(round_index, users, step=step) for step in range(steps)]
         counts = [np.bincount(self._owners[entries], minlength=self.clients.num_clients) for entries in joining]
         width = max(self.width, max((int(count.max(initial=0)) for count in counts), default=0))
         rows = np.full((self.clients.num_clients, steps, width), -1, np.int32)
@@ -83,9 +83,9 @@ class ItemDraws:
         """How many records a step of the whole federation is prepared for."""
         return _capacity_of_draw(len(self._records), self.rate)
 
-    def largest_group_by_user(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
+    def largest_group_by_user(self, round_index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
         """For each of these users, the most records of one subject in its batch (SubDP's Z); 0 for an empty batch."""
-        entries = self.draw_entries(index, users, step=step)
+        entries = self.draw_entries(round_index, users, step=step)
         pairs, counts = np.unique(
             np.stack([self._owners[entries], self.subjects[self._records[entries]]]), axis=1, return_counts=True
         )
@@ -98,21 +98,24 @@ class ItemDraws:
 
         It is data, and so for the paper's claim only.
         """
-        looked_at = [(index, step) for index in range(rounds) for step in range(steps)]
-        return max(1, *(int(self.largest_group_by_user(index, users, step=step).max()) for index, step in looked_at))
+        looked_at = [(round_index, step) for round_index in range(rounds) for step in range(steps)]
+        return max(
+            1,
+            *(int(self.largest_group_by_user(round_index, users, step=step).max()) for round_index, step in looked_at),
+        )
 
     def recipe_noise_scales(
-        self, index: int, users: np.ndarray, *, steps: int, noise_of: Callable[[int], float]
+        self, round_index: int, users: np.ndarray, *, steps: int, noise_of: Callable[[int], float]
     ) -> np.ndarray:
         """The noise that SubDP's Z asks for at every user and step, over that for Z = 1; float32 (users, steps).
 
         Arguments:
-            index: the round.
+            round_index: the round.
             users: who is there.
             steps: of the round.
             noise_of: the recipe's noise for each Z from 1 on.
         """
-        groups = np.stack([self.largest_group_by_user(index, users, step=step) for step in range(steps)], axis=1)
+        groups = np.stack([self.largest_group_by_user(round_index, users, step=step) for step in range(steps)], axis=1)
         table = np.array([noise_of(max(1, z)) / noise_of(1) for z in range(int(groups.max(initial=0)) + 1)])
         return table[groups].astype(np.float32)
 

@@ -68,49 +68,51 @@ class RecordSampler(Sampler):
         """How many users or records a round is prepared for."""
         return self.schedule.capacity if self.protocol.private_steps else self.draws.capacity
 
-    def sample_round(self, index: int, users: np.ndarray) -> RoundSample:
+    def sample_round(self, round_index: int, users: np.ndarray) -> RoundSample:
         """Users with a batch for each step, or the records that join, whose sum has the noise of all users."""
         if self.protocol.private_steps:
-            rows = self.draws.records_by_user_and_step(index, users, steps=self._steps_per_round)
-            return RoundSample(users, self.schedule.size_of(index), items=Items(rows, self.noise_scales(index, users)))
-        scale = float(np.sqrt(np.sum(self.noise_scales(index, users) ** 2))) if self.is_noise_set_by_data else 1.0
-        return RoundSample(self.draws.records_of_step(index, users), self._expected_batch, noise_scale=scale)
+            rows = self.draws.records_by_user_and_step(round_index, users, steps=self._steps_per_round)
+            return RoundSample(
+                users, self.schedule.size_of(round_index), items=Items(rows, self.noise_scales(round_index, users))
+            )
+        scale = float(np.sqrt(np.sum(self.noise_scales(round_index, users) ** 2))) if self.is_noise_set_by_data else 1.0
+        return RoundSample(self.draws.records_of_step(round_index, users), self._expected_batch, noise_scale=scale)
 
-    def noise_scales(self, index: int, users: np.ndarray) -> np.ndarray:
+    def noise_scales(self, round_index: int, users: np.ndarray) -> np.ndarray:
         """The noise of every user and step over the protocol's own: 1, or what the recipe asks for; (users, steps)."""
         if self.noise_of is None:
             return np.ones((len(users), self._steps_per_round), np.float32)
-        return self.draws.recipe_noise_scales(index, users, steps=self._steps_per_round, noise_of=self.noise_of)
+        return self.draws.recipe_noise_scales(round_index, users, steps=self._steps_per_round, noise_of=self.noise_of)
 
-    def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rows_in_sum(self, round_index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows of a single record, once for each step that it joins, and the count 1 for each."""
         steps = self.protocol.private_steps
         rows = (
-            self.draws.records_by_user_and_step(index, users, steps=steps).ravel()
+            self.draws.records_by_user_and_step(round_index, users, steps=steps).ravel()
             if steps
-            else self.draws.records_of_step(index, users)
+            else self.draws.records_of_step(round_index, users)
         )
         rows = rows[rows >= 0]
         return rows[:, None], np.ones(len(rows), np.int32)
 
-    def expected_times_in_sum(self, index: int, *, records: int) -> float:
+    def expected_times_in_sum(self, round_index: int, *, records: int) -> float:
         """The expected number of times that these records join a step of the round, together."""
-        prob = self.schedule.size_of(index) / self.schedule.population
+        prob = self.schedule.size_of(round_index) / self.schedule.population
         return prob * self.protocol.rate * records * self._steps_per_round
 
-    def sum_divisor(self, index: int, *, learning_rate: float) -> float:
+    def sum_divisor(self, round_index: int, *, learning_rate: float) -> float:
         """What the round's sum is divided by: the expected batch.
 
         Where users take steps of their own it is also times the planned size, and over the learning rate.
         """
         if self.protocol.private_steps:
-            return self._expected_batch * self.schedule.size_of(index) / learning_rate
+            return self._expected_batch * self.schedule.size_of(round_index) / learning_rate
         return self._expected_batch
 
-    def noise_std(self, index: int, *, dim: int) -> float:
+    def noise_std(self, round_index: int, *, dim: int) -> float:
         """The standard deviation of the noise on a coordinate of the sum: one draw, or one for each user and step."""
-        draws = self.schedule.size_of(index) * self.protocol.private_steps or 1
-        return self.protocol.std * self.schedule.noise_scale_of(index) * float(draws**0.5)
+        draws = self.schedule.size_of(round_index) * self.protocol.private_steps or 1
+        return self.protocol.std * self.schedule.noise_scale_of(round_index) * float(draws**0.5)
 
     def with_randomness(self, randomness: Randomness) -> Self:
         """The same sampler with draws of this randomness, and their Z where one was measured."""

@@ -78,33 +78,33 @@ class Sampler(abc.ABC):
         """As many of the `engine_clients` as a round is prepared for; a larger draw is rare, and costs time alone."""
 
     @abc.abstractmethod
-    def sample_round(self, index: int, users: np.ndarray) -> RoundSample:
-        """What round `index` works on where these users are there."""
+    def sample_round(self, round_index: int, users: np.ndarray) -> RoundSample:
+        """What round `round_index` works on where these users are there."""
 
     @abc.abstractmethod
-    def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rows_in_sum(self, round_index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Whose clipped updates add up to the round's sum: rows of records, and how many of each row count."""
 
     @abc.abstractmethod
-    def expected_times_in_sum(self, index: int, *, records: int) -> float:
+    def expected_times_in_sum(self, round_index: int, *, records: int) -> float:
         """How often somebody's records enter the round's sum, on average over all draws.
 
         Arguments:
-            index: the round.
+            round_index: the round.
             records: how many records that somebody has.
         """
 
     @abc.abstractmethod
-    def sum_divisor(self, index: int, *, learning_rate: float) -> float:
+    def sum_divisor(self, round_index: int, *, learning_rate: float) -> float:
         """What the round's sum is divided by to give the estimate.
 
         Arguments:
-            index: the round.
+            round_index: the round.
             learning_rate: of clients; users' own private steps have it in what they send.
         """
 
     @abc.abstractmethod
-    def noise_std(self, index: int, *, dim: int) -> float:
+    def noise_std(self, round_index: int, *, dim: int) -> float:
         """The standard deviation of the noise on a coordinate of the round's sum (not of its mean)."""
 
     def with_randomness(self, randomness: Randomness) -> Self:
@@ -134,26 +134,26 @@ class UserSampler(Sampler):
         """The most users that a round is prepared for, by the schedule."""
         return self.schedule.capacity
 
-    def sample_round(self, index: int, users: np.ndarray) -> RoundSample:
+    def sample_round(self, round_index: int, users: np.ndarray) -> RoundSample:
         """These users, a sum over whom is divided by how many were planned."""
-        return RoundSample(users, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
+        return RoundSample(users, self.schedule.size_of(round_index), self.schedule.noise_scale_of(round_index))
 
-    def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rows_in_sum(self, round_index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Each user's records in a row, padded to one width, and how many of them count."""
         return self.clients.rows(users, width=self.clients.max_records), self.clients.counts[users]
 
-    def expected_times_in_sum(self, index: int, *, records: int) -> float:
+    def expected_times_in_sum(self, round_index: int, *, records: int) -> float:
         """The probability that a user is drawn, for it is then in the sum once, with all of its records."""
-        return self.schedule.size_of(index) / self.schedule.population
+        return self.schedule.size_of(round_index) / self.schedule.population
 
-    def sum_divisor(self, index: int, *, learning_rate: float) -> float:
+    def sum_divisor(self, round_index: int, *, learning_rate: float) -> float:
         """What the round's sum is divided by: the planned number of users."""
-        return self.schedule.size_of(index)
+        return self.schedule.size_of(round_index)
 
-    def noise_std(self, index: int, *, dim: int) -> float:
+    def noise_std(self, round_index: int, *, dim: int) -> float:
         """The standard deviation of the noise on a coordinate of the sum: that of the estimate, times the size."""
-        size = self.schedule.size_of(index)
-        return self.protocol.noise_std(size, dim) * size * self.schedule.noise_scale_of(index)
+        size = self.schedule.size_of(round_index)
+        return self.protocol.noise_std(size, dim) * size * self.schedule.noise_scale_of(round_index)
 
 
 class SecretSampler(UserSampler):
@@ -174,20 +174,20 @@ class SecretSampler(UserSampler):
         """How many clients a round has: all users, each of them or its twin."""
         return self.schedule.population
 
-    def sample_round(self, index: int, users: np.ndarray) -> RoundSample:
+    def sample_round(self, round_index: int, users: np.ndarray) -> RoundSample:
         """These users or, where their coins say no, their twins.
 
         The sum is divided by how many users enter on average.
         """
-        enters = self.schedule.entering_mask(index)[users]
+        enters = self.schedule.entering_mask(round_index)[users]
         rows = np.where(enters, users, users + self.schedule.population).astype(np.int32)
-        return RoundSample(rows, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
+        return RoundSample(rows, self.schedule.size_of(round_index), self.schedule.noise_scale_of(round_index))
 
-    def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rows_in_sum(self, round_index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The records of each user whose data enter, in a row, and how many of them count."""
-        return super().rows_in_sum(index, users[self.schedule.entering_mask(index)[users]])
+        return super().rows_in_sum(round_index, users[self.schedule.entering_mask(round_index)[users]])
 
-    def noise_std(self, index: int, *, dim: int) -> float:
+    def noise_std(self, round_index: int, *, dim: int) -> float:
         """The standard deviation of the noise on a coordinate of the sum: of all that upload, with data or without."""
         uploads = self.schedule.population
-        return self.protocol.noise_std(uploads, dim) * uploads * self.schedule.noise_scale_of(index)
+        return self.protocol.noise_std(uploads, dim) * uploads * self.schedule.noise_scale_of(round_index)

@@ -76,17 +76,17 @@ class Schedule:
             _validate.integer(size=size)
             _validate.in_interval(1, self.population, size=size)
 
-    def size_of(self, index: int) -> int:
+    def size_of(self, round_index: int) -> int:
         """How many users a round is planned for."""
-        return self.sizes[index] if self.sizes else self.size
+        return self.sizes[round_index] if self.sizes else self.size
 
-    def num_uploads_of(self, index: int) -> int:
+    def num_uploads_of(self, round_index: int) -> int:
         """How many users a round plans to hear from: everybody where users decide secretly, else its size."""
-        return self.population if self.kind == "secret" else self.size_of(index)
+        return self.population if self.kind == "secret" else self.size_of(round_index)
 
-    def noise_scale_of(self, index: int) -> float:
+    def noise_scale_of(self, round_index: int) -> float:
         """A round's noise over the protocol's own, a factor."""
-        return self.noise_scales[index] if self.noise_scales else 1.0
+        return self.noise_scales[round_index] if self.noise_scales else 1.0
 
     @property
     def rounds_per_epoch(self) -> int:
@@ -102,22 +102,22 @@ class Schedule:
         prob = size / self.population
         return min(self.population, int(size + 8 * np.sqrt(size * (1 - prob)) + 8))
 
-    def cohort(self, index: int) -> Cohort:
+    def cohort(self, round_index: int) -> Cohort:
         """What is public about the participants of a round."""
         return Cohort(
-            participation=self._participation(index),
-            size=self.size_of(index),
+            participation=self._participation(round_index),
+            size=self.size_of(round_index),
             min_size=self.min_size,
             colluders=self.colluders,
-            noise_scale=self.noise_scale_of(index),
+            noise_scale=self.noise_scale_of(round_index),
             records=self.records,
             uploads=self.population if self.kind == "secret" else None,
         )
 
-    def draw_users(self, index: int) -> np.ndarray:
+    def draw_users(self, round_index: int) -> np.ndarray:
         """The users of a round that upload, ascending."""
-        rng = self.randomness.secret_generator(index, _DRAW)
-        size = self.size_of(index)
+        rng = self.randomness.secret_generator(round_index, _DRAW)
+        size = self.size_of(round_index)
         match self.kind:
             case "everyone" | "secret":
                 users = np.arange(self.population)
@@ -126,30 +126,30 @@ class Schedule:
             case "poisson":
                 users = np.flatnonzero(rng.random(self.population) < size / self.population)
             case "disjoint":
-                epoch, batch = divmod(index, self.rounds_per_epoch)
+                epoch, batch = divmod(round_index, self.rounds_per_epoch)
                 order = self.randomness.public_generator(epoch, _DRAW).permutation(self.population)
                 users = order[batch * self.size : (batch + 1) * self.size]
         if self.dropout:
-            drops = self.randomness.secret_generator(index, _DROP)
+            drops = self.randomness.secret_generator(round_index, _DROP)
             users = users[drops.random(len(users)) >= self.dropout]
         return np.sort(users).astype(np.int32)
 
-    def entering_mask(self, index: int) -> np.ndarray:
+    def entering_mask(self, round_index: int) -> np.ndarray:
         """Whose data enter a round, among those who upload: one truth value for every user of the federation."""
         if self.kind != "secret":
             return np.ones(self.population, bool)
         return (
-            self.randomness.secret_generator(index, _COINS).random(self.population)
-            < self.size_of(index) / self.population
+            self.randomness.secret_generator(round_index, _COINS).random(self.population)
+            < self.size_of(round_index) / self.population
         )
 
-    def _participation(self, index: int) -> Participation:
+    def _participation(self, round_index: int) -> Participation:
         """How the users of a round are drawn, in the terms of accounting."""
         match self.kind:
             case "disjoint":
-                return Disjoint(epoch=index // self.rounds_per_epoch)
+                return Disjoint(epoch=round_index // self.rounds_per_epoch)
             case "fixed":
-                return FixedSize(size=self.size_of(index), population=self.population)
+                return FixedSize(size=self.size_of(round_index), population=self.population)
             case "poisson" | "secret":
-                return Poisson(prob=self.size_of(index) / self.population)
+                return Poisson(prob=self.size_of(round_index) / self.population)
         return Everyone()

@@ -226,7 +226,7 @@ def test_no_smaller_claim_has_messages_enough(decoys):
 
 def test_the_population_has_the_scales_and_the_persistence_that_it_says():
     users = Population(users=4000, dim=3, scale_exponent=0.5, persistence=0.8)
-    x = np.asarray(jax.jit(lambda names: users.updates(names, 2, key=KEY))(np.arange(4000)))
+    x = np.asarray(jax.jit(lambda names: users.draw_updates(names, 2, key=KEY))(np.arange(4000)))
     np.testing.assert_allclose(x[:, 0].std(axis=0), np.arange(1, 4) ** -0.5, rtol=0.05)
     kept = [np.corrcoef(x[:, 0, j], x[:, 1, j])[0, 1] for j in range(3)]
     np.testing.assert_allclose(kept, 0.8, atol=0.03)

@@ -145,7 +145,7 @@ FIRST, *OTHERS = survey._NUMBERS.values()
 
 @pytest.mark.parametrize(("name", "settings"), [*survey._BITS.values(), *(later(*one) for one in (FIRST, *OTHERS))])
 def test_measured_sums_have_their_exact_error(name, settings):
-    row, protocol = survey.measure(name, 100, settings, seeds=1, most_rounds=200)
+    row, protocol = survey.measure_sum(name, 100, settings, seeds=1, most_rounds=200)
     assert row.certified.eps <= survey.EPS
     # the mean of 200 squares of a nearly normal error: a standard error of 10 %, alpha below 1e-5
     assert row.ours.mean == pytest.approx(row.extra["exact"], rel=0.45)

@@ -237,6 +237,7 @@ class Release(Generic[_Event]):
         return type(self.event).__name__
 
     def _description(self, sampling: Sampling) -> str:
+        """The release and how its users are sampled, as a refusal calls it."""
         relation = getattr(self.event, "neighbors", None)
         under = f" under {relation.value}" if relation else ""
         return f"{self._name} noise with {type(sampling).__name__} participation{under}"

@@ -117,6 +117,7 @@ _TOP: dict[str, Any] = {**_SELECTED, "k": round(BETA * DIM)}
 
 
 def _headline_rows(runner: Runner) -> Iterable[Row]:
+    """The numbers of the paper's text, protocol by protocol, printed and repaired."""
     yield from _simple_rows(runner)
     yield from _double_rows(runner)
     yield from _topk_rows(runner)
@@ -125,6 +126,7 @@ def _headline_rows(runner: Runner) -> Iterable[Row]:
 
 
 def _simple_rows(runner: Runner) -> Iterable[Row]:
+    """SS-Simple as printed beside .91, and with coordinates shuffled apart."""
     eps_report = EPS_LOCAL / DIM
     yield quote_row(
         runner,
@@ -140,6 +142,7 @@ def _simple_rows(runner: Runner) -> Iterable[Row]:
 
 
 def _double_rows(runner: Runner) -> Iterable[Row]:
+    """SS-Double as printed beside .24, with Laplace and with binary reports, and repaired."""
     how: dict[str, Any] = {**_SELECTED, "beta": BETA}
     yield quote_row(
         runner,
@@ -167,6 +170,7 @@ def _double_rows(runner: Runner) -> Iterable[Row]:
 
 
 def _topk_rows(runner: Runner) -> Iterable[Row]:
+    """SS-Topk as printed beside .24, in repaired forms, and beside the paper's own fallback of 20.53."""
     yield quote_row(
         runner, "SS-Topk as printed", "ss_topk", terms_as_printed("ss_topk", **_TOP), paper={"eps": 0.24}, note=_COUNTED
     )
@@ -196,6 +200,7 @@ def _topk_rows(runner: Runner) -> Iterable[Row]:
 
 
 def _wide_topk_rows(runner: Runner) -> Iterable[Row]:
+    """SS-Topk with a tenth of all coordinates, where the paper prints 2.348: as printed, and coordinates apart."""
     how: dict[str, Any] = {"eps_local": EPS_REPORT, "k": DIM // 10, "pad_to": 667}
     claimed = claim_statement("ss_topk", terms_of_one_epoch(decoys=0, **how), pad_to=USERS / 1.5)
     yield quote_row(
@@ -218,6 +223,7 @@ def _wide_topk_rows(runner: Runner) -> Iterable[Row]:
 
 
 def _index_privacy_row() -> Row:
+    """The nu of Thm. 5 and the l of its example, which no attack is made on here."""
     nu = flame.theorem5(num_users=USERS, pad_to=USERS / 3, beta=BETA)
     return Row(
         label="index privacy against the shuffler (Thm. 5)",
@@ -275,6 +281,7 @@ def _ratio_rows(runner: Runner) -> Iterable[Row]:
 
 
 def _ratio_figures(rows: Sequence[Row]) -> list[Figure]:
+    """One figure: the ratio eps_l / eps_c over the budget of a report, claimed and certified."""
     lines = [
         *sweep_lines(rows, lambda row: row.extra["claimed ratio"], suffix=", claimed", style="dashed"),
         *sweep_lines(rows, lambda row: row.extra["certified ratio"], suffix=", certified"),
@@ -324,16 +331,20 @@ def _amplification_rows(runner: Runner, x: float, dim: int, eps_local: float, la
 
 
 def _rows_by_budget(runner: Runner) -> Iterable[Row]:
+    """Amplification over eps_l, all of a client's budget, at FLAME's dimension."""
     for eps_local in (40.0, 78.5, 157.0) if runner.quick else (10.0, 20.0, 40.0, 78.5, 157.0, 314.0):
         yield from _amplification_rows(runner, eps_local, DIM, eps_local, f"eps_l = {eps_local:g}")
 
 
 def _rows_by_dimension(runner: Runner) -> Iterable[Row]:
+    """Amplification over the dimension, at FLAME's eps_l, which all reports of a client share."""
     for dim in (2000, 7850, 31_400) if runner.quick else (1000, 2000, 4000, 7850, 15_700, 31_400):
         yield from _amplification_rows(runner, dim, dim, EPS_LOCAL, f"d = {dim}")
 
 
 def _amplification_figures(x_label: str) -> Callable[[Sequence[Row]], list[Figure]]:
+    """The function from rows to one figure per protocol, over what `x_label` names."""
+
     def figures(rows: Sequence[Row]) -> list[Figure]:
         return [
             Figure(

@@ -70,8 +70,8 @@ def _calibrated_settings(name: str, eps: float, **settings: Any) -> dict[str, An
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Line:
-    """A line of Figure 4; `over` is the line that the paper compares it with, `printed` by how many points."""
+class _Training:
+    """A training of Figure 4; `over` is the one that the paper compares it with, `printed` by how many points."""
 
     label: str
     preset: str
@@ -81,46 +81,47 @@ class _Line:
     note: str = ""
 
 
-def _figure4_lines(epochs: int) -> list[_Line]:
+def _figure4_trainings(epochs: int) -> list[_Training]:
+    """The trainings of Fig. 4 in its order, those that differences are printed against first."""
     span = ("cohort.epochs", epochs)
     private = ("privacy", _PRIVACY)
     step = "server.learning_rate"
     plain = {"name": "ldp_fl", "randomizer": "laplace", "clip_value": 0.02, "eps_local": 0.01}
     wide = {"k": DIM // 10, "pad_to": 667, "decoys": 0}
     return [
-        _Line(label="NP-FL", preset="flame-np", overrides=[span]),
-        _Line(
+        _Training(label="NP-FL", preset="flame-np", overrides=[span]),
+        _Training(
             label="LDP-FL, Laplace, 78.5",
             preset="flame-dp",
             overrides=[span, private, ("protocol", plain), (step, 0.1)],
             note="SS-Simple without the shuffler.",
         ),
-        _Line(
+        _Training(
             label="LDP-FL, Gaussian, 78.5",
             preset="flame-dp",
             overrides=[span, private, ("protocol", _calibrated_settings("ldp_fl", 78.5, clip_norm=2.0)), (step, 1.0)],
             note="One Gaussian for the whole vector at (78.5, 5e-6). FLAME's 78.5 is pure: at this delta its "
             "157 reports of a client compose to less.",
         ),
-        _Line(
+        _Training(
             label="LDP-FL, Gaussian, 0.24",
             preset="flame-dp",
             overrides=[span, private, ("protocol", _calibrated_settings("ldp_fl", 0.24, clip_norm=2.0)), (step, 0.01)],
         ),
-        _Line(label="SS-Simple", preset="flame-simple", overrides=[span]),
-        _Line(label="SS-Double", preset="flame-double", overrides=[span], over="SS-Simple", printed=4.07),
-        _Line(
+        _Training(label="SS-Simple", preset="flame-simple", overrides=[span]),
+        _Training(label="SS-Double", preset="flame-double", overrides=[span], over="SS-Simple", printed=4.07),
+        _Training(
             label="DP-FL, 0.24",
             preset="flame-dp",
             overrides=[span, private, ("protocol", _calibrated_settings("dp_fl", 0.24, clip_norm=2.0)), (step, 0.2)],
         ),
-        _Line(
+        _Training(
             label="DP-FL, 20.53",
             preset="flame-dp",
             overrides=[span, private, ("protocol", _calibrated_settings("dp_fl", 20.53, clip_norm=2.0)), (step, 1.0)],
         ),
-        _Line(label="SS-Topk", preset="flame-topk", overrides=[span], over="SS-Double", printed=55.5),
-        _Line(
+        _Training(label="SS-Topk", preset="flame-topk", overrides=[span], over="SS-Double", printed=55.5),
+        _Training(
             label="SS-Topk, beta 1/10",
             preset="flame-topk",
             overrides=[("cohort.epochs", min(2, epochs)), *((f"protocol.{key}", value) for key, value in wide.items())],
@@ -128,17 +129,17 @@ def _figure4_lines(epochs: int) -> list[_Line]:
             printed=-1.48,
             note=f"n/n_p = 1.5, {min(2, epochs)} of the two epochs, no decoys, which do not change what is learned.",
         ),
-        *_certified_lines(span, private),
+        *_certified_trainings(span, private),
     ]
 
 
-def _certified_lines(span: tuple[str, Any], private: tuple[str, Any]) -> list[_Line]:
+def _certified_trainings(span: tuple[str, Any], private: tuple[str, Any]) -> list[_Training]:
     """What is certified at the eps that FLAME claims."""
     step = "server.learning_rate"
     top = (("protocol", _calibrated_settings("ss_topk", 0.24, k=157, clip_value=0.1)), (step, 0.3))
     return [
-        _Line(label="ours: SS-Topk, all decoys, 0.24", preset="flame-topk", overrides=[span, *top], note=_OURS),
-        _Line(
+        _Training(label="ours: SS-Topk, all decoys, 0.24", preset="flame-topk", overrides=[span, *top], note=_OURS),
+        _Training(
             label="ours: split-and-mix, 0.24",
             preset="flame-dp",
             overrides=[
@@ -156,18 +157,19 @@ _OURS = "Certified at the eps that the paper claims, with no trusted party."
 
 
 def _figure4_rows(runner: Runner) -> Iterable[Row]:
+    """One row per training, with its accuracy less that of those the paper compares it with, printed and measured."""
     means: dict[str, float] = {}
-    for line in _figure4_lines(1 if runner.quick else 3):
-        row = _train_row(runner, line.label, line.preset, line.overrides, note=line.note)
-        means[line.label] = row.ours.mean if row.ours else float("nan")
-        compared = {line.over: line.printed} if line.over else {}
-        if line.label == "SS-Topk":
+    for training in _figure4_trainings(1 if runner.quick else 3):
+        row = _train_row(runner, training.label, training.preset, training.overrides, note=training.note)
+        means[training.label] = row.ours.mean if row.ours else float("nan")
+        compared = {training.over: training.printed} if training.over else {}
+        if training.label == "SS-Topk":
             compared |= {"DP-FL, 0.24": 33.94, "LDP-FL, Laplace, 78.5": 60.7}
         names = {other: f"points over {other}" for other in compared}
         yield dataclasses.replace(
             row,
             paper={names[other]: printed for other, printed in compared.items() if printed is not None},
-            extra={**row.extra, **{names[other]: 100 * (means[line.label] - means[other]) for other in compared}},
+            extra={**row.extra, **{names[other]: 100 * (means[training.label] - means[other]) for other in compared}},
         )
 
 
@@ -221,17 +223,20 @@ def _sweep_rows(runner: Runner, points: Sequence[tuple[float, float, int, float]
 
 
 def _rows_by_budget(runner: Runner) -> Iterable[Row]:
+    """Trainings by the eps of a report, n_p and beta being FLAME's."""
     return _sweep_rows(
         runner, [(eps, eps, 333, BETA) for eps in ((0.5, 2.0) if runner.quick else (0.1, 0.25, 0.5, 1.0, 2.0))]
     )
 
 
 def _rows_by_padding(runner: Runner) -> Iterable[Row]:
+    """Trainings by n / n_p, the eps of a report and beta being FLAME's."""
     ratios = (1.0, 3.0) if runner.quick else (1.0, 1.5, 2.0, 3.0, 5.0)
     return _sweep_rows(runner, [(ratio, EPS_REPORT, round(USERS / ratio), BETA) for ratio in ratios])
 
 
 def _rows_by_selection(runner: Runner) -> Iterable[Row]:
+    """Trainings by beta, the share of coordinates that a client reports."""
     shares = (0.02, 0.1) if runner.quick else (0.01, 0.02, 0.05, 0.1)
     return _sweep_rows(runner, [(beta, EPS_REPORT, 333, beta) for beta in shares])
 
