@@ -97,7 +97,7 @@ CASES = [  # what is called, its arguments, and by name what of them is wrong, i
     (ExactSampler().integers, {"bound": 2**63 - 1, "size": 1}, {"bound": [0, 2**63, 1.5]}),
     (_select._check_k, {"k": 3, "dim": 3}, {"k": [0, 4, 1.5]}),
     (LowerBound, {"eps": 0.0, "delta": 0.0, "attack": "a"}, {"confidence": [-0.1, 1.1], "eps": [-1.0], "delta": [1.1]}),
-    (ExactAttack, LAWS, {"slack": [-1e-9], "pure": [-1e-9, math.nan], "log_first": [np.zeros(3), np.zeros((1, 2))]}),
+    (ExactAttack, LAWS, {"slack": [-1e-9], "pure_eps": [-1e-9, math.nan], "log_first": [np.zeros(3), np.zeros((1, 2))]}),
     (ExactAttack(**LAWS).eps, {"delta": 0.0}, {"delta": [-0.1, 1.1]}),
     (ExactAttack(**LAWS).delta, {"eps": 0.0}, {"eps": [-0.1]}),
     (
@@ -137,11 +137,11 @@ CASES = [  # what is called, its arguments, and by name what of them is wrong, i
         },
     ),
     (
-        indices.posterior_of_report,
+        indices.posterior_if_reported,
         {"prior": np.array([0.5]), "decoy_rate": 1.0},
         {"decoy_rate": [-0.1, 1.1]},
     ),
-    (local.alone_mass, {"dim": 10, "threshold": 0.5}, {"threshold": [0.0, 1.0], "dim": [2]}),
+    (local.mass_on_one_cap_alone, {"dim": 10, "threshold": 0.5}, {"threshold": [0.0, 1.0], "dim": [2]}),
     (views.shift, {"rows": 1, "columns": -1}, {"rows": [0.5], "columns": [0.5]}),
     (views.rotate, {"degrees": -10.0}, {"degrees": [math.inf]}),
     (views.zoom, {"factor": 0.5}, {"factor": [0.0, -1.0]}),

@@ -155,6 +155,6 @@ def test_the_noise_that_counts_is_that_of_the_first_round():
         ("cohort.rounds", 2),
     ]
     plan = prepare(configs.read("digits", [*overrides, ("privacy.eps", None)]))
-    stds = [plan.sampler.noise_std(index, dim=1) / plan.sampler.divisor(index, learning_rate=1) for index in (0, 1)]
+    stds = [plan.sampler.noise_std(index, dim=1) / plan.sampler.sum_divisor(index, learning_rate=1) for index in (0, 1)]
     assert stds[0] == pytest.approx(4 / 100) and stds[0] != pytest.approx(stds[1])
     assert Outlook.of(plan).ratio == pytest.approx(stds[0] * math.sqrt(plan.engine.dim))

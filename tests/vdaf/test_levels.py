@@ -100,7 +100,7 @@ def test_what_has_another_form_is_refused(rng):
 
 def test_what_a_user_or_an_aggregator_puts_in_has_its_length(rng):
     """A share with too few random bytes behind it is not uniform, and is not made."""
-    proofs = LevelProofs.of(size=4, largest=1)
+    proofs = LevelProofs.shipped_variant(size=4, largest=1)
     nonce, rand = rng.bytes(16), rng.bytes(proofs.rand_size)
     proofs.shard(np.ones(4, int), nonce, rand)
     for wrong in ((nonce, rand[:-1]), (nonce, rand + b"1"), (nonce[:-1], rand), (nonce + b"1", rand)):
