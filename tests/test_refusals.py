@@ -97,7 +97,11 @@ CASES = [  # what is called, its arguments, and by name what of them is wrong, i
     (ExactSampler().integers, {"bound": 2**63 - 1, "size": 1}, {"bound": [0, 2**63, 1.5]}),
     (_select._check_k, {"k": 3, "dim": 3}, {"k": [0, 4, 1.5]}),
     (LowerBound, {"eps": 0.0, "delta": 0.0, "attack": "a"}, {"confidence": [-0.1, 1.1], "eps": [-1.0], "delta": [1.1]}),
-    (ExactAttack, LAWS, {"slack": [-1e-9], "pure_eps": [-1e-9, math.nan], "log_first": [np.zeros(3), np.zeros((1, 2))]}),
+    (
+        ExactAttack,
+        LAWS,
+        {"slack": [-1e-9], "pure_eps": [-1e-9, math.nan], "log_first": [np.zeros(3), np.zeros((1, 2))]},
+    ),
     (ExactAttack(**LAWS).eps, {"delta": 0.0}, {"delta": [-0.1, 1.1]}),
     (ExactAttack(**LAWS).delta, {"eps": 0.0}, {"eps": [-0.1]}),
     (

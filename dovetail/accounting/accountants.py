@@ -32,7 +32,7 @@ from dovetail.accounting.search import eps_after_spending
 from dovetail.events import Everyone, FixedSize, Poisson
 from dovetail.statements import Neighbors, NotApplicable, Proof, Spent, Theorem
 
-__all__ = ["BASIC", "equal_rounds", "exact_gaussian", "privacy_loss", "pure", "ratio_to_gaussian", "renyi"]
+__all__ = ["BASIC", "equal_rounds", "exact_gaussian", "privacy_loss", "pure_composition", "ratio_to_gaussian", "renyi"]
 
 BASIC = Theorem(key="DR14.thm3.16", where="basic composition (Dwork, Roth 2014, Thm. 3.16)")
 RENYI_POISSON = Theorem(
@@ -307,7 +307,7 @@ def equal_rounds(exposures: Sequence[Exposure]) -> Curve:
     return dataclasses.replace(own, eps=lambda delta: own.eps(_require_proper_delta(delta)))
 
 
-def pure(exposures: Sequence[Exposure]) -> Curve:
+def pure_composition(exposures: Sequence[Exposure]) -> Curve:
     """The curve by basic composition: pure eps add up, delta is 0 from their sum on and 1 below it."""
     terms = []
     for exposure in exposures:

@@ -35,13 +35,13 @@ _TIGHTEST_FIRST: tuple[Accountant, ...] = (
     accountants.equal_rounds,
     accountants.privacy_loss,
     accountants.renyi,
-    accountants.pure,
+    accountants.pure_composition,
 )
 _CHEAPEST_FIRST: tuple[Accountant, ...] = (
     accountants.exact_gaussian,
     accountants.ratio_to_gaussian,
     accountants.renyi,
-    accountants.pure,
+    accountants.pure_composition,
     accountants.equal_rounds,
     accountants.privacy_loss,
 )

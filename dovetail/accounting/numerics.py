@@ -27,7 +27,7 @@ __all__ = [
     "binomial_sf",
     "decaying_norm",
     "decaying_sums",
-    "exp",
+    "exp_or_infinity",
     "fourier_coefficients",
     "law_of_sum",
     "lower_hull",
@@ -72,7 +72,7 @@ def smallest_bound(values: Iterable[float] | np.ndarray) -> float:
     return float(bounds.min()) if bounds.size else math.inf
 
 
-def exp(value: float) -> float:
+def exp_or_infinity(value: float) -> float:
     """e^value, to a rounding; infinite where it would overflow, and for NaN."""
     return math.exp(value) if value < _NO_OVERFLOW else math.inf
 

@@ -113,7 +113,7 @@ class _View:
         if place >= len(self.excess):
             return numerics.as_probability_bound(self.aside)
         exponent = self.log_scale - self.slope * place
-        factor = numerics.exp(exponent + 2 * ULP * (abs(exponent) + 2 * self.slope * place))
+        factor = numerics.exp_or_infinity(exponent + 2 * ULP * (abs(exponent) + 2 * self.slope * place))
         return numerics.as_probability_bound((factor * float(self.excess[place]) + self.aside) * (1 + 8 * ULP) + _TINY)
 
 
@@ -264,7 +264,7 @@ class Total:
         if last >= self._highest:
             return self._highest, 0.0
         gap = steep * (self._highest - last - 1)
-        return last, numerics.exp(log_moment + gap * (1 + 4 * ULP))
+        return last, numerics.exp_or_infinity(log_moment + gap * (1 + 4 * ULP))
 
     def _bulk_range(self, slope: float) -> tuple[int, int]:
         """(first, last) index between which about all of the tilted sum lies; what wraps around costs tightness."""
@@ -415,7 +415,9 @@ class TotalBelow(Total):
                 slack.append(part.times * ULP * (len(law) + 4 + 4 * abs(log_sum)))
             exponent = math.fsum(terms) + math.fsum(slack) - log_moment + sign * steep * to_highest
             masses.append(
-                numerics.exp(exponent + 8 * ULP * (abs(exponent) + abs(log_moment) + steep * abs(to_highest)))
+                numerics.exp_or_infinity(
+                    exponent + 8 * ULP * (abs(exponent) + abs(log_moment) + steep * abs(to_highest))
+                )
             )
         return sum(masses)
 

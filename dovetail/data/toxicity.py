@@ -18,7 +18,7 @@ import numpy as np
 from dovetail.data._base import Dataset, Task
 from dovetail.data.download import Origin, RemoteFile, fetch_all
 
-__all__ = ["FEATURES", "FILES", "RATINGS", "TASK", "build", "hash_texts", "load"]
+__all__ = ["FEATURES", "FILES", "RATINGS", "TASK", "build_dataset", "hash_texts", "load"]
 
 FEATURES = 512
 RATINGS = 64
@@ -42,10 +42,10 @@ _WORD = re.compile(r"[a-z0-9']+")
 
 def load(*, folder: Path | None) -> Dataset:
     """Ratings to train on, in the order of annotators, and comments to test with."""
-    return build(*fetch_all(FILES, folder=folder))
+    return build_dataset(*fetch_all(FILES, folder=folder))
 
 
-def build(comments: Path, annotations: Path, *, ratings: int = RATINGS) -> Dataset:
+def build_dataset(comments: Path, annotations: Path, *, ratings: int = RATINGS) -> Dataset:
     """The dataset of these two files.
 
     Arguments:

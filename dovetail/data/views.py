@@ -23,7 +23,7 @@ from dovetail import _imports, _validate
 from dovetail.data._base import Dataset
 from dovetail.data.own_code import PerRecord
 
-__all__ = ["KINDS", "View", "add_views", "flip", "parse", "rotate", "same", "shift", "zoom"]
+__all__ = ["KINDS", "View", "add_views", "flip", "parse_views", "rotate", "same", "shift", "zoom"]
 
 View = Callable[[jax.Array], jax.Array]
 KINDS = ("flip", "rotate", "shift", "zoom")
@@ -75,13 +75,13 @@ def zoom(factor: float) -> View:
     return zoom_images
 
 
-def parse(views: Sequence[str]) -> tuple[View, ...]:
+def parse_views(views: Sequence[str]) -> tuple[View, ...]:
     """The views that a list of texts ("shift:1") names, the image itself first.
 
     Guarantees:
         An empty list is the image alone.
     """
-    return (same, *(view for text in views for view in _parse_one(text)))
+    return (same, *(view for text in views for view in _parse_view_text(text)))
 
 
 def add_views(dataset: Dataset, views: Sequence[str]) -> Dataset:
@@ -92,7 +92,7 @@ def add_views(dataset: Dataset, views: Sequence[str]) -> Dataset:
     Guarantees:
         Views of one's own get one record at a time; what JAX cannot compile of them is `declared` in the dataset.
     """
-    applied = parse(views)
+    applied = parse_views(views)
     if len(applied) == 1:
         return dataset
     if dataset.views != 1:
@@ -110,7 +110,7 @@ def add_views(dataset: Dataset, views: Sequence[str]) -> Dataset:
     rows = np.empty((len(inputs), len(applied), *inputs.shape[1:]), inputs.dtype)
     rows[:, 0] = inputs
     declared = dataset.declared
-    names = [text for text in views for _ in _parse_one(text)]
+    names = [text for text in views for _ in _parse_view_text(text)]
     for number, (text, view) in enumerate(zip(names, applied[1:], strict=True), start=1):
         apply: Callable[[np.ndarray], Any] = jax.jit(view)
         if _kind_of(text) not in KINDS:
@@ -140,7 +140,7 @@ def _kind_of(text: str) -> str:
     return text.partition(":")[0]
 
 
-def _parse_one(text: str) -> Sequence[View]:
+def _parse_view_text(text: str) -> Sequence[View]:
     """The views that one text of a list names."""
     kind, separator, amount = text.partition(":")
     if kind not in KINDS:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.events._noise import DataIndependent, Gaussian, Laplace, NonPrivate, ReplacedUsers, SampledSubject
 from dovetail.events._participation import Disjoint, Everyone, FixedSize, Participation, Poisson
-from dovetail.events._plain import from_plain, register, to_plain
+from dovetail.events._plain import from_plain, register_event, to_plain
 from dovetail.events._shuffled import Crowd, PaddedBernoulli, PaddedTopk, Personalized, Report, Shuffled
 from dovetail.events._sums import SkellamNoise, SkellamSum, SplitAndMix
 from dovetail.events._trials import BestTrial, Repeated
@@ -46,7 +46,7 @@ __all__ = [
     "SplitAndMix",
     "View",
     "from_plain",
-    "register",
+    "register_event",
     "to_plain",
 ]
 

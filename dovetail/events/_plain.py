@@ -11,7 +11,7 @@ from dovetail import _validate
 from dovetail._structs import ready
 from dovetail.events import _noise, _participation, _shuffled, _sums, _trials
 
-__all__ = ["from_plain", "register", "to_plain"]
+__all__ = ["from_plain", "register_event", "to_plain"]
 
 _EVENTS: dict[str, type] = {
     cls.__name__: cls
@@ -38,7 +38,7 @@ _EVENTS: dict[str, type] = {
 }
 
 
-def register(kind: type) -> type:
+def register_event(kind: type) -> type:
     """Let a ledger hold events of this kind, a frozen dataclass; its name must not be another event's.
 
     A release is registered with its events (`accounting.releases`), so that a plug-in need not call this.

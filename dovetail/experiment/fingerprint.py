@@ -102,7 +102,7 @@ def own_code(config: Config, task: Task, protocol: protocols.Protocol) -> dict[s
         own += [task.model.init, task.model.apply, task.model.loss]
         own += task.model.learner.code if task.model.learner is not None else ()
     own = [item for item in own if item is not None and not isinstance(item, str)]
-    files = _files_of_code(type(protocol), task.load, *own, *views.parse(config.client.views))
+    files = _files_of_code(type(protocol), task.load, *own, *views.parse_views(config.client.views))
     return files | _files_of_features(config.task.features)
 
 

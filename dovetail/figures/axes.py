@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-__all__ = ["Axis", "axis", "short_number"]
+__all__ = ["Axis", "fit_axis", "short_number"]
 
 _LARGEST, _SMALLEST = 1e300, 1e-290  # beyond them spans and steps overflow
 _LOG_RANGE = (1e-150, 1e150)  # values with a place on a logarithmic axis: products of two of them do not overflow
@@ -42,7 +42,7 @@ class Axis:
         return self.low + position * (self.high - self.low)
 
 
-def axis(
+def fit_axis(
     values: Iterable[float], *, log: bool = False, percent: bool = False, zero: bool = False, tight: bool = False
 ) -> Axis:
     """The axis on which every drawable value has a place, with about six ticks.

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dovetail.figures.axes import Axis, axis, short_number
+from dovetail.figures.axes import Axis, fit_axis, short_number
 from dovetail.figures.model import Figure, Line
 
 __all__ = ["STYLE", "check_drawable_file", "escape_xml", "render_svg", "save"]
@@ -229,8 +229,8 @@ def _draw_plane(figure: Figure, lower_edge: float) -> tuple[list[str], float]:
         if isinstance(x, float)
         for shift in _half_widths(line, width)
     ]
-    x_axis = axis(x_values, log=figure.log_x, tight=True)
-    y_axis = axis(_values_on_y(figure), log=figure.log_y, percent=figure.percent_y, zero=bool(bars))
+    x_axis = fit_axis(x_values, log=figure.log_x, tight=True)
+    y_axis = fit_axis(_values_on_y(figure), log=figure.log_y, percent=figure.percent_y, zero=bool(bars))
     parts = []
     for text in _wrap_text(figure.y_label):
         lower_edge += _ROW
@@ -416,7 +416,7 @@ def _draw_rows(figure: Figure, lower_edge: float) -> tuple[list[str], float]:
         for point in _points_of_line(line):
             rows.setdefault(line.name if by_line else str(point[0]), []).append((i, point))
     has_bars = any(line.style == "bars" for line in figure.lines)
-    values = axis(_values_on_y(figure), log=figure.log_y, percent=figure.percent_y, zero=has_bars)
+    values = fit_axis(_values_on_y(figure), log=figure.log_y, percent=figure.percent_y, zero=has_bars)
     left = min(_PAD + 8 + _CHAR * max((len(name) for name in rows), default=0), 0.4 * _WIDTH)
     right = _WIDTH - 2.5 * _PAD - 40
     names_end = int((left - _PAD - 8) / _CHAR + 1e-9)

@@ -146,9 +146,9 @@ CASES = {
         ),
         (OUTSIDE, "FixedSize", lambda: accountants.privacy_loss(charged(PURE, FixedSize(size=2, population=9)))),
     ],
-    accountants.pure: [
-        (OUTSIDE, "no pure guarantee", lambda: accountants.pure(charged(NOISE))),
-        (OUTSIDE, "no sampling", lambda: accountants.pure(charged(PURE, Poisson(prob=0.5)))),
+    accountants.pure_composition: [
+        (OUTSIDE, "no pure guarantee", lambda: accountants.pure_composition(charged(NOISE))),
+        (OUTSIDE, "no sampling", lambda: accountants.pure_composition(charged(PURE, Poisson(prob=0.5)))),
     ],
     accountants.renyi: [
         (OUTSIDE, "Gaussian noise with Poisson", lambda: accountants.renyi(charged(REPLACED, Poisson(prob=0.5)))),

@@ -36,7 +36,7 @@ def test_what_is_no_number_is_no_bound():
     ]
     assert numerics.smallest_bound([NAN, -INF, 3.0, 2.0]) == 2.0
     assert numerics.smallest_bound([NAN]) == numerics.smallest_bound([]) == INF
-    assert numerics.exp(1e6) == numerics.exp(NAN) == INF
+    assert numerics.exp_or_infinity(1e6) == numerics.exp_or_infinity(NAN) == INF
 
 
 @pytest.mark.parametrize("value", [NAN, -1.0, -INF])

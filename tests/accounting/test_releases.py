@@ -108,7 +108,7 @@ def test_an_event_from_outside_goes_to_a_ledger_and_back():
 
 def test_a_second_event_of_the_same_name_is_refused():
     with pytest.raises(ValueError, match="called 'Gaussian' is registered already"):
-        events.register(dataclasses.make_dataclass("Gaussian", ["std"], frozen=True))
+        events.register_event(dataclasses.make_dataclass("Gaussian", ["std"], frozen=True))
     assert events.from_plain({"event": "NonPrivate", "reason": "x"}) == NonPrivate(reason="x")
 
 

@@ -61,7 +61,7 @@ def built(folder, rated=RATED, **more):
     comments.write_text("\n".join(["rev_id\tcomment\tyear\tlogged_in\tns\tsample\tsplit", *lines, ""]))
     lines = [f"{number}.0\t{worker}\t{toxic}\t{-toxic}.0" for number, worker, toxic in rated]
     ratings.write_text("\n".join(["rev_id\tworker_id\ttoxicity\ttoxicity_score", *lines, ""]))
-    return toxicity.build(comments, ratings, **more)
+    return toxicity.build_dataset(comments, ratings, **more)
 
 
 class TestToxicity:
@@ -115,7 +115,7 @@ class TestToxicity:
         with pytest.raises(ValueError, match="which the table of comments does not have"):
             built(tmp_path, [*RATED, (99, 5, 0)])
         with pytest.raises(ValueError, match="expected the columns"):
-            toxicity.build(tmp_path / "ratings.tsv", tmp_path / "ratings.tsv")
+            toxicity.build_dataset(tmp_path / "ratings.tsv", tmp_path / "ratings.tsv")
 
 
 class TestCifar10:

@@ -42,7 +42,7 @@ class TestImages:
         np.testing.assert_array_equal(once[:, :, 0], images[:, :, -1])
 
     def test_a_view_looks_at_one_image_at_a_time(self, images):
-        for view in views.parse(["shift:1", "rotate:8", "flip", "zoom:1.2"]):
+        for view in views.parse_views(["shift:1", "rotate:8", "flip", "zoom:1.2"]):
             np.testing.assert_array_equal(view(images)[1:], view(images[1:]))
             assert np.asarray(view(images)).shape == images.shape
 
@@ -50,14 +50,14 @@ class TestImages:
 def test_zoom_enlarges_and_turns_are_opposite():
     ramp = np.tile(np.arange(9.0, dtype=np.float32), (1, 9, 1))
     np.testing.assert_allclose(np.asarray(views.zoom(2.0)(ramp))[0, 4], 4 + (np.arange(9) - 4) / 2)
-    there, back = views.parse(["rotate:8"])[1:]
+    there, back = views.parse_views(["rotate:8"])[1:]
     np.testing.assert_allclose(np.asarray(back(there(ramp)))[0, 3:6, 3:6], ramp[0, 3:6, 3:6], atol=1e-5)
 
 
 def test_a_list_of_views_is_read():
-    assert len(views.parse([])) == 1
-    assert len(views.parse(["shift:1", "rotate:8", "flip", "zoom:1.1"])) == 1 + 4 + 2 + 1 + 1
-    assert views.parse([f"{__name__}:OWN", f"{__name__}:narrow"])[1:] == (*OWN, narrow)
+    assert len(views.parse_views([])) == 1
+    assert len(views.parse_views(["shift:1", "rotate:8", "flip", "zoom:1.1"])) == 1 + 4 + 2 + 1 + 1
+    assert views.parse_views([f"{__name__}:OWN", f"{__name__}:narrow"])[1:] == (*OWN, narrow)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_list_of_views_is_read():
 )
 def test_what_is_no_view_is_refused(text, said):
     with pytest.raises(ValueError, match=said):
-        views.parse([text])
+        views.parse_views([text])
 
 
 def test_expanded_inputs_have_the_views_of_a_record_one_after_the_other():

@@ -12,7 +12,7 @@ import pytest
 
 from dovetail.audit import curves
 from dovetail.figures import STYLES, Figure, Line, render_svg, save
-from dovetail.figures.axes import axis, short_number
+from dovetail.figures.axes import fit_axis, short_number
 from dovetail.pages import plots
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -117,7 +117,7 @@ def test_bad_lines_are_refused(wrong, message):
     ],
 )
 def test_ticks_are_round(values, options, labels):
-    assert list(axis(values, **options).labels) == labels
+    assert list(fit_axis(values, **options).labels) == labels
 
 
 def test_every_value_has_its_place_on_any_axis():
@@ -129,7 +129,7 @@ def test_every_value_has_its_place_on_any_axis():
         values = [
             scale * 10 ** rng.uniform(-4, 4) * (1 if log else rng.choice((1, -1))) for _ in range(rng.randint(1, 6))
         ]
-        found = axis(values, log=log, tight=tight)
+        found = fit_axis(values, log=log, tight=tight)
         assert found.low < found.high
         assert found.low <= min(values) * (1 + 1e-9 * math.copysign(1, min(values)))
         assert found.high >= max(values) * (1 - 1e-9 * math.copysign(1, max(values)))

@@ -261,7 +261,7 @@ def releases(*kinds: type) -> Callable[[_Family], _Family]:
 
     def register(family: _Family) -> _Family:
         for kind in kinds:
-            events.register(kind)
+            events.register_event(kind)
             first = _FAMILIES.setdefault(kind, family)
             if (first.__module__, first.__qualname__) != (family.__module__, family.__qualname__):
                 raise ValueError(f"{kind.__name__} has a release already, {first.__name__}, which is never replaced")
