@@ -261,7 +261,7 @@ def test_one_release_of_dp_accounting_is_never_below_50_digits(mu, prob, interva
     ours = loss_distributions.from_dp_accounting(loss)
     with mpmath.workdps(40):
         for index, exact in enumerate((_loss_when_removed, _loss_when_added)):
-            lowest, probs, infinite = ours.side(index)
+            lowest, probs, infinite = ours.side_in_direction(index)
             total = tilting.Total([tilting.LossPart(lowest, probs, infinite, 1)], interval)
             for part in (0.0, 0.3, 0.5, 0.6, 0.8, 0.97, 0.999):
                 index = lowest + int(part * (len(probs) - 1))

@@ -23,7 +23,7 @@ def test_rows_that_are_too_short_or_too_few_are_refused(counts):
 def test_a_client_may_own_nothing():
     clients = Clients.from_rows(np.full((2, 3), 7, np.int32), np.array([0, 3]))
     assert clients.num_clients == 2
-    users, records = clients.entries()
+    users, records = clients.owners_and_records()
     assert (users.tolist(), records.tolist()) == ([1, 1, 1], [7, 7, 7])
 
 
@@ -35,7 +35,7 @@ def test_owners_make_a_table_with_room_for_those_who_own_nothing(owners):
         mine = [record for record, owner in zip(records, owners, strict=True) if owner == user]
         assert row[:count].tolist() == clients.records_of(user).tolist() == mine
         assert set(row[count:].tolist()) <= {mine[0] if mine else 0}
-    users, kept = clients.entries()
+    users, kept = clients.owners_and_records()
     assert sorted(zip(users, kept, strict=True)) == sorted(zip(owners, records, strict=True))
     some = clients.subset(np.array([3, 0]))
     assert [some.records_of(i).tolist() for i in range(2)] == [

@@ -177,7 +177,7 @@ def test_a_round_has_the_protocols_noise_times_its_own_scale(name, kind):
 def test_users_keep_all_they_hold_and_a_subjects_records_are_capped():
     assert usable_clients(sampler("dp_fl").protocol, CLIENTS, SUBJECTS) is CLIENTS
     capped = usable_clients(sampler("central_sub", items_per_subject=2).protocol, CLIENTS, SUBJECTS)
-    assert np.bincount(SUBJECTS[capped.entries()[1]]).max() == 2
+    assert np.bincount(SUBJECTS[capped.owners_and_records()[1]]).max() == 2
     assert usable_clients(sampler("central_sub", unit="item").protocol, CLIENTS, SUBJECTS) is CLIENTS
     twice = Clients.from_owners(np.zeros(2, int), np.arange(2), num_clients=2)
     with pytest.raises(ValueError, match="expected every record at one user where records are protected"):
