@@ -24,7 +24,7 @@ ALPHA = 1e-4
 
 
 def key_of(randomness):
-    return randomness.key(jnp.asarray(randomness.key_data))
+    return randomness.key_from_words(jnp.asarray(randomness.key_data))
 
 
 @pytest.mark.parametrize(("counter", "number", "use"), [(0, 0, 0), (7, 0, 1), (2**32 - 3, 5, 2), (1, 2**32 - 1, 0)])

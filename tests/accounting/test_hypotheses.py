@@ -731,7 +731,7 @@ EVERYWHERE = {
     numerics.as_eps_bound: "what is no number becomes infinite",
     numerics.as_probability_bound: "what is no probability becomes 1",
     numerics.smallest_bound: "what is no number is left out",
-    numerics.exp: "infinite where it would overflow",
+    numerics.exp_or_infinity: "infinite where it would overflow",
     numerics.binomial_outward_factor: "any number of trials has its factor",
     numerics.law_of_sum: "any laws on any circle; what is wrapped around adds",
     numerics.transform_error: "any length has its error",
