@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dovetail._jax import jax
 
-__all__ = ["describe", "has_accelerator", "num_cores"]
+__all__ = ["describe", "has_accelerator", "num_cores", "processor_flags"]
 
 
 def num_cores() -> int:
@@ -31,11 +31,23 @@ def describe() -> str:
     return f"{on}{count} ({_processor()}), Python {platform.python_version()}, jax {metadata.version('jax')}"
 
 
-def _processor() -> str:
-    """The processor's own name, where the system tells it."""
+def processor_flags() -> str:
+    """What the processor can do, where the system tells it: programs compiled for one may not run on another."""
+    return _processor_line("flags") or _processor_line("Features") or platform.processor()
+
+
+def _processor_line(name: str) -> str:
+    """What the system says of its first processor under this name; nothing where it does not."""
     information = Path("/proc/cpuinfo")
     if information.exists():
         for line in information.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
+            if line.startswith(name):
                 return line.partition(":")[2].strip()
+    return ""
+
+
+def _processor() -> str:
+    """The processor's own name, where the system tells it."""
+    if name := _processor_line("model name"):
+        return name
     return platform.processor() or platform.machine()

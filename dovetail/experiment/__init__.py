@@ -13,8 +13,9 @@ from dovetail._imports import lazy_getattr
 
 if TYPE_CHECKING:
     from dovetail.experiment.callbacks import Callback, Diagnosis, EarlyStopping, RunStart
+    from dovetail.experiment.entry import train
     from dovetail.experiment.loading import LoadedRun, load
-    from dovetail.experiment.training import Finished, Progress, Result, prepare, run, train
+    from dovetail.experiment.training import Finished, Progress, Result, prepare, run
     from dovetail.experiment.tuning import tune
 
 __all__ = [
@@ -35,6 +36,6 @@ __all__ = [
 
 _HOMES = dict.fromkeys(__all__, "dovetail.experiment.training")  # the engine is large
 _HOMES |= dict.fromkeys(("LoadedRun", "load"), "dovetail.experiment.loading")
-_HOMES |= {"tune": "dovetail.experiment.tuning"}
+_HOMES |= {"train": "dovetail.experiment.entry", "tune": "dovetail.experiment.tuning"}
 _HOMES |= dict.fromkeys(("Callback", "Diagnosis", "EarlyStopping", "RunStart"), "dovetail.experiment.callbacks")
 __getattr__ = lazy_getattr(__name__, _HOMES)

@@ -21,6 +21,7 @@ from dovetail.claims import subdp
 from dovetail.data import Clients, Dataset, Model, Task, resolve
 from dovetail.data.readers.recipes import recipe_of
 from dovetail.engine import Engine, Training
+from dovetail.engine.programs import keep_programs
 from dovetail.experiment import defaults
 from dovetail.experiment.config import Config
 from dovetail.experiment.outlook import noise_ratio_of
@@ -189,6 +190,7 @@ def prepare(
         guests: users or people that an audit adds.
         open_keys: what the caller left open, to be filled in by `defaults.complete`; the plan has the whole config.
     """
+    keep_programs()
     protocol = protocol_of(config)
     config.server.build()
     if not protocol.is_calibrated and config.privacy.eps is None:

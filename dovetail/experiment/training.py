@@ -44,88 +44,17 @@ from dovetail.experiment.config import Config, parse, presets, read, to_toml
 from dovetail.experiment.declared import UNNAMED
 from dovetail.experiment.fingerprint import check_key, difference, fingerprint, origin_of
 from dovetail.experiment.folder import Checkpoint, RunFolder
-from dovetail.experiment.outlook import Outlook
 from dovetail.experiment.preparation import Plan, prepare, rounds_due
 from dovetail.experiment.result import Progress, Provenance, Result, describe_protocol
 from dovetail.experiment.scores import describe
 from dovetail.experiment.spending import Account, conclude, open_account_of_plan
 from dovetail.guarantee import Guarantee, Quote, Record
 
-__all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
+__all__ = ["Finished", "Progress", "Result", "prepare", "run"]
 
 
 class Finished(ValueError):  # noqa: N818 - nothing is wrong
     """The run to be resumed has already ended; nothing was changed."""
-
-
-def train(
-    task: str | Task | Dataset,
-    *,
-    model: Any = None,
-    loss: str | Loss | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-    protocol: str = "dp_fl",
-    eps: float | None = None,
-    delta: float | None = None,
-    settings: Mapping[str, Any] | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    callbacks: Sequence[Callback] = (),
-    ledger: str | Path | bool | None = None,
-    ceiling: float | tuple[float, float] | None = None,
-    evaluate: Literal["public", "private"] | None = None,
-    force: bool = False,
-) -> Result:
-    """Train a model with differential privacy: the simplest entry point.
-
-    Arguments:
-        task: a registered name, ``"module:name"``, a `Task` or a `Dataset`.
-        model: a bundled model by name, a `Model`, a module of PyTorch, Flax or Equinox, or a function from a
-            `RecordSpec` to one of these.
-        loss: a name of `learners.losses.LOSSES`, or a function ``(outputs, labels) -> one loss per record``.
-        metrics: functions ``(outputs, labels) -> number`` of the test records, by name.
-        protocol: the protocol's name; every protocol has defaults for all its settings but the noise.
-        eps: the target; without one, `settings` must give the noise.
-        delta: the delta of the target and of the statement.
-        settings: config keys by dotted path, for example ``{"cohort.rounds": 50}``; they override everything else.
-        out: the folder to write to; without one nothing is written.
-        resume: go on with the run that was interrupted in `out`, given the same arguments.
-        callbacks: objects that watch the training (see `Callback`).
-        ledger: the ledger of what all runs on the same people have spent (docs/concepts/across-runs.md): a file, or
-            False for none; by default, of data that are not published, that of these people in the user's folder.
-        ceiling: eps, or (eps, delta), that all runs in the ledger may spend together; a run beyond it is refused.
-        evaluate: "public" scores on test records that are public, without noise. "private" protects those who are
-            held out, too: only the last model's scores are released, with noise in the same (eps, delta) and with
-            intervals.
-        force: train even where noise will drown the updates, which is refused otherwise.
-
-    Before the first round it says how long the noise is beside the updates, and what to expect: as a warning where much
-    accuracy will be lost, otherwise as a log message of level INFO (`experiment.outlook`).
-
-    If a preset has the name of the task, training starts from it: model, cohort, server, the protocol's settings if
-    it is the same protocol, and the privacy target if `eps` or `delta` is not given, which is (2, 1e-05) for "digits"
-    and (1, 5e-06) for "mnist". Other tasks have a `delta` of 1e-05 and no `eps`. On a `Dataset`, rounds,
-    clip norm, optimiser, step and averaging that `settings` leave open follow from the noise (`experiment.defaults`):
-    there is nothing to tune, and nothing of the data decides.
-    """
-    start = start_of(
-        task,
-        model=model,
-        loss=loss,
-        metrics=metrics,
-        protocol=protocol,
-        eps=eps,
-        delta=delta,
-        settings=settings,
-        evaluate=evaluate,
-    )
-    plan = prepare(start.config, task=start.task, open_keys=start.open_keys)
-    outlook = Outlook.of(plan)
-    outlook.refuse(force=force)
-    outlook.announce()
-    return run(
-        plan, out=None if out is None else Path(out), resume=resume, callbacks=callbacks, ledger=ledger, ceiling=ceiling
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
