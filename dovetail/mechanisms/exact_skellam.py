@@ -18,14 +18,14 @@ How far that is from Skellam's law, with t(k) the same recurrence without roundi
 - A measure whose L1 distance from a law is D has, normalised, a total variation of at most D from it. The table adds
   2^-287 for each entry.
 
-Above a variance of 2^26 a draw is the sum of draws of equal, smaller variances, which is Skellam's law again, and
-distances add up: they stay below 2^-240 for every variance that is accepted.
+Distances stay below 2^-240 for every variance that is accepted.
 
 *Tables*. A table is a distribution function of magnitudes 0, 1, 2, ... in units of 2^-288, and a draw the number of its
 entries that do not exceed a uniform on 0 .. 2^288 - 1: the law of the table exactly, with a fair sign beside it. The
 uniform is read from one 32-bit word, 31 bits of it and the sign; further bits are read only where these are the upper
-bits of an entry. Scaling sums of weights to 2^288, of which 319 bits are kept at least, moves every entry by less than
-2, and so the law by at most 2^-287 for each entry, in total variation.
+bits of an entry. The first of the 31 say where to begin (`SignedTable.first`), so that a draw costs about the same
+however long the table is. Scaling sums of weights to 2^288, of which 319 bits are kept at least, moves every entry by
+less than 2, and so the law by at most 2^-287 for each entry, in total variation.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ __all__ = [
 ]
 
 _TAIL = 264  # what is beyond the table has probability 2^-264 at most
-_LARGEST_TABLE = 2.0**26  # variance; 157,000 entries
-_LARGEST_VARIANCE = 2.0**29
+_LARGEST_VARIANCE = 2.0**29  # 443,000 entries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,25 +76,16 @@ class ExactSkellam:
         convert_fields_to_float(self, "variance")
 
     @property
-    def parts(self) -> int:
-        """How many draws of smaller variance add up to one: a power of two, so that the variance is divided exactly."""
-        return 1 << math.ceil(math.log2(max(1.0, self.variance / _LARGEST_TABLE)))
-
-    @property
     def distance(self) -> float:
         """The total variation between a draw and the Skellam law, at most; rounded up."""
-        return self.parts * _skellam_law(self.variance / self.parts).distance
+        return _skellam_law(self.variance).distance
 
     def __call__(self, size: int, *, sampler: ExactSampler) -> np.ndarray:
         """`size` independent draws, as int64."""
-        table = _skellam_law(self.variance / self.parts).table
-        total = np.zeros(size, np.int64)
-        for _ in range(self.parts):
-            magnitude, sign = table.draw(size, sampler=sampler)
-            magnitude ^= sign  # with what follows: -magnitude where the sign is -1
-            magnitude -= sign
-            total += magnitude
-        return total
+        magnitude, sign = _skellam_law(self.variance).table.draw(size, sampler=sampler)
+        magnitude ^= sign  # with what follows: -magnitude where the sign is -1
+        magnitude -= sign
+        return magnitude
 
 
 class _Law(NamedTuple):
@@ -179,17 +169,21 @@ def split_into_shares(values: np.ndarray, shares: int, modulus: int, *, sampler:
 BITS = 288
 _UPPER = 31  # bits that are compared first, all draws at once
 _KEPT = 32  # bits of sums that are kept beyond those of the table
+_LEAST_FIRST, _MOST_FIRST = 8, 18  # bits of a word that say where to begin
+_STEPS = 2  # from there, one entry at a time; whoever is not there yet is sought by halving
 _BLOCK = 1 << 16  # draws at a time, so that what they need beside the result stays small
 
 
 class SignedTable(NamedTuple):
     """A law of magnitudes as a distribution function in units of 2^-288: `below[i]` is that of i, ascending to 2^288.
 
-    `upper` holds the upper 31 bits of every entry, by which draws are sorted first.
+    `upper` holds the upper 31 bits of every entry, by which draws are sorted first; `first`, for the first bits of
+    these, how many entries are below all that begin so.
     """
 
     below: list[int]
     upper: np.ndarray
+    first: np.ndarray
 
     @classmethod
     def of(cls, weights: Iterable[int]) -> SignedTable:
@@ -198,7 +192,10 @@ class SignedTable(NamedTuple):
         spare = max(0, sums[-1].bit_length() - BITS - _KEPT)
         total = sums[-1] >> spare
         below = [(entry >> spare << BITS) // total for entry in sums]
-        return cls(below, np.array([entry >> (BITS - _UPPER) for entry in below], np.uint32))
+        upper = np.array([entry >> (BITS - _UPPER) for entry in below], np.uint32)
+        bits = min(_MOST_FIRST, _UPPER, max(_LEAST_FIRST, (4 * len(upper)).bit_length()))
+        begins = np.arange(1 << bits, dtype=np.uint32) << np.uint32(_UPPER - bits)
+        return cls(below, upper, np.searchsorted(upper, begins).astype(np.int32))
 
     def draw(self, size: int, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
         """`size` independent magnitudes, and a fair sign for each: 0, or -1 for a negative one; both int64."""
@@ -213,8 +210,16 @@ class SignedTable(NamedTuple):
 
     def _invert_distribution(self, words: np.ndarray, sampler: ExactSampler) -> np.ndarray:
         """The number of entries that do not exceed a uniform with these upper bits."""
-        index = np.searchsorted(self.upper, words)
-        for tie in np.flatnonzero(self.upper[index] == words):  # the last entry is above all words
+        bits = len(self.first).bit_length() - 1
+        index = self.first[words >> np.uint32(_UPPER - bits)]
+        for _ in range(_STEPS):
+            index += self.upper[index] < words  # the last entry is above all words
+        entry = self.upper[index]
+        far = np.flatnonzero(entry < words)
+        if far.size:
+            index[far] = np.searchsorted(self.upper, words[far])
+            entry[far] = self.upper[index[far]]
+        for tie in np.flatnonzero(entry == words):
             word = int(words[tie])
             uniform = word << (BITS - _UPPER) | sampler.randbelow(1 << (BITS - _UPPER))
             after = int(np.searchsorted(self.upper, words[tie], side="right"))

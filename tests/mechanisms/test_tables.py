@@ -58,6 +58,17 @@ def test_ties_are_resolved_by_further_bits() -> None:
         np.testing.assert_array_equal(drawn, expected)
 
 
+@pytest.mark.parametrize("weights", [[1], [1, 10**9, 1], [2**i for i in range(40)], list(range(1, 5000)), [0, 0, 3, 0]])
+def test_where_the_search_begins_changes_no_draw(weights):
+    """Each entry, its neighbours and any words between: the number of entries below, as a search of all would find."""
+    table = SignedTable.of(weights)
+    entries = table.upper.astype(np.int64)
+    words = np.concatenate([entries - 1, entries, entries + 1, np.random.default_rng(0).integers(2**31, size=2000)])
+    words = words[(words >= 0) & (words < 2**31) & ~np.isin(words, entries)].astype(np.uint32)
+    found = table._invert_distribution(words, ExactSampler())
+    np.testing.assert_array_equal(found, np.searchsorted(table.upper, words))
+
+
 def test_the_sign_is_a_bit_of_its_own() -> None:
     table = SignedTable.of(WEIGHTS)
     words = [123456789, 2**31 - 1, 987654321]
