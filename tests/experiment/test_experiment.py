@@ -19,6 +19,7 @@ from dovetail import accounting, experiment, pages
 from dovetail.accounting import gaussian
 from dovetail.experiment import config, training
 from dovetail.experiment.folder import BANNER, RunFolder
+from dovetail.experiment.outlook import Outlook
 from dovetail.learners import models
 from dovetail.protocols import PROTOCOLS
 from dovetail.statements import Neighbors, Statement, Trust, Unit
@@ -197,7 +198,7 @@ def test_the_front_door_says_which_target_it_takes_when_none_is_given(task, monk
     monkeypatch.setattr(training, "prepare", lambda settings, **_: settings)
     monkeypatch.setattr(training, "run", lambda ready, **_: ready)
     silent = types.SimpleNamespace(refuse=lambda *, force: None, announce=lambda: None)
-    monkeypatch.setattr(training.Outlook, "of", lambda plan: silent)
+    monkeypatch.setattr(Outlook, "of", lambda plan: silent)
     own, changed = dovetail.train(task).privacy, dovetail.train(task, protocol="privunit", eps=0.5).privacy
     assert f'({own.eps:g}, {own.delta:g}) for "{task}"' in " ".join(experiment.train.__doc__.split())
     assert (changed.eps, changed.delta) == (0.5, own.delta)
