@@ -103,20 +103,20 @@ def _curve_points(corners: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _draw_curves(points: jax.Array, radius: jax.Array, there: jax.Array, place: jax.Array) -> jax.Array:
+def _draw_curves(points: jax.Array, radius: jax.Array, is_drawn: jax.Array, place: jax.Array) -> jax.Array:
     """Images of curves: full ink where a curve's nearest point is within the pen's radius, less up to a pixel further.
 
     Arguments:
         points: (images, curves, points, 2), rows and columns in pixels.
         radius: the pen of each curve, (images, curves).
-        there: which curves an image has, (images, curves).
+        is_drawn: which curves an image has, (images, curves).
         place: the positions of pixels along an axis.
     """
     vertical = (points[..., 0, None] - place) ** 2  # (batch, curve, point, row)
     horizontal = (points[..., 1, None] - place) ** 2
     nearest = jnp.min(vertical[..., :, None] + horizontal[..., None, :], axis=2)
     ink = jnp.clip(radius[..., None, None] + 0.5 - jnp.sqrt(nearest), 0, 1)
-    return jnp.max(jnp.where(there[..., None, None], ink, 0), axis=1)
+    return jnp.max(jnp.where(is_drawn[..., None, None], ink, 0), axis=1)
 
 
 @jax.jit

@@ -60,8 +60,8 @@ class Blanket(abc.ABC):
         """Whether dummies are fair bits."""
         return False
 
-    def sample_sum(self, counts: jax.Array, most: int, *, key: jax.Array) -> jax.Array:
-        """For every entry of counts, the sum of that many dummies, of which there are at most `most`.
+    def sample_sum(self, counts: jax.Array, max_count: int, *, key: jax.Array) -> jax.Array:
+        """For every entry of counts, the sum of that many dummies, of which there are at most `max_count`.
 
         Where a dummy is a vector, so is the sum: on one more axis.
         """
@@ -72,7 +72,7 @@ class Blanket(abc.ABC):
             draw = self.sample(counts.shape, key=jax.random.fold_in(key, i))
             return total + jnp.where(i < wanted, draw, 0).astype(total.dtype)
 
-        return jax.lax.fori_loop(0, most, add, jnp.zeros(shape, jnp.float32))
+        return jax.lax.fori_loop(0, max_count, add, jnp.zeros(shape, jnp.float32))
 
     @property
     @abc.abstractmethod
@@ -173,10 +173,10 @@ class AtInput(Blanket):
         """Independent reports on the one input."""
         return self.randomizer(jnp.full(tuple(shape), self.x, jnp.float32), key=key)
 
-    def sample_sum(self, counts: jax.Array, most: int, *, key: jax.Array) -> jax.Array:
+    def sample_sum(self, counts: jax.Array, max_count: int, *, key: jax.Array) -> jax.Array:
         """For every entry of counts, the sum of that many dummies: one draw where noise is added to the input."""
         noise = self.randomizer.noise_sum(counts, key=key)
-        return super().sample_sum(counts, most, key=key) if noise is None else self.x * counts + noise
+        return super().sample_sum(counts, max_count, key=key) if noise is None else self.x * counts + noise
 
     def log_density(self, y: npt.ArrayLike) -> np.ndarray:
         """The randomizer's log density on the one input."""

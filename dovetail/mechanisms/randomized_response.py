@@ -158,13 +158,13 @@ class UniformLevels(Blanket):
         """Whether dummies are fair bits, which they are with two levels."""
         return self.levels == 2
 
-    def sample_sum(self, counts: jax.Array, most: int, *, key: jax.Array) -> jax.Array:
-        """For every entry of counts (at most `most`), the sum of that many uniform levels.
+    def sample_sum(self, counts: jax.Array, max_count: int, *, key: jax.Array) -> jax.Array:
+        """For every entry of counts (at most `max_count`), the sum of that many uniform levels.
 
         Fair bits are counted 32 at a time.
         """
         if not self.is_binary:
-            return super().sample_sum(counts, most, key=key)
+            return super().sample_sum(counts, max_count, key=key)
 
         def add(i: jax.Array, total: jax.Array) -> jax.Array:
             """The totals with the ones among the i-th 32 fair bits, as far as they are asked for."""
@@ -173,7 +173,7 @@ class UniformLevels(Blanket):
             kept = jnp.where(unused < 32, word >> jnp.minimum(unused, 31), 0)
             return total + jax.lax.population_count(kept).astype(total.dtype)
 
-        return jax.lax.fori_loop(0, -(-most // 32), add, jnp.zeros(counts.shape, jnp.float32))
+        return jax.lax.fori_loop(0, -(-max_count // 32), add, jnp.zeros(counts.shape, jnp.float32))
 
     def log_density(self, y: npt.ArrayLike) -> np.ndarray:
         """The log pmf, -log b on the b levels and -inf elsewhere."""

@@ -64,9 +64,9 @@ class PineVariant:
         bits = NormBits(self.layout, chunk=self.chunk)
         return (FullyLinearProof(norm, _BASIS), self.norm_proofs), (FullyLinearProof(bits, _BASIS), self.proofs)
 
-    def total_length(self, what: str) -> int:
-        """The elements of all proofs together: `what` names a length of `FullyLinearProof`, such as "proof_length"."""
-        return sum(count * getattr(flp, what) for flp, count in self.flps)
+    def total_length(self, length_name: str) -> int:
+        """The elements of all proofs together, by a length of `FullyLinearProof`, such as "proof_length"."""
+        return sum(count * getattr(flp, length_name) for flp, count in self.flps)
 
     @property
     def proof_counts(self) -> bytes:
@@ -96,9 +96,9 @@ class PineVariant:
             else self.field.size * (self.layout.num_shared + self.total_length("proof_length")) + 2 * SEED
         )
 
-    def cut_by_kind(self, rows: np.ndarray, what: str) -> list[np.ndarray]:
+    def cut_by_kind(self, rows: np.ndarray, length_name: str) -> list[np.ndarray]:
         """Rows of elements of both kinds cut apart, into (rows, proofs of that kind, length) for each kind."""
-        lengths = [count * getattr(flp, what) for flp, count in self.flps]
+        lengths = [count * getattr(flp, length_name) for flp, count in self.flps]
         parts = np.split(rows, [lengths[0]], axis=-1)
         return [
             part.reshape(len(rows), count, part.shape[-1] // count)

@@ -236,9 +236,9 @@ def _second_moment_of_l(report: Report, eps: np.ndarray) -> np.ndarray:
     return report.gamma**2 * report.mass * sides
 
 
-def _subtract_upward(more: np.ndarray, less: np.ndarray) -> np.ndarray:
+def _subtract_upward(minuend: np.ndarray, subtrahend: np.ndarray) -> np.ndarray:
     """more - less of two arrays that are not negative, rounded up, also where they are nearly equal."""
-    return more - less + 16 * numerics.ULP * (more + less)
+    return minuend - subtrahend + 16 * numerics.ULP * (minuend + subtrahend)
 
 
 def _estimate_smallest_eps(log_delta: Callable[[np.ndarray], np.ndarray], event: Shuffled, *, delta: float) -> float:
@@ -451,8 +451,10 @@ class _Thresholded:
         pushed[:, self._middle] = anew * self._fresh[self._middle]
         return pushed
 
-    def excess_bounds(self, eps_local: np.ndarray, x: np.ndarray, slack: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """E[(r - t)_+], rounded up, at every t in `at`, for r the ratio of a report's density to the blanket's.
+    def excess_bounds(
+        self, eps_local: np.ndarray, x: np.ndarray, slack: np.ndarray, thresholds: np.ndarray
+    ) -> np.ndarray:
+        """E[(r - t)_+], rounded up, at every t in `thresholds`, for r the ratio of a report's density to the blanket's.
 
         There is a row for each pair of a budget and an input x. It holds for all laws with a density within e^(+-slack)
         of that pair's. Rounded up by splitting the mass of cells.
@@ -473,7 +475,7 @@ class _Thresholded:
         first = np.hstack([np.cumsum((mass * ratio)[:, ::-1], axis=1)[:, ::-1], none])
 
         def excess(factor: np.ndarray) -> np.ndarray:
-            t = at * factor[:, None]
+            t = thresholds * factor[:, None]
             place = np.stack([np.searchsorted(*row) for row in zip(ratio, t, strict=True)])
             return np.take_along_axis(first, place, axis=1) - t * np.take_along_axis(above, place, axis=1)
 

@@ -46,7 +46,13 @@ class Grid:
 
     @classmethod
     def from_law(
-        cls, values: np.ndarray, probs: np.ndarray, *, mean_draws: float, resolution: float, most: int = MOST_POINTS
+        cls,
+        values: np.ndarray,
+        probs: np.ndarray,
+        *,
+        mean_draws: float,
+        resolution: float,
+        max_points: int = MOST_POINTS,
     ) -> Grid:
         """The law of finitely many values, of which some are positive, in steps of so many standard deviations.
 
@@ -58,15 +64,15 @@ class Grid:
             probs: the probability of each.
             mean_draws: the mean number of draws that are summed.
             resolution: the step in standard deviations of one draw.
-            most: about how many points the grid may have; its steps grow where it would have more.
+            max_points: about how many points the grid may have; its steps grow where it would have more.
         """
         top = float(values.max())
         bottom = float(values.min())
         mean = float(values @ probs)
         std = math.sqrt(max(float((values - mean) ** 2 @ probs), 0.0))
         floor = max(bottom, 2 * min(mean, 0.0) - top * (mean_draws + 12 * math.sqrt(mean_draws) + 30))
-        step = max(min(std, top) * resolution, (top - floor) / most)
-        if not top - floor <= 2 * most * top:
+        step = max(min(std, top) * resolution, (top - floor) / max_points)
+        if not top - floor <= 2 * max_points * top:
             raise NotApplicable(f"the range of L, {top - floor:.3g}, is more than a grid resolves")
         grid = cls(bottom=floor, top=top, step=top / math.ceil(top / step))
         grid.add_points(np.maximum(values, floor), probs)
@@ -206,17 +212,17 @@ class CountedDraws(Draws):
         return Spectrum(size, where, _evaluate_polynomial(terms, powers, phi[where]), off, few + math.exp(_NEGLIGIBLE))
 
 
-def _evaluate_polynomial(terms: np.ndarray, powers: np.ndarray, at: np.ndarray) -> np.ndarray:
+def _evaluate_polynomial(terms: np.ndarray, powers: np.ndarray, points: np.ndarray) -> np.ndarray:
     """The sum of terms at^powers, the powers rising: by Horner's rule, or all powers at once where they are few."""
     gaps = np.diff(powers)
-    if len(gaps) and (gaps == gaps[0]).all() and at.size * len(powers) <= _AT_ONCE:
-        rising = np.cumprod(np.broadcast_to(at ** gaps[0], (len(gaps), at.size)), axis=0)
-        return (terms[0] + terms[1:] @ rising) * at ** powers[0]
-    steps = {gap: at**gap for gap in set(gaps.tolist())}
-    total = np.full(at.shape, terms[-1], dtype=at.dtype)
+    if len(gaps) and (gaps == gaps[0]).all() and points.size * len(powers) <= _AT_ONCE:
+        rising = np.cumprod(np.broadcast_to(points ** gaps[0], (len(gaps), points.size)), axis=0)
+        return (terms[0] + terms[1:] @ rising) * points ** powers[0]
+    steps = {gap: points**gap for gap in set(gaps.tolist())}
+    total = np.full(points.shape, terms[-1], dtype=points.dtype)
     for term, gap in zip(terms[-2::-1].tolist(), gaps[::-1].tolist(), strict=True):
         total = total * steps[gap] + term
-    return total * at ** powers[0]
+    return total * points ** powers[0]
 
 
 def mean_excess(grid: Grid, draws: Draws) -> float:

@@ -140,16 +140,16 @@ def move_cells_to_ends(
     return np.take_along_axis(ratios, order, axis=-1), np.take_along_axis(masses, order, axis=-1)
 
 
-def from_excess(at: np.ndarray, excess: np.ndarray) -> Frontier:
+def from_excess(thresholds: np.ndarray, excess: np.ndarray) -> Frontier:
     """The frontier of all laws of ratios r to the blanket with E[(r - t)_+] at most these numbers, at rising t.
 
     Between the points that holds for their lower convex hull, for the excess of any law is convex. The first t is at
     most the least ratio, where the excess is 1 - t, and the last at least the largest, where it is 0.
 
     Arguments:
-        at: thresholds t, rising.
+        thresholds: thresholds t, rising.
         excess: an upper bound on E[(r - t)_+] at each of them.
     """
-    ends = numerics.lower_hull(at, excess)
+    ends = numerics.lower_hull(thresholds, excess)
     rises = np.concatenate([[-1.0], np.diff(ends[:, 1]) / np.diff(ends[:, 0]), [0.0]])
     return Frontier(ends[::-1, 0], np.maximum(np.diff(rises), 0.0)[::-1])

@@ -71,7 +71,9 @@ class BlanketCrowd:
         values, probs = self.frontier.law_of_l(alpha)
         if values.max() <= 0:
             return 0.0
-        grid = Grid.from_law(values, probs, mean_draws=self._mean_crowd_size, resolution=_RESOLUTION, most=_MOST_POINTS)
+        grid = Grid.from_law(
+            values, probs, mean_draws=self._mean_crowd_size, resolution=_RESOLUTION, max_points=_MOST_POINTS
+        )
         excess = blanket_grid.mean_excess(grid, self._blanket_draws)
         return numerics.as_probability_bound(excess + self.counts.below * self.frontier.delta_without_crowd(alpha))
 

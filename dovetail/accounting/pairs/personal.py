@@ -114,13 +114,13 @@ def budget_range(event: Personalized, members: np.ndarray) -> tuple[float, float
     return float(budgets[members].min()), float(budgets[members].max())
 
 
-def split_by_budget(event: Personalized, members: np.ndarray, at: float) -> list[np.ndarray]:
-    """[users whose budgets are at most `at`, the others]; slices again if `members` is one of `users_by_budget`."""
+def split_by_budget(event: Personalized, members: np.ndarray, max_budget: float) -> list[np.ndarray]:
+    """[users of budgets up to `max_budget`, the others]; slices again if `members` is one of `users_by_budget`."""
     budgets = budgets_of(event)
     if members.base is not None and members.base is users_by_budget(event):
-        cut = bisect.bisect_right(members, at, key=budgets.__getitem__)
+        cut = bisect.bisect_right(members, max_budget, key=budgets.__getitem__)
         return [members[:cut], members[cut:]]
-    smaller = budgets[members] <= at
+    smaller = budgets[members] <= max_budget
     return [members[smaller], members[~smaller]]
 
 

@@ -142,19 +142,19 @@ def fixed_size_delta(count: NumberDrawn, shift: float, eps: float) -> float:
         slope = -math.expm1(-eps) * count.weights[0] + weights @ (replaced + joining * math.exp(-eps))
         return bool(slope > 0)
 
-    def at(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    def arguments_at(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
         ends = np.clip(free, -high, apart - low)  # between those of all a from low to high
         slack = high - low
         return np.append(-low, ends + slack), np.append(-high, ends - apart - slack)
 
-    return _largest_delta(count, eps, rises, at)
+    return _largest_delta(count, eps, rises, arguments_at)
 
 
 def _largest_delta(
     count: NumberDrawn,
     eps: float,
     rises: Callable[[float], bool],
-    at: Callable[[float, float], tuple[np.ndarray, np.ndarray]],
+    arguments_at: Callable[[float, float], tuple[np.ndarray, np.ndarray]],
 ) -> float:
     """The largest sum_k w_k (Phi(x_k) - e^eps Phi(y_k)) over all a, rounded up.
 
@@ -162,12 +162,12 @@ def _largest_delta(
         count: the weights w_k.
         eps: 0 or more.
         rises: whether the sum rises at a; once it falls it falls from there on.
-        at: (x, y) that hold for every a from low to high, x rounded up and y down; the x_0 and y_0 of no user are -low
-            and -high.
+        arguments_at: (x, y) that hold for every a from low to high, x rounded up and y down; the x_0 and y_0 of no user
+            are -low and -high.
     """
     weights, error, rare = count
     low, high = _enclose_maximum(rises)
-    first, second = (np.asarray(points) for points in at(low, high))
+    first, second = (np.asarray(points) for points in arguments_at(low, high))
     scale = math.exp(min(eps, 700.0))
     upper, lower = ndtr(first), scale * ndtr(second)
     gap, size = upper - lower, upper + lower

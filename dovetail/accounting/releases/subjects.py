@@ -72,12 +72,12 @@ def splits_to_check(event: SampledSubject) -> list[tuple[int, ...]]:
         raise NotApplicable("the steps of a round share the users that take part: no law of all of them is known")
     results: list[tuple[int, ...]] = []
 
-    def spread(left: int, largest: int, parts: tuple[int, ...]) -> None:
-        if left == 0:
+    def spread(items_left: int, largest: int, parts: tuple[int, ...]) -> None:
+        if items_left == 0:
             results.append(parts)
-        elif left <= (event.most_users - len(parts)) * largest:
-            for part in range(min(left, largest), 0, -1):
-                spread(left - part, part, (*parts, part))
+        elif items_left <= (event.most_users - len(parts)) * largest:
+            for part in range(min(items_left, largest), 0, -1):
+                spread(items_left - part, part, (*parts, part))
                 if len(results) > _MOST_SPLITS:
                     return
 

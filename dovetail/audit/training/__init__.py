@@ -236,25 +236,25 @@ def _score_white_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.nd
     return np.linalg.solve(precision, evidence)
 
 
-def _estimate_noise_variance(rest: np.ndarray, products: np.ndarray, match: np.ndarray, *, planned: float) -> float:
+def _estimate_noise_variance(residual: np.ndarray, products: np.ndarray, match: np.ndarray, *, planned: float) -> float:
     """The variance of the noise on a coordinate, estimated from what no mixture of canaries explains.
 
     The real noise, not the planned one, which may be wrong. Where there are hardly more coordinates than canaries
     nothing is left to estimate from, and the planned variance is taken.
 
     Arguments:
-        rest: the released sum without what is known of it, (dim,).
+        residual: the released sum without what is known of it, (dim,).
         products: inner products of the canaries' updates with each other.
-        match: their inner products with `rest`.
+        match: their inner products with `residual`.
         planned: the variance that the plan's noise has.
     """
     least = _LEAST_NOISE * float(np.trace(products)) / max(1, len(products)) or 1.0
-    room = len(rest) - len(products)
+    room = len(residual) - len(products)
     if room < _ENOUGH_ROOM:
         return max(planned, least)
     ridge = least * 1e-3 * np.eye(len(products))
     explained = float(match @ np.linalg.solve(products + ridge, match))
-    return max((float(rest @ rest) - explained) / room, least)
+    return max((float(residual @ residual) - explained) / room, least)
 
 
 def _score_black_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.ndarray:

@@ -83,7 +83,7 @@ class InputColumn(msgspec.Struct, frozen=True, kw_only=True):
     def _read_complete(self, table: Table) -> np.ndarray:
         """The inputs that the column makes of a table in which it has no gaps."""
         if self.categories is not None:
-            places = _category_places(table, self.name, self.categories, what="categories")
+            places = _category_places(table, self.name, self.categories, described_as="categories")
             return np.eye(len(self.categories), dtype=np.float32)[places]
         hint = f"; declare its values in categories={{{self.name!r}: [...]}} or leave it out of inputs"
         return _scale_to_bounds(table, self.name, self.bounds, hint=hint)[:, None]
@@ -157,7 +157,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind == "number":
             return _scale_to_bounds(table, self.columns[0], self.bounds)
         if self.kind == "classes":
-            return _category_places(table, self.columns[0], self.classes or (), what="classes").astype(np.int32)
+            return _category_places(table, self.columns[0], self.classes or (), described_as="classes").astype(np.int32)
         columns = []
         for name in self.columns:
             column = table.numbers(name)
@@ -327,16 +327,16 @@ def _scale_to_bounds(table: Table, name: str, bounds: tuple[float, float] | None
     return numbers.astype(np.float32)
 
 
-def _category_places(table: Table, name: str, declared: Sequence[Value], *, what: str) -> np.ndarray:
+def _category_places(table: Table, name: str, declared: Sequence[Value], *, described_as: str) -> np.ndarray:
     """For every row the place of its value among the declared ones; refuses other values.
 
-    `what` is what an error calls these: "classes".
+    `described_as` is what an error calls these: "classes".
     """
     place = {value: number for number, value in enumerate(declared)}
     places = np.array([place.get(value, -1) for value in table.values(name, like=declared)])
     if unknown := int(np.count_nonzero(places < 0)):
         raise ValueError(
-            f"expected one of the {len(declared)} declared {what} in column {name!r} of {table.name}, got "
+            f"expected one of the {len(declared)} declared {described_as} in column {name!r} of {table.name}, got "
             f"{unknown} of {table.rows} rows with another value"
         )
     return places
@@ -372,7 +372,7 @@ def _check_bounds(name: str, bounds: tuple[float, float]) -> None:
         raise ValueError(f"expected bounds (low, high) with low < high of column {name!r}, got {bounds}")
 
 
-def _check_declared(what: str, values: Sequence[Value]) -> None:
-    """Refuse a declaration without values, or with one twice; `what` is what the error calls it."""
+def _check_declared(described_as: str, values: Sequence[Value]) -> None:
+    """Refuse a declaration without values, or with one twice; `described_as` is what the error calls it."""
     if not values or len(set(values)) != len(values):
-        raise ValueError(f"expected different {what}, got {list(values)}")
+        raise ValueError(f"expected different {described_as}, got {list(values)}")

@@ -231,7 +231,7 @@ def from_huggingface(
 
     def arrays(table: Table) -> tuple[np.ndarray, np.ndarray]:
         labels = [np.asarray(table.values(name)) for name in names]
-        return _stack_records(table.column(inputs), what=f"column {inputs!r}"), (
+        return _stack_records(table.column(inputs), described_as=f"column {inputs!r}"), (
             labels[0] if isinstance(target, str) else np.stack(labels, axis=1)
         )
 
@@ -336,24 +336,26 @@ def _as_text(ids: Sequence[Any] | None) -> list[str] | None:
     ).ids_as_text("ids")
 
 
-def _stack_items(items: Any, channels_first: bool, what: str) -> tuple[np.ndarray, np.ndarray]:
+def _stack_items(items: Any, channels_first: bool, described_as: str) -> tuple[np.ndarray, np.ndarray]:
     """The inputs and labels of pairs, each as one array."""
     if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
-        raise ValueError(f"expected {what} with a length and numbered items, got {type(items).__name__}")
+        raise ValueError(f"expected {described_as} with a length and numbered items, got {type(items).__name__}")
     pairs = [items[number] for number in range(len(items))]
     if not pairs or any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
-        raise ValueError(f"expected {what} of pairs (input, label), got {len(pairs)} items of another form")
-    inputs = _stack_records([pair[0] for pair in pairs], what="inputs")
+        raise ValueError(f"expected {described_as} of pairs (input, label), got {len(pairs)} items of another form")
+    inputs = _stack_records([pair[0] for pair in pairs], described_as="inputs")
     labels = np.stack([np.asarray(pair[1]) for pair in pairs])
     return np.moveaxis(inputs, 1, -1) if channels_first else inputs, labels
 
 
-def _stack_records(values: Any, *, what: str) -> np.ndarray:
+def _stack_records(values: Any, *, described_as: str) -> np.ndarray:
     """Records of one shape as one array, first axis the record; whole numbers but uint8 become float32."""
     arrays = [np.asarray(value) for value in values]
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
-        raise ValueError(f"expected records of one shape in {what}, got {len(shapes)} shapes in {len(arrays)} records")
+        raise ValueError(
+            f"expected records of one shape in {described_as}, got {len(shapes)} shapes in {len(arrays)} records"
+        )
     records = np.stack(arrays)
     return records.astype(np.float32) if records.dtype.kind in "biu" and records.dtype != np.uint8 else records
 
