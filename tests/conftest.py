@@ -31,6 +31,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # an eighth of all tracing goes into who called whom
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ["DOVETAIL_PROGRAMS"] = "off"  # nothing is kept in the home of whoever runs the tests
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and tests' own processes inherit it: one compiles for all
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dovetail-programs-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)

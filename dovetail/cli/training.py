@@ -72,6 +72,9 @@ def run(
     ceiling: CeilingOption = None,
     force: Annotated[bool, flag("--force", "Train even where noise will drown the updates.")] = False,
     explain: Explain = False,
+    verbose: Annotated[
+        bool, flag("--verbose", "Also say how clients are computed: which strategy, for which sizes, and why.")
+    ] = False,
     quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -97,6 +100,9 @@ def run(
     plan = _prepare(source, set_ or [], fall_back=config is None and source == DEFAULT_PRESET, resume=resume)
     outlook = Outlook.of(plan)
     outlook.refuse(force=force or resume)
+    if verbose:
+        for line in plan.engine.describe_strategies():
+            err_console.print(line, markup=False, highlight=False)
     target = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         is_seeded = plan.sampler.schedule.randomness.is_reproducible

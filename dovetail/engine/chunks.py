@@ -144,6 +144,22 @@ class ClientWork:
         """Whether every client's update is formed, so that memory grows with clients x parameters of a chunk."""
         return self.strategy in ("general", "scaled") or (self.strategy == "moments" and self.width > 1)
 
+    def describe_strategy(self) -> str:
+        """How what these clients add up to is computed, in words."""
+        if self.model.learner is not None:
+            return f"updates by {type(self.model.learner).__name__}"
+        if self.protocol.private_steps:
+            return "steps on clipped sums, client by client"
+        match self.strategy:
+            case "linear":
+                return "a linear model: sums of updates by matrix products"
+            case "moments":
+                return "sums of statistics"
+            case "clipped":
+                return "clipped gradients by matrix products"
+        how = "one after the other, each for its own number of steps" if self.one_by_one else "side by side"
+        return f"updates are formed, {how}" + (" and rescaled" if self.strategy == "scaled" else "")
+
     @property
     def sums_updates(self) -> bool:
         """Whether what is collected is the sum of scaled updates and their number, for `Fast.tally_of_sum`."""
@@ -412,7 +428,9 @@ def _best_strategy(
 
 MOST_CLASSES = 8
 _SPARE = 1.25  # classes are joined while that costs at most so many times the rows of all doubling classes
+_SPARE_OF_STEPS = 1.05  # the same of rows in local steps, beside as many classes as there may be
 _SMALL = 1 << 22  # up to so many numbers for all records, padding included, one class is as fast as several
+_WIDTHS = 256  # different numbers of records that are told apart
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -423,13 +441,17 @@ class SizeClass:
     members: np.ndarray
 
 
-def size_classes(counts: np.ndarray, *, numbers: int, most: int | None = None) -> list[SizeClass]:
+def size_classes(
+    counts: np.ndarray, *, numbers: int, most: int | None = None, batch: int | None = None
+) -> list[SizeClass]:
     """Sort clients into classes of similar size, the smallest first.
 
     Arguments:
         counts: how many records each client has.
         numbers: how many numbers a record has, or how many a local step goes through for it.
         most: up to how many classes there are, whatever they save; without, what is small stays in one.
+        batch: records of a local step, where clients take such: they then cost whole batches, and classes are those
+            that cost least.
 
     Guarantees:
         Every client is in one class, and no class is empty.
@@ -439,6 +461,8 @@ def size_classes(counts: np.ndarray, *, numbers: int, most: int | None = None) -
     width = max(1, int(counts.max()))
     if most is None and len(counts) * width * numbers <= _SMALL:
         most = 1
+    if batch is not None and most is None:
+        return _classes_of_steps(np.maximum(counts, 1), batch)
     level = np.ceil(np.log2(np.maximum(counts, 1))).astype(int)
     classes = [np.flatnonzero(level == at) for at in np.unique(level)]  # up to 1, 2, 4, 8, ... records
     widths = [max(1, int(counts[members].max())) for members in classes]
@@ -455,6 +479,41 @@ def size_classes(counts: np.ndarray, *, numbers: int, most: int | None = None) -
         classes[at : at + 2] = [np.sort(np.concatenate(classes[at : at + 2]))]
         del widths[at]
     return [SizeClass(width, members) for width, members in zip(widths, classes, strict=True)]
+
+
+def _classes_of_steps(counts: np.ndarray, batch: int) -> list[SizeClass]:
+    """The fewest classes that cost little more than `MOST_CLASSES` of them, each of any widths.
+
+    Clients cost the batches that the widest of their class has. `cost[i]` is that of all clients up to the i-th width,
+    in so many classes; `cut[k][i]` is where the last of k + 1 classes begins.
+    """
+    steps = -(-counts // batch)
+    tops = np.unique(steps)
+    if len(tops) > _WIDTHS:
+        tops = np.unique(np.quantile(tops, np.linspace(0, 1, _WIDTHS), method="higher"))
+    below = np.searchsorted(np.sort(steps), np.append(0, tops), side="right")  # clients of up to so many steps
+    last = np.arange(len(tops))
+    cost = below[1:] * tops
+    cuts, costs = [np.zeros(len(tops), int)], [cost]
+    while len(cuts) < min(MOST_CLASSES, len(tops)):
+        before = np.append(0, costs[-1])
+        joined = np.where(
+            last[None, :] <= last[:, None],
+            before[None, :-1] + (below[1:, None] - below[None, :-1]) * tops[:, None],
+            np.inf,
+        )
+        cuts.append(joined.argmin(axis=1))
+        costs.append(joined.min(axis=1))
+    enough = next(k for k, cost in enumerate(costs) if cost[-1] <= _SPARE_OF_STEPS * costs[-1][-1])
+    found, end = [], len(tops) - 1
+    for k in range(enough, -1, -1):
+        begin = int(cuts[k][end])
+        members = np.flatnonzero((steps <= tops[end]) & (steps > (tops[begin - 1] if begin else 0)))
+        found.append(SizeClass(int(counts[members].max()), members))
+        end = begin - 1
+        if end < 0:
+            break
+    return found[::-1]
 
 
 class UpdateSums(NamedTuple):

@@ -24,7 +24,6 @@ __all__ = [
     "AXIS",
     "Performance",
     "chunk_bytes",
-    "is_sequential_faster",
     "join_processes",
     "make_mesh",
     "on_every_device",
@@ -37,7 +36,6 @@ __all__ = [
 AXIS = "clients"  # the name of a mesh's only axis
 _CHUNK_BYTES = {"cpu": 2**21, "host": 2**26}  # by platform
 _CHUNK_BYTES_ACCELERATOR = 2**31
-_SMALL_MODEL = 2**13  # parameters below which clients train side by side on a CPU
 
 
 @with_fields_in_help
@@ -53,6 +51,9 @@ class Performance:
     """Compute sums without forming messages, where the result has the same distribution."""
     size_classes: int | None = None
     """Most classes of users by number of records, each computed apart; default: as many as pay, at most 8."""
+    one_by_one: bool | None = None
+    """Whether the users of a chunk train one after the other, and not side by side; default: what is faster, measured
+    where that is not plain."""
 
     def __post_init__(self) -> None:
         counts = _validate.not_none(chunk=self.chunk, size_classes=self.size_classes)
@@ -74,15 +75,6 @@ def chunk_bytes(platform: str) -> int:
     "host" is a learner outside JAX, which shares its clients among the cores by itself.
     """
     return _CHUNK_BYTES.get(platform, _CHUNK_BYTES_ACCELERATOR)
-
-
-def is_sequential_faster(platform: str, dim: int) -> bool:
-    """Whether clients with `dim` parameters train faster one after the other than side by side (`vmap`).
-
-    Side by side, every matrix product has a batch of matrices. A CPU multiplies those more slowly than single ones, up
-    to five times, unless they are so small that the calls themselves are what costs.
-    """
-    return platform == "cpu" and dim >= _SMALL_MODEL
 
 
 def make_mesh(count: int | None = None) -> Mesh:

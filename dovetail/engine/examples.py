@@ -58,6 +58,7 @@ __all__ = [
     "clip_factors",
     "clipped_client_sum",
     "clipped_sum",
+    "describe_uses",
     "gradients_of",
     "is_worthwhile",
     "zero_unless",
@@ -147,6 +148,18 @@ def clipped_client_sum(
             _factored_sum(model, weights, program, clip_norm, loss), batch, floats=floats, spare=len(params)
         )
     return materialize(lambda row: trees.flatten_into(row, total), params.shape, params.dtype)
+
+
+def describe_uses(model: Model, weights: Any, records: jax.ShapeDtypeStruct) -> list[str]:
+    """How the gradients of each parameter are clipped, a line each, for clients with such records.
+
+    Arguments:
+        weights: the shapes of the parameters.
+    """
+    if model.constant is not None:
+        return ["all parameters: a linear model, by matrix products"]
+    uses = program_of(model.apply, weights, records).uses
+    return [f"{name}: {use.describe()}" for name, use in zip(trees.names_of_leaves(weights), uses, strict=True)]
 
 
 def is_worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:

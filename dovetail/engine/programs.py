@@ -19,7 +19,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from dovetail import machine
 from dovetail.data.download import cache_folder
 
-__all__ = ["MOST_BYTES", "keep_programs", "remove_oldest"]
+__all__ = ["MOST_BYTES", "keep_programs", "program_folder", "remove_oldest"]
 
 MOST_BYTES = 1 << 29  # of all programs that are kept; the ones that were not used for longest go first
 _LEAST_SECONDS = 0.05  # what compiles faster is not worth a file
@@ -27,18 +27,25 @@ _LEAST_SECONDS = 0.05  # what compiles faster is not worth a file
 
 def keep_programs() -> None:
     """Let JAX keep what it compiles, and find what it compiled before; no effect where the user has chosen."""
-    if os.environ.get("DOVETAIL_PROGRAMS") == "off" or jax.config.values.get("jax_compilation_cache_dir"):
-        return
-    processor = hashlib.sha256(f"{platform.machine()} {machine.processor_flags()}".encode()).hexdigest()[:12]
-    folder = cache_folder() / "programs" / processor
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:  # a home that cannot be written to
+    if jax.config.values.get("jax_compilation_cache_dir") or (folder := program_folder()) is None:
         return
     remove_oldest(folder.parent, MOST_BYTES)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
     compilation_cache.reset_cache()  # what was compiled before in this process had none
+
+
+def program_folder() -> Path | None:
+    """Where programs for this processor are kept, and what was measured of them; None where nothing is kept."""
+    if os.environ.get("DOVETAIL_PROGRAMS") == "off":
+        return None
+    processor = hashlib.sha256(f"{platform.machine()} {machine.processor_flags()}".encode()).hexdigest()[:12]
+    folder = cache_folder() / "programs" / processor
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:  # a home that cannot be written to
+        return None
+    return folder
 
 
 def remove_oldest(folder: Path, most_bytes: int) -> None:

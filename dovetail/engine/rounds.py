@@ -32,6 +32,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from dovetail.data._base import Clients, Dataset, Metric, Model
 from dovetail.engine import layers, linear, sums
+from dovetail.engine.choices import trains_one_by_one
 from dovetail.engine.chunks import (
     ESTIMATE,
     SHUFFLE,
@@ -48,17 +49,16 @@ from dovetail.engine.chunks import (
     size_classes,
     sum_updates,
 )
-from dovetail.engine.convolutions import convolves
 from dovetail.engine.devices import (
     AXIS,
     Performance,
     chunk_bytes,
-    is_sequential_faster,
     make_mesh,
     on_every_device,
     split_over_devices,
     to_host,
 )
+from dovetail.engine.examples import describe_uses
 from dovetail.engine.hosted import HostRound
 from dovetail.engine.scoring import Scores
 from dovetail.events import Disjoint, Poisson
@@ -163,12 +163,14 @@ class Engine:
         self._fast = fast_path(protocol, self.dim)
         clients = clients.with_views(dataset.views)
         numbers = math.prod(dataset.inputs.shape[1:])
-        one_by_one = model.learner is None and update.local and self._is_faster_one_by_one(model, first, dataset)
+        trains = moments is None and not protocol.private_steps
+        one_by_one = trains and self._trains_one_by_one(model, update, dataset, clients.counts, performance.one_by_one)
         most = 1 if protocol.private_steps else performance.size_classes
         if most is None and one_by_one and model.constant is None:
             most = 1  # as everybody costs what they have
         work = max(numbers, self.dim) if update.local else numbers
-        classes = size_classes(clients.counts, numbers=work, most=most)
+        batch = update.batch if update.local else None
+        classes = size_classes(clients.counts, numbers=work, most=most, batch=batch)
         state = protocol.init(self.dim)
         strategies = best_strategies(
             model, self._fast, state, update, dataset.inputs, classes=classes, diagnostics=diagnostics
@@ -196,6 +198,7 @@ class Engine:
             performance.chunk or self._default_chunk_size(work, numbers, len(size.members))
             for work, size in zip(self._classes, classes, strict=True)
         ]
+        self._chunk_sizes = sizes
         self._sharder = ClientSharder(classes, sizes, self.mesh, costs=clients.counts if one_by_one else None)
         self._data = place_data(dataset, clients, list(zip(self._classes, classes, strict=True)), self.mesh)
         self._scores = Scores(model, self._unravel, dataset, self.loss, metrics or {})
@@ -204,6 +207,18 @@ class Engine:
         self._compiled: Callable[..., Training] = jax.jit(self._round, donate_argnums=0)
         if model.learner is not None:
             self._compiled = HostRound(self._classes, self.loss, self._faithful, self._round_keys, self._close_round)
+
+    def describe_strategies(self) -> list[str]:
+        """How the clients of each size class are computed and why, a line each, and what of the model is formed."""
+        lines = [
+            f"up to {work.width} records: {work.describe_strategy()}, {size} at a time on a device"
+            for work, size in zip(self._classes, self._chunk_sizes, strict=True)
+        ]
+        first = self._classes[0]
+        if first.strategy == "clipped" or first.protocol.private_steps:
+            shape = jax.ShapeDtypeStruct((first.width, *self._data.inputs.shape[1:]), np.float32)
+            lines += describe_uses(first.model, jax.eval_shape(self._unravel, self.first), shape)
+        return lines
 
     def start(self) -> Training:
         """The state before the first round; forgets the rounds that were run."""
@@ -293,13 +308,17 @@ class Engine:
         params, state = jax.tree.map(lambda leaf: jnp.asarray(to_host(leaf)), (training.params, training.server))
         return self.server.model_to_publish(params, state)
 
-    def _is_faster_one_by_one(self, model: Model, first: jax.Array, dataset: Dataset) -> bool:
-        """Whether clients train faster one after the other than side by side."""
-        platform = jax.default_backend()
-        record = jax.ShapeDtypeStruct((1, *dataset.inputs.shape[1:]), np.float32)
-        return is_sequential_faster(platform, self.dim) or (
-            platform == "cpu" and convolves(model.apply, self._unravel(first), record)
-        )
+    def _trains_one_by_one(
+        self, model: Model, update: ClientUpdate, dataset: Dataset, counts: np.ndarray, chosen: bool | None
+    ) -> bool:
+        """Whether the clients of a chunk train one after the other: as `chosen`, or what is faster."""
+        if model.learner is not None or not update.local or chosen is not None:
+            return model.learner is None and update.local and bool(chosen)
+        if model.constant is not None and self.dim < 2**13:
+            return False  # linear models have a form of their own
+        loss = losses.loss_function(self.loss)
+        typical = int(np.median(counts))
+        return trains_one_by_one(model, self._unravel(jnp.asarray(self.first)), update, loss, dataset, records=typical)
 
     def _default_chunk_size(self, work: ClientWork, numbers: int, members: int) -> int:
         """How many clients of a size class a device takes at a time, in chunks of about equal size.

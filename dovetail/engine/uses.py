@@ -73,6 +73,19 @@ class Use:
         """Whether a client's gradient need not be formed."""
         return self.kind == "product" and self.is_dense and self.is_reordered
 
+    def describe(self) -> str:
+        """How a client's gradient of this parameter is measured and added up, in words."""
+        match self.kind:
+            case "none":
+                return f"a gradient for each client, as {self.reason}"
+            case "rows":
+                return "the rows that a client reads"
+            case "product" if not self.is_outer:
+                return f"formed from {self.positions} positions of a client's records"
+            case "product":
+                return "a product that is never formed"
+        return f"formed, a {self.kind}"
+
     @property
     def is_summed(self) -> bool:
         """Whether a gradient is a sum over several positions of one record, which may cancel."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,8 @@ from dovetail.experiment.spending import Account, conclude, open_account_of_plan
 from dovetail.guarantee import Guarantee, Quote, Record
 
 __all__ = ["Finished", "Progress", "Result", "prepare", "run"]
+
+_LOG = logging.getLogger("dovetail")
 
 
 class Finished(ValueError):  # noqa: N818 - nothing is wrong
@@ -256,6 +259,8 @@ class _Run:
     def train(self, *, checkpoint_every: int, evaluate_every: int | None, watching: Callbacks) -> None:
         """Run the rounds that are left and fit the budget, until a callback has seen enough."""
         plan = self.plan
+        for line in plan.engine.describe_strategies():
+            _LOG.info("%s", line)
         every = evaluate_every or max(1, plan.num_rounds // 20)
         self.save()
         if self.progress.round % every == 0 and self._lacks_scores():

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["arrays_by_name", "fill_tree", "flatten_into"]
+__all__ = ["arrays_by_name", "fill_tree", "flatten_into", "names_of_leaves"]
 
 
 def arrays_by_name(tree: Any) -> dict[str, np.ndarray]:
@@ -22,6 +22,11 @@ def arrays_by_name(tree: Any) -> dict[str, np.ndarray]:
     if len(arrays) != len(leaves):
         raise ValueError(f"expected different names for the {len(leaves)} arrays of a model, got {len(arrays)}")
     return arrays
+
+
+def names_of_leaves(tree: Any) -> list[str]:
+    """The names of a tree's arrays, or of their shapes, in the order of its leaves."""
+    return [_name_of_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
 def fill_tree(like: Any, arrays: Mapping[str, np.ndarray]) -> Any:

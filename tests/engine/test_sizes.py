@@ -48,6 +48,18 @@ def test_one_large_client_is_alone_and_equals_stay_together():
     assert len(size_classes(COUNTS, numbers=5)) == 1, "what is small is not worth another program"
 
 
+@pytest.mark.parametrize(("clients", "batch"), [(200, 10), (3, 10), (1000, 1)])
+def test_classes_of_local_steps_cost_little_more_than_the_best_eight(clients, batch):
+    counts = np.clip(np.random.default_rng(clients).lognormal(3, 1, clients).astype(np.int32), 0, 400)
+    classes = size_classes(counts, numbers=10**6, batch=batch)
+    np.testing.assert_array_equal(np.sort(np.concatenate([one.members for one in classes])), np.arange(clients))
+    assert [one.width for one in classes] == [max(1, counts[one.members].max()) for one in classes]
+    assert len(classes) <= MOST_CLASSES
+    padded = sum(len(one.members) * -(-one.width // batch) for one in classes)
+    assert padded <= 1.4 * (-(-np.maximum(counts, 1) // batch)).sum()
+    assert len(size_classes(np.full(2000, 10), numbers=10**6, batch=batch)) == 1
+
+
 def trained(protocol, settings, update, model, *, size_classes, fast=True, diagnostics=False):
     rng = np.random.default_rng(0)
     total = int(COUNTS.sum())
@@ -103,7 +115,7 @@ def test_classes_change_no_model(protocol, settings, update, model, more, strate
 def test_clients_one_after_the_other_cost_what_they_have_and_give_the_same_model(monkeypatch):
     together, engine, _ = trained("dp_fl", NOISY, FEDAVG, "mlp", size_classes=1)
     assert [work.one_by_one for work in engine._classes] == [True]
-    monkeypatch.setattr(rounds, "is_sequential_faster", lambda platform, dim: False)
+    monkeypatch.setattr(rounds, "trains_one_by_one", lambda *_, **__: False)
     apart, engine, _ = trained("dp_fl", NOISY, FEDAVG, "mlp", size_classes=2)
     assert [work.one_by_one for work in engine._classes] == [False] * 2
     np.testing.assert_allclose(apart, together, atol=2e-5)
