@@ -1,6 +1,7 @@
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from enumeration import laplace_cells, randomized_response, worst_delta
@@ -212,6 +213,24 @@ def test_hoeffding_and_bennett_solve_their_own_formulas(kind, levels, num_users,
     draws = np.arange(1, num_users + 1)  # the expectation over the number of blanket draws, summed
     terms = b / math.log1p(u) * np.exp(-draws * c / b**2 * ((1 + u) * math.log1p(u) - u))
     assert (binom.pmf(draws, num_users, gamma) @ terms) / (gamma * num_users) == pytest.approx(delta, rel=1e-6)
+
+
+def test_bennett_of_a_crowd_so_large_that_its_formula_is_a_series_is_not_below_it():
+    event = crowd("rr", 1.0, 10**10, 2)
+    report, gamma = event.report, mpmath.mpf(event.report.gamma)
+    with mpmath.workdps(60):
+        for delta in (1e-3, 1e-6, 1e-9):
+            eps = blanket.bennett(event, delta=delta).eps
+            a, b, c = (
+                mpmath.mpf(float(x))
+                for x in (eps, blanket._largest_l(report, eps), blanket._second_moment_of_l(report, eps))
+            )
+            a = mpmath.expm1(a)
+            u = a * b / c
+            assert u < 1e-4
+            t = c / b**2 * ((1 + u) * mpmath.log1p(u) - u)
+            draws = (1 - gamma + gamma * mpmath.exp(-t)) ** 10**10 - (1 - gamma) ** 10**10
+            assert 1 - 1e-6 < b / mpmath.log1p(u) * draws / (gamma * 10**10) / delta <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("levels", [2, 3, 7])

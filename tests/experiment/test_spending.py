@@ -173,6 +173,14 @@ def test_a_ceiling_stops_the_next_run_and_nothing_is_written(plan, ledger, tmp_p
         experiment.run(plan, ledger=False, ceiling=3.0)
 
 
+def test_a_ceiling_allows_what_it_says_and_nothing_above(plan):
+    spent = plan.guarantee.record().certified_statement()
+    assert (spent.eps, spent.delta) == (pytest.approx(2.0, rel=1e-3), 1e-5)
+    assert Ceiling(eps=spent.eps, delta=spent.delta).allows(spent)
+    assert not Ceiling(eps=spent.eps * (1 - 1e-9), delta=spent.delta).allows(spent)
+    assert not Ceiling(eps=spent.eps, delta=spent.delta * (1 - 1e-9)).allows(spent)
+
+
 def test_without_a_bound_all_runs_together_have_none(ledger, plan):
     seeded = experiment.prepare(config.parse({**RUN, "noise": "seeded"}, ()), task=PRIVATE)
     experiment.run(seeded, ledger=ledger.path)

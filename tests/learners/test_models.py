@@ -57,6 +57,14 @@ def test_logits_have_the_classes_of_the_data(name, shape, classes):
         assert (logits.shape, logits.dtype) == ((6, classes), jnp.float32)
 
 
+@pytest.mark.parametrize(("shape", "kernel", "hidden"), [((16, 16), 5, 192), ((16, 15), 3, 64), ((15, 16), 3, 64)])
+def test_images_of_sixteen_by_sixteen_and_more_have_the_larger_network(shape, kernel, hidden):
+    _, model = models.build("cnn", records(*shape))
+    params = jax.eval_shape(model.init, KEY)
+    assert params[0]["kernel"].size == kernel**2 * 16
+    assert params[-2]["kernel"].shape[1] == hidden
+
+
 def test_a_linear_model_is_what_its_constant_promises():
     data = records(28, 28)
     model = models.linear("linear", data, constant=0.3)

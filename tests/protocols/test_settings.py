@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import types
+import typing
 
 import pytest
 
@@ -43,6 +45,29 @@ def test_no_setting_is_negative_infinite_no_number_or_a_word(name, field, real):
     for value in (-1.0 if real else -1, math.nan, math.inf, -math.inf, "nonsense", *([] if real else [1.5])):
         with pytest.raises((ValueError, TypeError)):
             settled(name, **{field: value})
+
+
+def one_of(hint):
+    """The words that a field takes, if it takes no other ones."""
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    words = [part for part in parts if typing.get_origin(part) is typing.Literal]
+    return typing.get_args(words[0]) if words and str not in parts else ()
+
+
+WORDS = [
+    (name, field)
+    for name, cls in protocols.PROTOCOLS.items()
+    for field, hint in typing.get_type_hints(cls).items()
+    if typing.get_origin(hint) is not typing.ClassVar and one_of(hint) and hint is not bool
+]
+
+
+@pytest.mark.parametrize(("name", "field"), WORDS)
+def test_a_word_that_means_nothing_is_refused_by_the_name_of_its_setting(name, field):
+    """Also where the protocol's class is called, and no file is read."""
+    cls = protocols.PROTOCOLS[name]
+    with pytest.raises(ValueError, match=f"{field}='nonsense'"):
+        cls(**{**settings_of(cls), field: "nonsense"})
 
 
 def test_a_slot_is_filled_to_two_messages_beside_the_colluders_or_more():
