@@ -48,6 +48,18 @@ def test_deployed_rounds_stay_below_their_certificate_in_many_trials(case):
     assert found.eps <= certified
 
 
+def test_the_analyzer_gets_the_sums_of_every_round(tmp_path):
+    """They are rounds as deployed ones are, to their end: each is released, and the last one ends the task."""
+    canaries = CanaryRounds(tmp_path, "secagg", AGGREGATORS, dim=4, users=4, delta=DELTA, trials=2)
+    try:
+        scores = canaries.run(1)
+        is_over, last = canaries._analyzer.status().over, canaries._analyzer.ledger.last_release
+    finally:
+        canaries.shut()
+    assert {name: values.shape for name, values in scores.items()} == dict.fromkeys(scores, (2, 1))
+    assert is_over and last.round == 2
+
+
 def refuted(settings, sabotage, *, trials=ENOUGH, users=4):
     certified, found = attacked("secagg", settings, trials, sabotage=sabotage, users=users)
     return found.eps > certified

@@ -178,6 +178,38 @@ def test_who_was_answered_and_sends_on_makes_room_for_who_comes(tmp_path):
     assert answer == b"200" and turned == {"silent": 1}
 
 
+def test_who_is_being_served_makes_room_for_nobody(tmp_path):
+    async def crowd():
+        served, release = asyncio.Semaphore(0), asyncio.Event()
+
+        async def slow(scope, receive, send):
+            if scope["type"] == "http":
+                served.release()
+                await release.wait()
+            await hello(scope, receive, send)
+
+        async with Opened(tmp_path, most=2, app=slow) as opened:
+            lines = [await asyncio.open_connection(*opened.address) for _ in range(2)]
+            for _, writer in lines:
+                writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                await asyncio.wait_for(served.acquire(), 10)
+            turned = []
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection(*opened.address)
+                with contextlib.suppress(ConnectionError):
+                    turned.append(await asyncio.wait_for(reader.read(), 10))
+                writer.close()
+            held = opened.door.num_connections
+            release.set()
+            answers = [(await reader.readuntil(b"\r\n")).split()[1] for reader, _ in lines]
+            return turned, held, answers, await opened.ask(), opened.door.dropped
+
+    turned, held, answers, after, dropped = asyncio.run(crowd())
+    assert turned == [b""] * len(turned) and held == 2
+    assert answers == [b"200"] * 2 and after == b"200"
+    assert dropped == {"no room": 3, "silent": 1}  # who came last took the place of one that had been answered
+
+
 def test_a_process_with_too_few_files_does_not_begin():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
