@@ -11,7 +11,7 @@ import numpy as np
 from dovetail.accounting.compose import best_bound, check_target
 from dovetail.accounting.exposure import Exposure, delta_spent, distinct, exposures_of, reason_for_refusal
 from dovetail.accounting.releases import release_of
-from dovetail.events import Disjoint, Everyone, Round
+from dovetail.events import Disjoint, Everyone, Round, Separated
 from dovetail.statements import Bound, NotApplicable, Scope, Statement, Unit, Verdict, no_guarantee
 
 __all__ = ["certify"]
@@ -58,8 +58,8 @@ def certify(
                 f"the scope is stated under {scope.neighbors.value}, but an event under {relation.value}: "
                 "use one relation for both"
             )
-        if scope.unit is Unit.SUBJECT and isinstance(item.participation, Disjoint):
-            raise NotApplicable("a subject's data may sit in several batches: disjoint batches of users do not help it")
+        if scope.unit is Unit.SUBJECT and isinstance(item.participation, Disjoint | Separated):
+            raise NotApplicable("a subject's data may sit in several batches: how often users come does not help it")
     exposures = exposures_of(rounds)
     best = best_bound(exposures, delta=delta, eps=eps, both_ends=True)
     several = exposures if len(exposures) > 1 or any(exposure.times > 1 for exposure in exposures) else ()
@@ -117,4 +117,9 @@ def _span_in_words(rounds: Sequence[Round]) -> str:
         return str(spans.pop())
     epochs = {item.participation.epoch for item in rounds if isinstance(item.participation, Disjoint)}
     text = f"{len(rounds)} round{'s' * (len(rounds) != 1)}"
+    uploads = [
+        item.participation.most_uploads for item in distinct(rounds) if isinstance(item.participation, Separated)
+    ]
+    if uploads:
+        return f"{text} with at most {max(uploads)} upload{'s' * (max(uploads) != 1)} per user"
     return text + (f" in {len(epochs)} epoch{'s' * (len(epochs) != 1)} of disjoint batches" if epochs else "")

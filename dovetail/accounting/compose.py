@@ -22,7 +22,7 @@ from dovetail.accounting.accountants import BASIC
 from dovetail.accounting.exposure import Exposure, exposures_of, reason_for_refusal, without_sampling
 from dovetail.accounting.releases import Curve
 from dovetail.accounting.releases.crowds import LOCAL
-from dovetail.events import Disjoint, Everyone, Round
+from dovetail.events import Disjoint, Everyone, Round, Separated
 from dovetail.statements import Bound, Neighbors, NotApplicable, Proof
 
 __all__ = ["best_bound", "bound", "check_target", "fits", "local_bound"]
@@ -213,7 +213,7 @@ def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
     """A bound for all rounds at this delta or a smaller one; infinite where a report tells more than its noise hides.
 
     Arguments:
-        rounds: the rounds that one client reports in, with everyone or in disjoint batches.
+        rounds: the rounds that one client reports in, with everyone, in disjoint batches, or rarely.
         delta: for all rounds together.
 
     Guarantees:
@@ -221,7 +221,7 @@ def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
         `NotApplicable` for rounds that are sampled, which whoever sees names can tell, and for events of noisy sums.
     """
     exposures = exposures_of(rounds)
-    if any(not isinstance(item.participation, Disjoint | Everyone) for item in rounds):
+    if any(not isinstance(item.participation, Disjoint | Everyone | Separated) for item in rounds):
         raise NotApplicable("an adversary who sees names also sees who was sampled")
     times = sum(exposure.times for exposure in exposures)
     eps, spent = [], []

@@ -1,8 +1,9 @@
 """What one user is exposed to, out of all the rounds.
 
-Rounds over disjoint batches of an epoch concern different users, so an epoch costs what its worst round costs; all else
-adds up. Beside its noise a round may spend some of delta: on overflowing coordinates, and on imperfect
-mixing of shares, which costs the more the larger the eps of the whole is.
+Rounds over disjoint batches of an epoch concern different users, so an epoch costs what its worst round costs; a stream
+in which users take part rarely costs what a user's uploads cost, as many as its schedule allows; all else adds up.
+Beside its noise a round may spend some of delta: on overflowing coordinates, and on imperfect mixing of shares, which
+costs the more the larger the eps of the whole is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from dovetail.accounting.releases import Release, Sampling, release_of
-from dovetail.events import Disjoint, Everyone, FixedSize, Mechanism, Poisson, Round
+from dovetail.events import Disjoint, Everyone, FixedSize, Mechanism, Poisson, Round, Separated
 from dovetail.statements import NotApplicable, Spent
 
 __all__ = ["Exposure", "delta_spent", "distinct", "exposures_of", "reason_for_refusal", "without_sampling"]
@@ -23,7 +24,8 @@ __all__ = ["Exposure", "delta_spent", "distinct", "exposures_of", "reason_for_re
 class Exposure:
     """A mechanism that one user is exposed to `times` times, always with the same sampling.
 
-    Disjoint batches are folded into epochs already, each of which counts once with `Everyone`.
+    Disjoint batches are folded into epochs already, each of which counts once with `Everyone`, and rounds of a stream
+    into what one user's uploads cost.
     """
 
     mechanism: Mechanism
@@ -37,7 +39,9 @@ class Exposure:
 
 
 def exposures_of(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
-    """What one user is exposed to at the most: epochs of disjoint batches count once, everything else each time.
+    """What one user is exposed to at the most: epochs of disjoint batches count once, streams by their uploads.
+
+    Everything else counts each time.
 
     A sum that has all items of a subject every time is a Gaussian release, and counts as one.
 
@@ -55,11 +59,14 @@ def exposures_of(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
         raise ValueError(f"expected rounds under one neighbouring relation, got {' and '.join(sorted(relations))}")
     counts: Counter[tuple[Mechanism, Sampling]] = Counter()
     epochs: dict[int, list[Mechanism]] = {}
+    streams: dict[int, list[Round]] = {}
     for item in distinct(rounds):
         match item.participation:
             case Disjoint(epoch=epoch):
                 release_of(item.mechanism).check_disjoint_batches()
                 epochs.setdefault(epoch, []).append(item.mechanism)
+            case Separated(stream=stream):
+                streams.setdefault(stream, []).append(item)
             case FixedSize(size=size, population=population) if size == population:
                 counts[item.mechanism, Everyone()] += times[id(item)]
             case Poisson(prob=prob) if prob == 1:
@@ -70,7 +77,33 @@ def exposures_of(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
                 counts[item.mechanism, sampling] += times[id(item)]
     for mechanisms in epochs.values():
         counts[_worst_mechanism(mechanisms), Everyone()] += 1
+    for items in streams.values():
+        mechanism, uploads = _fold_stream(items, run=sum(times[id(item)] for item in items))
+        counts[mechanism, Everyone()] += uploads
     return _simplify_exposures(counts)
+
+
+def _fold_stream(rounds: Sequence[Round], *, run: int) -> tuple[Mechanism, int]:
+    """What the rounds of one stream cost a user: the worst mechanism among them, and how often it meets a user.
+
+    Arguments:
+        rounds: every different round of the stream.
+        run: how many rounds of it there were in all.
+    """
+    schedules = {item.participation for item in rounds}
+    if len(schedules) > 1:
+        raise NotApplicable("the rounds of a stream state different schedules, so that none of them is kept to")
+    (schedule,) = schedules
+    if not isinstance(schedule, Separated):
+        raise TypeError(f"expected rounds of a stream, got {type(schedule).__name__} participation")
+    if run > schedule.rounds:
+        raise NotApplicable(f"a stream of {schedule.rounds} rounds has {run}: its schedule holds for fewer")
+    kinds = [release_of(mechanism) for mechanism in {item.mechanism for item in rounds}]
+    folded = [release.fold_stream(schedule) for release in kinds]
+    equal = len(kinds) == 1 or all(release.mixes_in_stream for release in kinds)
+    if not equal or len({times for _, times in folded}) > 1:
+        raise NotApplicable("the rounds of a stream differ, and there is no order between them")
+    return _worst_mechanism([mechanism for mechanism, _ in folded]), folded[0][1]
 
 
 def without_sampling(exposures: Sequence[Exposure]) -> tuple[Exposure, ...] | None:
@@ -116,7 +149,7 @@ def _worst_mechanism(mechanisms: Sequence[Mechanism]) -> Mechanism:
     if len(shifts) == 1:
         return mechanisms[0]
     if None in shifts.values():
-        raise NotApplicable("the rounds of an epoch over disjoint batches differ, and there is no order between them")
+        raise NotApplicable("the rounds that concern different users differ, and there is no order between them")
     return max(shifts, key=lambda mechanism: shifts[mechanism] or 0.0)
 
 

@@ -24,7 +24,7 @@ from dovetail.accounting.exposure import exposures_of
 from dovetail.accounting.releases import release_of
 from dovetail.accounting.search import smallest_noise
 from dovetail.claims._claim import HOLDS, REFUTED, UNPROVEN, Claim, PrintedNumber
-from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, Round
+from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, Round, Separated
 from dovetail.statements import Neighbors, NotApplicable, Theorem, Verdict
 
 __all__ = [
@@ -148,8 +148,8 @@ def _sampling_prob(item: Round) -> float:
             return size / population
         case Everyone():
             return 1.0
-        case Disjoint():
-            raise NotApplicable("Geyer et al. draw the clients of every round afresh, not in disjoint batches")
+        case Disjoint() | Separated():
+            raise NotApplicable("Geyer et al. draw the clients of every round afresh, not in batches that are fixed")
 
 
 def equal_rounds(prob: float, noise: float, rounds: int) -> list[Round]:

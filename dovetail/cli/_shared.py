@@ -142,12 +142,13 @@ TrustCode = Annotated[
     bool, flag("--trust-code", "Import the code that the run names as module:name, also from its folder.")
 ]
 Users = Annotated[int, typer.Option("--n", help="Number of users per round.")]
-Population = Annotated[int | None, typer.Option(help="Number of users from which each round samples --n in secret.")]
+Population = Annotated[int | None, typer.Option(help="Number of users from which each round takes --n.")]
 Participation = Annotated[
     str | None,
     typer.Option(
         help="How --n of the --population take part: fixed (exactly so many), poisson (on average), secret (on "
-        "average, and all upload) or everyone. Default: fixed with --population, else everyone."
+        "average, and all upload), separated (in turn, so that each comes rarely) or everyone. Default: fixed with "
+        "--population, else everyone."
     ),
 ]
 Colluders = Annotated[int, typer.Option("--colluders", help="Number of users assumed to be fake or to collude.")]

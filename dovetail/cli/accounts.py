@@ -188,7 +188,7 @@ def _with_sampling(terms: Any, participation: str | None, population: int | None
     if participation is not None:
         _validate.one_of(quotes.SAMPLED, participation=participation)
     if population is None and participation not in (None, "everyone"):
-        raise ValueError(f"--participation {participation} needs --population, from which users are sampled")
+        raise ValueError(f"--participation {participation} needs --population, of which --n take part in a round")
     if population is None:
         return terms
     return quotes.with_sampling(terms, participation or "fixed", population)

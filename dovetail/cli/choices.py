@@ -38,7 +38,8 @@ def choose(
         str | None,
         typer.Option(
             help="How they take part: everyone, disjoint (batches, the default with --per-round), fixed or poisson (a "
-            "secret sample), or secret (all upload, and each decides secretly whether its data enter)."
+            "secret sample), separated (in turn, with noise that later rounds take back), or secret (all upload, and "
+            "each decides secretly whether its data enter)."
         ),
     ] = None,
     dim: Annotated[int | None, typer.Option(help="Number of parameters of the model.")] = None,
@@ -80,7 +81,7 @@ def choose(
 
 def _ask_for_missing(options: dict[str, Any], participation: str | None) -> dict[str, Any]:
     """What was given, and on a terminal what is answered to the rest."""
-    optional = () if participation in ("fixed", "poisson", "secret") else ("per_round",)
+    optional = ("per_round",) if participation in (None, "everyone", "disjoint") else ()
     missing = [name for name, value in options.items() if value is None and name not in optional]
     if missing and not sys.stdin.isatty():
         missing_options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)

@@ -23,7 +23,7 @@ from dovetail.statements import Statement, Trust
 __all__ = ["PARTICIPATION", "TRUST", "Choice", "Fitting", "RuledOut", "Situation", "choose"]
 
 TRUST = ("nobody", "aggregators", "shuffler", "curator")  # each suffices for what those before it suffice for
-PARTICIPATION = ("everyone", "disjoint", "fixed", "poisson", "secret")
+PARTICIPATION = ("everyone", "disjoint", "separated", "fixed", "poisson", "secret")
 _LEVELS = {Trust.LOCAL: "nobody", Trust.SHARES: "aggregators", Trust.SHUFFLE: "shuffler", Trust.CURATOR: "curator"}
 _COMPARED_PARTICIPATION = ("everyone", "disjoint")  # how users took part in the committed comparisons
 _TOLERANCE = 1e-3  # of the noise, from above: finer searches take longer and print the same
@@ -88,12 +88,15 @@ class Situation:
     def terms(self, name: str) -> quotes.Terms:
         """What protocol `name` is calibrated for in this situation: users, rounds, sampling, and its example settings.
 
-        Of several shufflers all but one may collude. In disjoint batches a user takes part once per epoch, so `rounds`
-        of the terms are epochs, rounded up.
+        Of several shufflers all but one may collude. Where users come rarely `secagg` has the noise of aggregators,
+        which later rounds can take back. In disjoint batches a user takes part once per epoch, so `rounds` of the terms
+        are epochs, rounded up.
         """
         settings = protocols.fill_settings(name, self.dim, {})
         if hasattr(protocols.find(name), "colluding_shufflers"):
             settings["colluding_shufflers"] = protocols.build(name, settings).shufflers - 1  # type: ignore[attr-defined]
+        if self.kind == "separated" and name == protocols.SecAgg.name:
+            settings["noise"] = "aggregators"
         epochs = math.ceil(self.rounds / (self.users // self.size))
         terms = quotes.Terms(
             num_users=self.size,
@@ -110,7 +113,8 @@ class Fitting:
     """A protocol that fits: its statements, its noise and what a round costs.
 
     `parameter` is the name of the setting that sets the noise, `value` its calibrated value. `std` is the standard
-    deviation of the noise on a coordinate of the mean update, divided by the setting that `clip` names.
+    deviation of the noise on a coordinate of the mean update, divided by the setting that `clip` names; of noise that
+    later rounds take back, what is left of it on the mean of all rounds, as if rounds were independent.
     """
 
     protocol: str
@@ -231,6 +235,7 @@ def _calibrate_fitting(name: str, situation: Situation, source: Committed | None
     parameter, value, quote = quotes.calibrate(name, terms, eps=situation.eps, tolerance=_TOLERANCE)
     protocol, _ = quotes.settle_protocol(name, terms.with_setting(parameter, value))
     clip, length = _clip_setting(protocol)
+    std_of_mean = protocol.noise_std(situation.uploads, situation.dim) * situation.uploads / situation.size
     return Fitting(
         protocol=name,
         trust=trust_in_words(quote.certified.trust, protocol, situation.dim),
@@ -238,7 +243,7 @@ def _calibrate_fitting(name: str, situation: Situation, source: Committed | None
         local=quote.certified if quote.certified.trust is Trust.LOCAL else quote.local,
         parameter=parameter,
         value=value,
-        std=protocol.noise_std(situation.uploads, situation.dim) * situation.uploads / situation.size / length,
+        std=std_of_mean * protocol.noise_kept(situation.rounds) / length,
         clip=clip,
         costs=costs(protocol, situation.uploads, situation.dim),
         accuracy=None if source is None else source.accuracy(name, rounds=situation.rounds, per_round=situation.size),

@@ -61,14 +61,14 @@ from dovetail.engine.devices import (
 from dovetail.engine.examples import describe_uses
 from dovetail.engine.hosted import HostRound
 from dovetail.engine.scoring import Scores
-from dovetail.events import Disjoint, Poisson
+from dovetail.events import Disjoint, Poisson, Separated
 from dovetail.learners import losses, trees
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.moments import Moments
 from dovetail.learners.server import Server
 from dovetail.protocols import Cohort, Protocol, fast_path
 from dovetail.randomness import Randomness
-from dovetail.sampling import Items, RoundSample
+from dovetail.sampling import Items, RoundSample, UploadBook
 from dovetail.shufflers import shuffle
 
 __all__ = [
@@ -204,6 +204,7 @@ class Engine:
         self._scores = Scores(model, self._unravel, dataset, self.loss, metrics or {})
         self.round_logs: list[RoundLog] = []
         self._epochs: dict[int, set[int]] = {}
+        self._streams: dict[Separated, UploadBook] = {}
         self._compiled: Callable[..., Training] = jax.jit(self._round, donate_argnums=0)
         if model.learner is not None:
             self._compiled = HostRound(self._classes, self.loss, self._faithful, self._round_keys, self._close_round)
@@ -224,6 +225,7 @@ class Engine:
         """The state before the first round; forgets the rounds that were run."""
         self.round_logs = []
         self._epochs = {}
+        self._streams = {}
         params = jnp.asarray(self.first)
         nothing = Diagnostics(jnp.zeros(()), jnp.zeros(())) if self._diagnostics else ()
         return self.place(Training(params, self.server.init(params), self._protocol.init(self.dim), nothing))
@@ -258,11 +260,11 @@ class Engine:
 
         Guarantees:
             What `round_logs` says of size and noise is what the round divided by and added.
-            Refuses fewer users than the cohort's minimum, more than it admits, and a user that comes back in an epoch
-            of disjoint batches.
+            Refuses fewer users than the cohort's minimum, more than it admits, a user that comes back in an epoch of
+            disjoint batches, and one that comes too often or too soon in a stream.
         """
         if cohort is not None:
-            self._check_users(users, cohort)
+            self._check_users(users, cohort, index)
             sample = sample or RoundSample(users=users, size=cohort.size, noise_scale=cohort.noise_scale)
         sample = sample or RoundSample(users=users, size=self._size)
         works, used = self._sharder.shard_clients(sample, capacity)
@@ -275,7 +277,21 @@ class Engine:
             self.round_logs.append(RoundLog(index, cohort))
         return after
 
-    def _check_users(self, users: np.ndarray, cohort: Cohort) -> None:
+    def skip(self, training: Training, *, index: int, randomness: Randomness | None = None) -> Training:
+        """The state after round `index` was not released: the model stays, and noise that the round had is drawn.
+
+        Arguments:
+            training: the state before the round, which is consumed.
+            index: the round.
+            randomness: whose noise is drawn; the engine's own by default.
+        """
+        nobody = _Public(np.int32(index), np.float32(0), np.float32(1))
+        secret = on_every_device((randomness or self._randomness).key_data, self.mesh)
+        keys = self._round_keys(nobody, secret)
+        after = self._protocol.skip(training.protocol, key=jax.random.fold_in(keys.noise, ESTIMATE))
+        return training._replace(protocol=after)
+
+    def _check_users(self, users: np.ndarray, cohort: Cohort, index: int) -> None:
         """Refuse users whom the cohort does not admit; of a Poisson sample any number may come."""
         sampled = isinstance(cohort.participation, Poisson) and cohort.uploads is None
         most = len(users) if sampled else cohort.most
@@ -290,6 +306,9 @@ class Engine:
                     f"{cohort.participation.epoch} already"
                 )
             seen.update(users.tolist())
+        if isinstance(cohort.participation, Separated):
+            book = self._streams.setdefault(cohort.participation, UploadBook(cohort.participation))
+            book.admit(users, index=index)
 
     def metrics(self, training: Training) -> dict[str, Any]:
         """All scores of the model to publish on the test records."""

@@ -1,9 +1,9 @@
 """What was run, in privacy terms: plain data that protocols emit and accountants read.
 
 A `Round` is one release: a mechanism (noise, a shuffled round, a sum by shares or over a subject's items, the best of
-several trainings) and who took part in it (`Everyone`, `Disjoint`, `FixedSize`, `Poisson`). Sensitivities are those of
-the event's own neighbouring relation, never of a convention that an accountant may or may not share. No event holds
-user data.
+several trainings) and who took part in it (`Everyone`, `Disjoint`, `Separated`, `FixedSize`, `Poisson`). Sensitivities
+are those of the event's own neighbouring relation, never of a convention that an accountant may or may not share. No
+event holds user data.
 """
 
 from __future__ import annotations
@@ -11,19 +11,30 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dovetail.events._noise import DataIndependent, Gaussian, Laplace, NonPrivate, ReplacedUsers, SampledSubject
-from dovetail.events._participation import Disjoint, Everyone, FixedSize, Participation, Poisson
+from dovetail.events._noise import (
+    CorrelatedGaussian,
+    DataIndependent,
+    Gaussian,
+    Laplace,
+    NonPrivate,
+    ReplacedUsers,
+    SampledSubject,
+)
+from dovetail.events._participation import Disjoint, Everyone, FixedSize, Participation, Poisson, Separated
 from dovetail.events._plain import from_plain, register_event, to_plain
 from dovetail.events._shuffled import Crowd, PaddedBernoulli, PaddedTopk, Personalized, Report, Shuffled
-from dovetail.events._sums import SkellamNoise, SkellamSum, SplitAndMix
+from dovetail.events._sums import CorrelatedSum, EncodedSum, SkellamNoise, SkellamSum, SplitAndMix
 from dovetail.events._trials import BestTrial, Repeated
 from dovetail.statements import Scope
 
 __all__ = [
     "BestTrial",
+    "CorrelatedGaussian",
+    "CorrelatedSum",
     "Crowd",
     "DataIndependent",
     "Disjoint",
+    "EncodedSum",
     "Everyone",
     "FixedSize",
     "Gaussian",
@@ -40,6 +51,7 @@ __all__ = [
     "Report",
     "Round",
     "SampledSubject",
+    "Separated",
     "Shuffled",
     "SkellamNoise",
     "SkellamSum",

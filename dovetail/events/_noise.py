@@ -8,7 +8,15 @@ from typing import Literal
 from dovetail import _validate
 from dovetail.statements import Neighbors
 
-__all__ = ["DataIndependent", "Gaussian", "Laplace", "NonPrivate", "ReplacedUsers", "SampledSubject"]
+__all__ = [
+    "CorrelatedGaussian",
+    "DataIndependent",
+    "Gaussian",
+    "Laplace",
+    "NonPrivate",
+    "ReplacedUsers",
+    "SampledSubject",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +40,30 @@ class Gaussian:
     def mu(self) -> float:
         """Sensitivity over standard deviation, the one number that its privacy depends on; infinite without noise."""
         return self.sensitivity / self.std if self.std else float("inf")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorrelatedGaussian:
+    """One round of a stream of vector sums whose noise takes back some of the noise of earlier rounds.
+
+    Round t has the noise sum over j of coefficients[j] z_(t-j), where every z is N(0, std^2 I) and drawn once: the rows
+    of C^-1 Z for the lower triangular Toeplitz matrix C^-1 of these coefficients. The first one is positive, the others
+    are at most 0, so that no entry of C is negative. `sensitivity` is the L2 sensitivity of one round's sum under
+    `neighbors`. All rounds of a stream have the same event, and participation `Separated`.
+    """
+
+    std: float
+    sensitivity: float
+    coefficients: tuple[float, ...]
+    neighbors: Neighbors
+
+    def __post_init__(self) -> None:
+        _validate.positive(sensitivity=self.sensitivity)
+        _validate.non_negative(std=self.std)
+        first, *others = self.coefficients or (0.0,)
+        _validate.positive(first_coefficient=first)
+        for other in others:
+            _validate.at_most(0, coefficient=other)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

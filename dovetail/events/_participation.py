@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 from dovetail import _validate
 
-__all__ = ["Disjoint", "Everyone", "FixedSize", "Participation", "Poisson"]
+__all__ = ["Disjoint", "Everyone", "FixedSize", "Participation", "Poisson", "Separated"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,4 +72,31 @@ class Poisson:
         return self.prob
 
 
-Participation = Everyone | Disjoint | FixedSize | Poisson
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Separated:
+    """One round of a stream in which every user takes part rarely: at most `uploads` times, `separation` rounds apart.
+
+    Who comes when was fixed without looking at the data. Rounds with the same `stream` belong together; all `rounds`
+    that were planned are charged, whether they were run or not.
+    """
+
+    secret: ClassVar[bool] = False
+    prob_drawn: ClassVar[float] = 1.0
+
+    uploads: int
+    separation: int
+    rounds: int
+    stream: int = 0
+
+    def __post_init__(self) -> None:
+        _validate.integer(uploads=self.uploads, separation=self.separation, rounds=self.rounds, stream=self.stream)
+        _validate.at_least(1, uploads=self.uploads, separation=self.separation, rounds=self.rounds)
+        _validate.at_least(0, stream=self.stream)
+
+    @property
+    def most_uploads(self) -> int:
+        """How often one user can take part at the most: so many rounds may leave room for fewer than `uploads`."""
+        return min(self.uploads, math.ceil(self.rounds / self.separation))
+
+
+Participation = Everyone | Disjoint | FixedSize | Poisson | Separated

@@ -16,6 +16,7 @@ __all__ = ["from_plain", "register_event", "to_plain"]
 _EVENTS: dict[str, type] = {
     cls.__name__: cls
     for cls in (
+        _noise.CorrelatedGaussian,
         _noise.DataIndependent,
         _noise.Gaussian,
         _noise.Laplace,
@@ -28,12 +29,14 @@ _EVENTS: dict[str, type] = {
         _shuffled.PaddedTopk,
         _shuffled.Personalized,
         _shuffled.Shuffled,
+        _sums.CorrelatedSum,
         _sums.SkellamSum,
         _sums.SplitAndMix,
         _participation.Disjoint,
         _participation.Everyone,
         _participation.FixedSize,
         _participation.Poisson,
+        _participation.Separated,
     )
 }
 

@@ -1,8 +1,9 @@
 """What a training can be expected to give, said before its first round: noise against updates, in numbers and words.
 
 How long the noise of a round is beside the longest update is public, and known beforehand. The mean of all rounds'
-estimates still has 1 / sqrt(rounds) of that noise: what is left of it after the whole training (`Outlook.residual`)
-tells how much accuracy privacy will cost, by the study of docs/concepts/defaults.md.
+estimates still has 1 / sqrt(rounds) of that noise, and less where rounds take back noise of earlier ones: what is left
+of it after the whole training (`Outlook.residual`) tells how much accuracy privacy will cost, by the study of
+docs/concepts/defaults.md.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Outlook:
         protocol: the protocol's name.
         is_local: whether every user adds noise of its own, so that noise falls with the root of their number alone.
         has_secret_noise: whether the noise protects anybody; papers and comparisons are not refused.
+        kept: of the noise of independent rounds, the share that the mean of all rounds' estimates keeps.
     """
 
     ratio: float
@@ -61,6 +63,7 @@ class Outlook:
     protocol: str
     is_local: bool
     has_secret_noise: bool
+    kept: float = 1.0
 
     @classmethod
     def of(cls, plan: Plan) -> Outlook:
@@ -76,12 +79,13 @@ class Outlook:
             protocol=plan.sampler.protocol.name,
             is_local=plan.guarantee.scope.trust is Trust.LOCAL,
             has_secret_noise=plan.config.noise == "os",
+            kept=plan.sampler.protocol.noise_kept(plan.num_rounds),
         )
 
     @property
     def residual(self) -> float:
         """The noise on the mean of all rounds' estimates over the longest update."""
-        return self.ratio / math.sqrt(self.rounds)
+        return self.ratio / math.sqrt(self.rounds) * self.kept
 
     @property
     def is_hopeless(self) -> bool:
@@ -100,6 +104,8 @@ class Outlook:
             f"in each of {self.rounds} rounds the noise is {at_most(self.ratio, 2)} times as long as the longest "
             f"update ({self.longest:.3g}; {self.users:,} users, {self.dim:,} parameters{eps}, {self.protocol!r})"
         )
+        if self.kept < 1:
+            facts += f", of which later rounds take back all but {self.kept:.0%}"
         return f"{facts}: {self._expectation}{self._remedies}"
 
     @property

@@ -183,9 +183,9 @@ def check_counts(config: Config, dataset: Dataset, *, published: bool) -> None:
             f"the data have {len(dataset.labels)} rows, each of them a user, more than task.users = {declared}: "
             "declare at least as many, for which of them are left out would depend on how many there are"
         )
-    if config.cohort.kind == "disjoint" and not has_places:
+    if config.cohort.kind in ("disjoint", "separated") and not has_places:
         raise ValueError(
-            "under add-remove disjoint batches go by users' places on a public roster: pass user= and roster= to "
+            "under add-remove batches that are fixed go by users' places on a public roster: pass user= and roster= to "
             "Dataset.from_..., or choose cohort.kind = 'poisson' or 'everyone'"
         )
 
@@ -240,7 +240,7 @@ def data_assumptions(config: Config, dataset: Dataset, *, published: bool) -> tu
         notes.append(ROWS_NOTE)
     if task.partition in DEALT_NOTES:
         notes.append(DEALT_NOTES[task.partition])
-    goes_by_place = config.cohort.kind == "disjoint" or "budgets" in config.protocol_settings
+    goes_by_place = config.cohort.kind in ("disjoint", "separated") or "budgets" in config.protocol_settings
     has_places = dataset.users is not None and dataset.roster is not None
     if goes_by_place and task.partition in partition.BY_USER and not has_places:
         notes.append(PLACES_NOTE)
@@ -361,10 +361,13 @@ def schedule_of(
         dropout=cohort.dropout,
         sizes=sizes,
         records=records,
+        uploads=cohort.uploads if cohort.epochs is None else None,
     )
     if cohort.epochs is not None:
         _validate.integer(epochs=cohort.epochs)
-        schedule = dataclasses.replace(schedule, rounds=cohort.epochs * schedule.rounds_per_epoch)
+        schedule = dataclasses.replace(
+            schedule, rounds=cohort.epochs * schedule.rounds_per_epoch, uploads=cohort.uploads
+        )
     planned = [schedule.size_of(index) for index in range(schedule.rounds)]
     return dataclasses.replace(schedule, noise_scales=protocol.noise_scales(planned))
 

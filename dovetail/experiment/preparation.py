@@ -155,6 +155,10 @@ class Plan:
             randomness=schedule.randomness,
         )
 
+    def skip(self, training: Training, index: int) -> Training:
+        """The state after a round, counted from 0, of which nothing is released."""
+        return self.engine.skip(training, index=index, randomness=self.sampler.schedule.randomness)
+
     def predictor(self, training: Training) -> Predictor:
         """The model to publish, ready to be asked."""
         return Predictor(
@@ -295,6 +299,8 @@ def protocol_of(config: Config) -> protocols.Protocol:
     unit = config.privacy.unit
     if protocols.find(name).samples == "records" and "unit" not in settings:
         settings["unit"] = "item" if unit == "item" else "subject"
+    if issubclass(protocols.find(name), protocols.CorrelatedNoise):
+        settings.setdefault("server_momentum", float(config.server.options.get("momentum", 0.0)))
     return protocols.build(name, settings)
 
 

@@ -268,6 +268,8 @@ class _Run:
         for index, users in rounds_due(plan, self.released, start=self.progress.round):
             if len(users) >= plan.sampler.schedule.min_size:
                 self.step(index, users, watching)
+            else:
+                self.training = self.plan.skip(self.training, index)
             self.progress = dataclasses.replace(self.progress, round=index + 1, fresh=False)
             is_scored = self.progress.round % every == 0
             if is_scored or self.progress.round % checkpoint_every == 0:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from dovetail import accounting, protocols
 from dovetail.accounting import gaussian
-from dovetail.events import DataIndependent, Disjoint, Everyone, NonPrivate, Round
+from dovetail.events import DataIndependent, Disjoint, Everyone, NonPrivate, Round, Separated
 from dovetail.guarantee import units
 from dovetail.guarantee.record import Quote, Record
 from dovetail.guarantee.units import ScopedRounds, Spread
@@ -178,7 +178,7 @@ class Guarantee:
     def _scope(self, relation: Neighbors) -> Scope:
         """The scope of all rounds, as the first cohort's view has it."""
         scope = self.settled_protocol.view(self.cohorts[0], self.dim, neighbors=relation).scope
-        assumptions = (*scope.assumptions, *self.assumptions, *self.declared)
+        assumptions = (*scope.assumptions, *_schedule_in_words(self.cohorts[0]), *self.assumptions, *self.declared)
         if scope.unit is Unit.SUBJECT and self.spread.describes_data and not self.spread.known:
             assumptions = (*assumptions, self.spread.assumption)
         return dataclasses.replace(scope, assumptions=assumptions, population=self.spread.count_of(scope.unit))
@@ -191,10 +191,11 @@ class Guarantee:
     def _round_of_own_reports(self, cohort: Cohort) -> Round:
         """The release of one client's reports in a round, seen with its name on them.
 
-        Sampling gains nothing there: who sees names sees who was sampled. Disjoint batches stay what they are.
+        Sampling gains nothing there: who sees names sees who was sampled. Batches that are fixed stay what they are.
         """
-        batches = cohort.participation if isinstance(cohort.participation, Disjoint) else Everyone()
-        return Round(mechanism=self.settled_protocol.own_reports(cohort, self.dim), participation=batches)
+        fixed = isinstance(cohort.participation, Disjoint | Separated)
+        participation = cohort.participation if fixed else Everyone()
+        return Round(mechanism=self.settled_protocol.own_reports(cohort, self.dim), participation=participation)
 
     def _slots_seen(self, cohort: Cohort) -> DataIndependent | NonPrivate:
         """The release that the shuffler sees in a round, with the paper's claim about it among its reasons, if any."""
@@ -212,6 +213,19 @@ def verdict_on(protocol: Protocol, *, declared: Sequence[str] = (), reproducible
     if type(protocol) not in protocols.BUNDLED or declared:
         return Verdict.DECLARED_REPRODUCIBLE if reproducible else Verdict.DECLARED
     return Verdict.REPRODUCIBLE if reproducible else Verdict.CERTIFIED
+
+
+def _schedule_in_words(cohort: Cohort) -> tuple[str, ...]:
+    """What a statement assumes of a schedule in which users come rarely; nothing of other ways to take part."""
+    match cohort.participation:
+        case Separated(most_uploads=1):
+            return ("each user takes part once at most; when was fixed without looking at its data",)
+        case Separated(most_uploads=uploads, separation=separation):
+            return (
+                f"each user takes part at most {uploads} times, {separation} rounds or more apart; when was fixed "
+                "without looking at its data",
+            )
+    return ()
 
 
 def _view_each_cohort(cohorts: Sequence[Cohort], view: Callable[[Cohort], Round]) -> tuple[Round, ...]:

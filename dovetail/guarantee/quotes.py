@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail import _validate, accounting, protocols
-from dovetail.events import Disjoint, Everyone, FixedSize, Participation, Poisson
+from dovetail.events import Disjoint, Everyone, FixedSize, Participation, Poisson, Separated
 from dovetail.guarantee import Guarantee, Quote, Spread
 from dovetail.statements import Neighbors, NotApplicable
 
 __all__ = ["SAMPLED", "Quote", "Terms", "calibrate", "guarantee", "quote", "settle_protocol", "with_sampling"]
 
-SAMPLED = ("everyone", "fixed", "poisson", "secret")  # ways to take part, by their names in a config
+SAMPLED = ("everyone", "separated", "fixed", "poisson", "secret")  # ways to take part, by their names in a config
 _NO_COMMON_NOISE = "there is no sum in which the noise of all users adds up"
 
 
@@ -56,13 +56,18 @@ class Terms:
 def with_sampling(terms: Terms, kind: str, population: int) -> Terms:
     """The same terms where `num_users` of a population take part in a round, in one of the ways of `SAMPLED`.
 
-    With "poisson" and "secret" they are so many on average; with "secret" the whole population uploads.
+    With "poisson" and "secret" they are so many on average; with "secret" the whole population uploads. With
+    "separated" they take turns, as `sampling.Schedule` has it.
     """
     _validate.one_of(SAMPLED, participation=kind)
     _validate.integer(population=population)
     _validate.at_least(terms.num_users, population=population)
     taking = Poisson(prob=terms.num_users / population)
     match kind:
+        case "separated":
+            uploads = -(-terms.rounds * terms.num_users // population)
+            turns = Separated(uploads=uploads, separation=population // terms.num_users, rounds=terms.rounds)
+            return dataclasses.replace(terms, participation=turns)
         case "fixed":
             return dataclasses.replace(terms, participation=FixedSize(size=terms.num_users, population=population))
         case "poisson":
@@ -88,9 +93,11 @@ def guarantee(name: str, terms: Terms) -> Guarantee:
 
 
 def _draws_nobody(cohort: protocols.Cohort) -> bool:
-    """Whether the cohort's participation does not say how many users there are: batches, or a probability of 0."""
+    """Whether the cohort's participation does not say how many users there are: batches, streams, probability 0."""
     participation = cohort.participation
-    return isinstance(participation, Disjoint) or (isinstance(participation, Poisson) and participation.prob == 0)
+    return isinstance(participation, Disjoint | Separated) or (
+        isinstance(participation, Poisson) and participation.prob == 0
+    )
 
 
 def quote(name: str, terms: Terms) -> Quote:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dovetail.accounting.exposure import exposures_of
 from dovetail.accounting.releases import release_of
-from dovetail.events import BestTrial, Disjoint, Everyone, NonPrivate, Repeated, Round
+from dovetail.events import BestTrial, Disjoint, Everyone, NonPrivate, Repeated, Round, Separated
 from dovetail.guarantee import units
 from dovetail.guarantee.record import Record
 from dovetail.guarantee.units import ScopedRounds
@@ -133,18 +133,30 @@ def concatenate_rounds(trials: Sequence[Sequence[Round]]) -> tuple[Round, ...]:
     same: dict[Round, Round] = {}
     before = 0
     for trial in trials:
-        later = {id(item): _shift_epoch(item, before) for item in trial}
+        later = {id(item): _shift_group(item, before) for item in trial}
         rounds += [same.setdefault(later[id(item)], later[id(item)]) for item in trial]
-        epochs = [item.participation.epoch for item in same if isinstance(item.participation, Disjoint)]
-        before = 1 + max(epochs, default=-1)
+        before = 1 + max((_group_number(item) for item in same), default=-1)
     return tuple(rounds)
 
 
-def _shift_epoch(item: Round, num_epochs: int) -> Round:
-    """The round with its epoch's number raised by so many, if it is a batch of an epoch."""
-    if not isinstance(item.participation, Disjoint):
-        return item
-    return dataclasses.replace(item, participation=Disjoint(epoch=item.participation.epoch + num_epochs))
+def _group_number(item: Round) -> int:
+    """The number of the round's epoch of disjoint batches, or of its stream; -1 if it is in neither."""
+    match item.participation:
+        case Disjoint(epoch=number) | Separated(stream=number):
+            return number
+    return -1
+
+
+def _shift_group(item: Round, num_groups: int) -> Round:
+    """The round with the number of its epoch or stream raised by so many, if it is in one."""
+    match item.participation:
+        case Disjoint(epoch=epoch):
+            return dataclasses.replace(item, participation=Disjoint(epoch=epoch + num_groups))
+        case Separated(stream=stream):
+            return dataclasses.replace(
+                item, participation=dataclasses.replace(item.participation, stream=stream + num_groups)
+            )
+    return item
 
 
 def _exposure_to_trial(rounds: Sequence[Round]) -> tuple[Repeated, ...]:

@@ -17,6 +17,7 @@ from dovetail._fields import meanings, with_fields_in_help
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._claimed import Claimed
 from dovetail.protocols._contributions import Contribution
+from dovetail.protocols._correlation import CorrelatedNoise
 from dovetail.protocols._fast import Fast, fast_path
 from dovetail.protocols._messages import Levels, Messages, Positions, Sent
 from dovetail.protocols._scopes import curator_scope, local_scope, shares_scope, shuffle_scope
@@ -43,11 +44,13 @@ __all__ = [
     "Claimed",
     "Cohort",
     "Contribution",
+    "CorrelatedNoise",
     "Fast",
     "Levels",
     "Messages",
     "Positions",
     "Protocol",
+    "SecAgg",
     "Sent",
     "build",
     "curator_scope",

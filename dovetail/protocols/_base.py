@@ -367,6 +367,22 @@ class Protocol(abc.ABC):
             key: the analyzer's randomness, for a curator's noise.
         """
 
+    def noise_kept(self, rounds: int) -> float:
+        """Of the noise that the mean of so many estimates would have, were rounds independent, the share that it has.
+
+        1 unless rounds take back noise of earlier ones.
+        """
+        return 1.0
+
+    def skip(self, state: Any, *, key: jax.Array) -> Any:
+        """The state after a round that is not released, of which nobody learns anything.
+
+        Arguments:
+            state: the state before it.
+            key: the analyzer's randomness of that round.
+        """
+        return state
+
     @abc.abstractmethod
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One round in privacy terms: what is certified follows from this, and nothing checks it but attacks.

@@ -12,6 +12,7 @@ from dovetail.protocols.subjects import require_item_level
 from dovetail.sampling.records import RecordSampler, cap_records
 from dovetail.sampling.samplers import Items, RoundSample, Sampler, SecretSampler, UserSampler
 from dovetail.sampling.schedule import Schedule
+from dovetail.sampling.uploads import UploadBook
 
 __all__ = [
     "Items",
@@ -20,6 +21,7 @@ __all__ = [
     "Sampler",
     "Schedule",
     "SecretSampler",
+    "UploadBook",
     "UserSampler",
     "make_sampler",
     "usable_clients",

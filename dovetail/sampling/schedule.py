@@ -1,6 +1,8 @@
 """Who takes part in which round.
 
 - `disjoint`: every epoch deals all users into batches of `size`; whoever is left over sits that epoch out;
+- `separated`: all users stand in one order, and each round takes the next `size` of them, from the last user on to the
+  first one again: a user comes back only after as many rounds as an epoch has, and at most `uploads` times in all;
 - `fixed`: a uniformly random subset of `size` users;
 - `poisson`: every user independently, `size` of them on average;
 - `everyone`;
@@ -20,13 +22,13 @@ from typing import Literal
 import numpy as np
 
 from dovetail import _validate
-from dovetail.events import Disjoint, Everyone, FixedSize, Participation, Poisson
+from dovetail.events import Disjoint, Everyone, FixedSize, Participation, Poisson, Separated
 from dovetail.protocols import Cohort
 from dovetail.randomness import Randomness
 
 __all__ = ["KINDS", "Schedule"]
 
-KINDS = ("disjoint", "fixed", "poisson", "everyone", "secret")
+KINDS = ("disjoint", "separated", "fixed", "poisson", "everyone", "secret")
 _DRAW, _DROP, _COINS = 0, 1, 2
 
 
@@ -35,10 +37,11 @@ class Schedule:
     """The cohorts of a whole training: who takes part in which round, counted from 0.
 
     `population` is how many users there are, `size` how many a round is planned for, `min_size` how many it needs to
-    release anything. `sizes` and `noise_scales` hold one entry per round, or nothing where all rounds are alike.
+    release anything, `uploads` how often one user may be asked where that is limited. `sizes` and `noise_scales` hold
+    one entry per round, or nothing where all rounds are alike.
     """
 
-    kind: Literal["disjoint", "fixed", "poisson", "everyone", "secret"]
+    kind: Literal["disjoint", "separated", "fixed", "poisson", "everyone", "secret"]
     population: int
     size: int
     rounds: int
@@ -49,6 +52,7 @@ class Schedule:
     sizes: tuple[int, ...] = ()
     noise_scales: tuple[float, ...] = ()
     records: int | None = None
+    uploads: int | None = None
 
     def __post_init__(self) -> None:
         _validate.one_of(KINDS, kind=self.kind)
@@ -63,6 +67,7 @@ class Schedule:
             raise ValueError(f"expected size = {self.population} with kind='everyone', got size={self.size}")
         _validate.in_interval(0, self.num_uploads_of(0), min_size=self.min_size)
         self._check_sizes()
+        self._check_uploads()
 
     def _check_sizes(self) -> None:
         """Refuse sizes that are not one for each round, or that this kind of sample cannot have."""
@@ -75,6 +80,26 @@ class Schedule:
         for size in self.sizes:
             _validate.integer(size=size)
             _validate.in_interval(1, self.population, size=size)
+
+    def _check_uploads(self) -> None:
+        """Refuse a limit on uploads where nothing limits them, and one that so many rounds exceed."""
+        if self.uploads is None:
+            return
+        if self.kind != "separated":
+            raise ValueError(f"expected cohort.uploads with kind='separated' only, got kind={self.kind!r}")
+        _validate.integer(uploads=self.uploads)
+        _validate.at_least(1, uploads=self.uploads)
+        if self.turns > self.uploads:
+            raise ValueError(
+                f"{self.rounds} rounds of {self.size} among {self.population} users ask somebody {self.turns} times, "
+                f"and uploads={self.uploads} is the limit: plan at most "
+                f"{self.uploads * self.population // self.size} rounds, or smaller ones"
+            )
+
+    @property
+    def turns(self) -> int:
+        """How often the users who come most often take part in all rounds, where all users take turns."""
+        return -(-self.rounds * self.size // self.population)
 
     def size_of(self, round_index: int) -> int:
         """How many users a round is planned for."""
@@ -90,7 +115,7 @@ class Schedule:
 
     @property
     def rounds_per_epoch(self) -> int:
-        """Rounds until every user has had its turn (disjoint), or has on average."""
+        """Rounds until every user has had its turn (disjoint, separated), or has on average."""
         return max(1, self.population // self.size)
 
     @property
@@ -125,6 +150,9 @@ class Schedule:
                 users = rng.choice(self.population, size, replace=False)
             case "poisson":
                 users = np.flatnonzero(rng.random(self.population) < size / self.population)
+            case "separated":
+                order = self.randomness.public_generator(0, _DRAW).permutation(self.population)
+                users = order[(round_index * self.size + np.arange(self.size)) % self.population]
             case "disjoint":
                 epoch, batch = divmod(round_index, self.rounds_per_epoch)
                 order = self.randomness.public_generator(epoch, _DRAW).permutation(self.population)
@@ -148,6 +176,8 @@ class Schedule:
         match self.kind:
             case "disjoint":
                 return Disjoint(epoch=round_index // self.rounds_per_epoch)
+            case "separated":
+                return Separated(uploads=self.turns, separation=self.rounds_per_epoch, rounds=self.rounds)
             case "fixed":
                 return FixedSize(size=self.size_of(round_index), population=self.population)
             case "poisson" | "secret":

@@ -284,6 +284,15 @@ CASES = {
         (OUTSIDE, "no order between them", lambda: exposure.exposures_of(DIFFERENT)),
         (OUTSIDE, "several disjoint batches", lambda: exposure.exposures_of(once(SUBJECT, Disjoint(epoch=0)))),
     ],
+    streams.impulse_response: [
+        (BAD, "coefficient <= 0", lambda: streams.impulse_response((1.0, 0.5), 3)),
+        (BAD, "first_coefficient > 0", lambda: streams.impulse_response((0.0, -0.5), 3)),
+    ],
+    streams.amplification_of_uploads: [
+        (BAD, "coefficient <= 0", lambda: streams.amplification_of_uploads((1.0, 0.5), 3, 1, 1)),
+        (BAD, "uploads >= 1", lambda: streams.amplification_of_uploads((1.0,), 3, 0, 1)),
+        (BAD, "separation >= 1", lambda: streams.amplification_of_uploads((1.0,), 3, 1, 0)),
+    ],
     exposure.delta_spent: [(BAD, "eps >= 0", lambda: exposure.delta_spent(charged(SHARES), eps=-1.0))],
     exposure.reason_for_refusal: [
         (OUTSIDE, "no release is registered for str", lambda: exposure.reason_for_refusal(once("an event")))
@@ -670,7 +679,7 @@ CASES = {
     apes.unis_numerical: [(OUTSIDE, "blocks of 100", lambda: apes.unis_numerical((0.05,) * 150, delta=0.1))],
     geyer.communication_cost: [(BAD, "clients >= 0", lambda: geyer.communication_cost([3, -1]))],
     geyer.dp_fl: [
-        (OUTSIDE, "not in disjoint batches", lambda: geyer.dp_fl(once(NOISE, Disjoint(epoch=0)), delta=1e-5)),
+        (OUTSIDE, "not in batches that are fixed", lambda: geyer.dp_fl(once(NOISE, Disjoint(epoch=0)), delta=1e-5)),
         (OUTSIDE, "under add-remove", lambda: geyer.dp_fl(once(REPLACED, Poisson(prob=0.5)), delta=1e-5)),
         (BAD, "clip to be one of", lambda: geyer.dp_fl(once(NOISE, Poisson(prob=0.5)), delta=1e-5, clip="mean")),
     ],

@@ -213,7 +213,7 @@ def test_a_resumed_run_goes_on_with_the_same_draws_and_the_same_ledger(tmp_path)
         ([("protocol.sampling_rate", 1.5)], "expected sampling_rate <= 1"),
         ([("protocol.sampling_rate", 0.1)], "expected batch or sampling_rate"),
         ([("privacy.neighbors", "replace-one")], "expected neighbors = add-remove"),
-        ([("cohort.kind", "disjoint"), ("cohort.size", 2)], "expected no disjoint batches"),
+        ([("cohort.kind", "disjoint"), ("cohort.size", 2)], "expected no batches of users that are fixed"),
         ([("cohort.kind", "fixed"), ("cohort.size", 2)], "expected cohort.kind = 'everyone' or 'poisson'"),
         ([("client.update", "fedavg")], "needs client.update = 'fedsgd'"),
         ([("task.spread", 7)], "expected"),

@@ -369,6 +369,9 @@ EVENTS = [
     events.Disjoint(epoch=3),
     events.FixedSize(size=3, population=9),
     events.Poisson(prob=0.1),
+    events.Separated(uploads=2, separation=3, rounds=5, stream=1),
+    events.CorrelatedGaussian(std=1.5, sensitivity=2.0, coefficients=(1.0, -0.5), neighbors=Neighbors.REPLACE_ONE),
+    events.CorrelatedSum(coordinates=3, clip_norm=1.0, scale=9.0, std=7.0, coefficients=(1.0, -0.5)),
 ]
 
 
@@ -379,7 +382,7 @@ def test_every_event_survives_json(event):
 
 def test_no_event_is_forgotten():
     kinds = {one for name in events.__all__ if isinstance(one := getattr(events, name), type)}
-    no_events = {events.Mechanism, events.Round, events.View, events.SkellamNoise, Report}
+    no_events = {events.Mechanism, events.Round, events.View, events.SkellamNoise, events.EncodedSum, Report}
     assert {type(event) for event in EVENTS} == kinds - no_events
 
 

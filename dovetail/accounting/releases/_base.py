@@ -16,7 +16,7 @@ import numpy as np
 from dovetail import events
 from dovetail.accounting.gaussian import NearGaussian
 from dovetail.accounting.loss_distributions import Loss
-from dovetail.events import Everyone, FixedSize, Participation, Poisson, Round
+from dovetail.events import Everyone, FixedSize, Participation, Poisson, Round, Separated
 from dovetail.statements import Bound, Neighbors, NotApplicable, Proof, Spent, Theorem
 
 __all__ = [
@@ -70,6 +70,7 @@ class Release(Generic[_Event]):
     mu: float | None = None  # of a Gaussian, sensitivity over std: the one number that its privacy depends on
     refusal: str | None = None  # why it promises nothing at all; None if it promises something
     span: str | None = None  # what it covers in words, where that is more than a round
+    mixes_in_stream: bool = True  # whether rounds of one stream may differ: the worst of them counts for all
     concerns_subjects: bool = False  # whether it is accounted for a subject, whose records may be at several users
 
     def __init__(self, event: _Event) -> None:
@@ -208,6 +209,14 @@ class Release(Generic[_Event]):
 
     def check_disjoint_batches(self) -> None:
         """Raise `NotApplicable` where one victim may be in several disjoint batches of an epoch; else do nothing."""
+
+    def fold_stream(self, schedule: Separated) -> tuple[Any, int]:
+        """What a stream of such rounds costs one user who takes part by this schedule: an event, and how often.
+
+        By default the event itself, once for each upload: rounds are independent of each other.
+        """
+        self.check_disjoint_batches()
+        return self.event, schedule.most_uploads
 
     def of_users(self, participation: Participation, users: int) -> Round | None:
         """The same round as a release about so many users who change together; None where group privacy is needed.

@@ -6,11 +6,13 @@ sensitivity, the other does not). Our events carry the sensitivity of their own 
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import logging
 import math
 from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,7 +21,10 @@ from dovetail.accounting._dp_accounting import dp_event, pld, privacy_accountant
 from dovetail.accounting.gaussian import gaussian_losses
 from dovetail.accounting.loss_distributions import Loss
 from dovetail.accounting.releases._base import INTERVAL, Release, Sampling, Scale, releases
+from dovetail.accounting.streams import CORRELATED, amplification_of_uploads
 from dovetail.events import (
+    CorrelatedGaussian,
+    CorrelatedSum,
     DataIndependent,
     Everyone,
     FixedSize,
@@ -31,10 +36,21 @@ from dovetail.events import (
     ReplacedUsers,
     Round,
     SampledSubject,
+    Separated,
 )
-from dovetail.statements import Bound, Neighbors, Theorem
+from dovetail.statements import Bound, Neighbors, NotApplicable, Theorem
 
-__all__ = ["MOST_LOSSES", "GaussianRelease", "LaplaceRelease", "NonPrivateRelease", "UnrelatedRelease"]
+__all__ = [
+    "MOST_LOSSES",
+    "CorrelatedGaussianRelease",
+    "CorrelatedRelease",
+    "CorrelatedStream",
+    "GaussianRelease",
+    "LaplaceRelease",
+    "NonPrivateRelease",
+    "StreamRelease",
+    "UnrelatedRelease",
+]
 
 _LOG_ERROR = 1e-12  # more than dp-accounting's error in the logarithm of a sum
 _LARGEST_MU = 1000.0  # beyond, eps is in the hundreds of thousands, and losses are too many to tell apart
@@ -152,6 +168,73 @@ class GaussianRelease(Release[Gaussian]):
             return None
         together = ReplacedUsers(std=noise.std, clip_norm=noise.sensitivity / 2, users=users)
         return Round(mechanism=together, participation=participation)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorrelatedStream(Gaussian):
+    """All rounds of a stream with correlated noise, as the one Gaussian release that they are."""
+
+
+@releases(CorrelatedStream)
+class StreamRelease(GaussianRelease):
+    """A Gaussian release that rests on one more theorem: that a stream is one."""
+
+    @property
+    def theorem(self) -> Theorem:
+        """That correlated noise on a stream is the Gaussian mechanism on C X."""
+        return CORRELATED
+
+
+_Correlated = TypeVar("_Correlated", bound=CorrelatedGaussian | CorrelatedSum)
+
+
+class CorrelatedRelease(Release[_Correlated]):
+    """One round of a stream with correlated noise: it has no privacy of its own, only the whole stream has."""
+
+    mixes_in_stream = False
+    stream: type[CorrelatedStream]  # the event of all rounds together
+
+    @property
+    @abc.abstractmethod
+    def unrounded(self) -> CorrelatedGaussian:
+        """The round in real numbers, which shows no less."""
+
+    def check_disjoint_batches(self) -> None:
+        """Refuse epochs of disjoint batches: what a batch's noise hides depends on the rounds beside it."""
+        raise NotApplicable("correlated noise is accounted for over its whole stream, by cohort.kind = 'separated'")
+
+    def fold_stream(self, schedule: Separated) -> tuple[CorrelatedStream, int]:
+        """One Gaussian release for the whole stream: all uploads of one user move C X by no more than that."""
+        noise = self.unrounded
+        factor = amplification_of_uploads(
+            noise.coefficients, schedule.rounds, schedule.most_uploads, schedule.separation
+        )
+        if not noise.sensitivity * factor < math.inf:
+            raise NotApplicable("the coefficients of the correlated noise make its sensitivity overflow")
+        sensitivity = noise.sensitivity * factor * _UP
+        return self.stream(std=noise.std, sensitivity=sensitivity, neighbors=noise.neighbors), 1
+
+    def _description(self, sampling: Sampling) -> str:
+        return f"one round of correlated noise by itself, with {type(sampling).__name__} participation"
+
+
+@releases(CorrelatedGaussian)
+class CorrelatedGaussianRelease(CorrelatedRelease[CorrelatedGaussian]):
+    """One round of a curator's stream."""
+
+    stream = CorrelatedStream
+
+    @property
+    def unrounded(self) -> CorrelatedGaussian:
+        """The event itself."""
+        return self.event
+
+    def of_users(self, participation: Participation, users: int) -> Round | None:
+        """The release of this many users who change together: their shifts add up, each by its own schedule."""
+        if not isinstance(participation, Separated):
+            return None
+        sensitivity = self.event.sensitivity * users * _UP
+        return Round(mechanism=dataclasses.replace(self.event, sensitivity=sensitivity), participation=participation)
 
 
 @releases(Laplace)

@@ -25,8 +25,21 @@ from dovetail import _validate
 from dovetail.accounting.gaussian import NearGaussian, SkellamDraws
 from dovetail.accounting.loss_distributions import Loss
 from dovetail.accounting.releases._base import Release, Sampling, Scale, releases
-from dovetail.accounting.releases.noise import GaussianRelease
-from dovetail.events import Everyone, FixedSize, Gaussian, Poisson, SkellamNoise, SkellamSum
+from dovetail.accounting.releases.noise import CorrelatedRelease, CorrelatedStream, GaussianRelease
+from dovetail.accounting.streams import CORRELATED
+from dovetail.events import (
+    CorrelatedGaussian,
+    CorrelatedSum,
+    EncodedSum,
+    Everyone,
+    FixedSize,
+    Gaussian,
+    Participation,
+    Poisson,
+    Round,
+    SkellamNoise,
+    SkellamSum,
+)
 from dovetail.statements import Neighbors, NotApplicable, Theorem
 
 __all__ = [
@@ -76,7 +89,7 @@ def near_gaussian_of(event: SkellamNoise) -> NearGaussian:
     return near_gaussian(sensitivity=sensitivity(event), coordinates=event.coordinates, variance=event.noise_variance)
 
 
-def sensitivity(event: SkellamNoise) -> float:
+def sensitivity(event: EncodedSum) -> float:
     """The L2 sensitivity of the sum of whole numbers: one largest norm for a user who is removed, two if replaced.
 
     Rounded up; for removed users see docs/proofs/removed-users.md.
@@ -191,6 +204,44 @@ class SkellamSumRelease(SkellamRelease[SkellamSum]):
     def theorem(self) -> Theorem:
         """`SECAGG` for users that are replaced, `REMOVED` for users that are removed."""
         return SECAGG if self.event.neighbors is Neighbors.REPLACE_ONE else REMOVED
+
+
+CORRELATED_SUM = dataclasses.replace(
+    CORRELATED,
+    key="dovetail.correlated-secagg",
+    where=f"{CORRELATED.where}; of sums by shares, docs/proofs/secagg.md",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedStream(CorrelatedStream):
+    """All rounds of a stream of sums by shares, as the one Gaussian release that they are."""
+
+
+@releases(SharedStream)
+class SharedStreamRelease(GaussianRelease):
+    """A Gaussian release that rests on two more theorems: that a stream is one, and that shares show no more."""
+
+    @property
+    def theorem(self) -> Theorem:
+        """`CORRELATED_SUM`."""
+        return CORRELATED_SUM
+
+
+@releases(CorrelatedSum)
+class CorrelatedSumRelease(CorrelatedRelease[CorrelatedSum]):
+    """One round of a stream of sums by shares with correlated noise: only the whole stream has a guarantee."""
+
+    stream = SharedStream
+
+    @property
+    def unrounded(self) -> CorrelatedGaussian:
+        """The round without rounding the noise, of which this one is post-processing."""
+        return self.event.with_sensitivity(sensitivity(self.event))
+
+    def of_users(self, participation: Participation, users: int) -> Round | None:
+        """None: group privacy is needed, for the sum is stated for one user's clip norm."""
+        return None
 
 
 SKELLAM = Theorem(

@@ -15,7 +15,7 @@ from dovetail import _validate
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import crowds, noise, personal, registry
 from dovetail.audit.exact.sums import attack_likelihood_ratios
-from dovetail.events import Disjoint, Everyone, Mechanism, NonPrivate, Poisson, Round
+from dovetail.events import Disjoint, Everyone, Mechanism, NonPrivate, Poisson, Round, Separated
 from dovetail.statements import NotApplicable
 
 __all__ = ["crowds", "exact_attacks", "exact_attacks_on_rounds", "noise", "personal", "registry"]
@@ -67,6 +67,18 @@ def _attack_disjoint(participation: Disjoint, rounds: Sequence[Round]) -> list[E
     return _attack_equal_rounds(rounds, len({item.participation for item in rounds}))
 
 
+@registry.attacks_on_rounds.register(Separated)
+def _attack_separated(participation: Separated, rounds: Sequence[Round]) -> list[ExactAttack]:
+    """The attacks on a user who comes at the first round and then as soon as the schedule allows.
+
+    Of the rounds that were run alone: those that are missing show nothing.
+    """
+    if len({item.participation for item in rounds}) > 1:
+        raise NotApplicable("no exact attack is known for several streams")
+    uploads = range(0, min(len(rounds), participation.uploads * participation.separation), participation.separation)
+    return registry.attacks_on_stream(_mechanism_of_all(rounds), len(rounds), uploads)
+
+
 @registry.attacks_on_rounds.register(Poisson)
 def _attack_poisson(participation: Poisson, rounds: Sequence[Round]) -> list[ExactAttack]:
     """The attack on a user who is drawn for each round by a coin, by the likelihood ratio of all releases."""
@@ -81,6 +93,11 @@ def _attack_poisson(participation: Poisson, rounds: Sequence[Round]) -> list[Exa
 
 def _attack_equal_rounds(rounds: Sequence[Round], times: int) -> list[ExactAttack]:
     """The attacks on a user who is in `times` of these rounds, which must all be the same."""
+    return exact_attacks(_mechanism_of_all(rounds), rounds=times)
+
+
+def _mechanism_of_all(rounds: Sequence[Round]) -> Mechanism:
+    """The mechanism that all rounds have; refuses rounds that differ."""
     if len({item.mechanism for item in rounds}) > 1:
         raise NotApplicable("no exact attack is known for rounds that differ from each other")
-    return exact_attacks(rounds[0].mechanism, rounds=times)
+    return rounds[0].mechanism

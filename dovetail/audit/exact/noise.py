@@ -11,23 +11,35 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.signal import lfilter
 from scipy.special import log_ndtr, logsumexp
 
 from dovetail.audit.bounds import ExactAttack, disjoint_attack
 from dovetail.audit.exact import cells, sums
 from dovetail.audit.exact.cells import ULP, binomial_law
-from dovetail.audit.exact.registry import attacks_on_event, observe_in_sample
+from dovetail.audit.exact.registry import attacks_on_event, attacks_on_stream, observe_in_sample
 from dovetail.audit.exact.sums import RepeatedCells, attack_likelihood_ratios, attacks_on_repeated_reports
-from dovetail.events import Gaussian, Laplace, ReplacedUsers, SampledSubject, SkellamNoise
+from dovetail.events import (
+    CorrelatedGaussian,
+    CorrelatedSum,
+    Gaussian,
+    Laplace,
+    ReplacedUsers,
+    SampledSubject,
+    SkellamNoise,
+)
 from dovetail.statements import Neighbors, NotApplicable
 
 __all__ = [
+    "attack_every_round",
     "attack_gaussian",
     "attack_laplace",
     "attack_replaced_users",
     "attack_sampled_subject",
     "attack_skellam",
     "attack_skellam_sum",
+    "attack_stream",
+    "attack_stream_of_sums",
     "log_masses_of_cells",
     "observe_sampled_gaussian",
 ]
@@ -48,6 +60,54 @@ def attack_gaussian(event: Gaussian, rounds: int) -> list[ExactAttack]:
     if event.std == 0:
         return [disjoint_attack("the released value, to which no noise is added")]
     return [_attack_shifted_normal("the released value along the difference", event.mu * math.sqrt(rounds))]
+
+
+@attacks_on_event.register(CorrelatedGaussian)
+@attacks_on_event.register(CorrelatedSum)
+def attack_every_round(event: CorrelatedGaussian | CorrelatedSum, rounds: int) -> list[ExactAttack]:
+    """The attack on a stream by a victim who takes part in every round."""
+    return attacks_on_stream(event, rounds, range(rounds))
+
+
+@attacks_on_stream.register(CorrelatedGaussian)
+def attack_stream(event: CorrelatedGaussian, rounds: int, uploads: Sequence[int]) -> list[ExactAttack]:
+    """The attack on correlated noise: it whitens what was released, by undoing the noise's own filter round by round.
+
+    Arguments:
+        event: of each round.
+        rounds: how many were released, the first of the stream first.
+        uploads: the rounds in which the victim takes part, each time with all that its norm allows.
+    """
+    return _attack_stream(event, rounds, uploads)
+
+
+@attacks_on_stream.register(CorrelatedSum)
+def attack_stream_of_sums(event: CorrelatedSum, rounds: int, uploads: Sequence[int]) -> list[ExactAttack]:
+    """The same attack on sums by shares, in one coordinate, in which the victim holds all that its norm allows.
+
+    The noise was rounded, by 1/2 at the most in each round: what that can do to the statistic is taken off the shift.
+    """
+    moved = event.norms_apart * math.floor(event.scale * event.clip_norm)
+    return _attack_stream(event.with_sensitivity(moved), rounds, uploads, rounded_by=0.5)
+
+
+def _attack_stream(
+    event: CorrelatedGaussian, rounds: int, uploads: Sequence[int], *, rounded_by: float = 0.0
+) -> list[ExactAttack]:
+    """The attack on the rows of C^-1 Z by a victim who moves each of its rounds by the event's sensitivity.
+
+    Arguments:
+        rounded_by: how far from these rows the noise of a round may be.
+    """
+    if event.std == 0:
+        return [disjoint_attack("the released values, to which no noise is added")]
+    moved = np.zeros(rounds)
+    moved[list(uploads)] = event.sensitivity / event.std
+    whitened = lfilter([1.0], event.coefficients, moved)
+    shift = float(np.linalg.norm(whitened))
+    weights = lfilter([1.0], event.coefficients, whitened[::-1] / shift)  # of the rounds in the statistic
+    hidden = 2 * rounded_by / event.std * float(np.abs(weights).sum())
+    return [_attack_shifted_normal("all rounds, whitened, along the difference", max(0.0, shift - hidden))]
 
 
 @attacks_on_event.register(ReplacedUsers)

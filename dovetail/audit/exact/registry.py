@@ -17,7 +17,7 @@ from dovetail.audit.exact.sums import RepeatedCells
 from dovetail.events import Round
 from dovetail.statements import NotApplicable
 
-__all__ = ["attacks_on_event", "attacks_on_rounds", "observe_in_sample"]
+__all__ = ["attacks_on_event", "attacks_on_rounds", "attacks_on_stream", "observe_in_sample"]
 
 
 @functools.singledispatch
@@ -33,6 +33,12 @@ def observe_in_sample(event: Any, prob: float, times: int) -> RepeatedCells:
     The first law is the one with the user, the second the one without.
     """
     raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
+
+
+@functools.singledispatch
+def attacks_on_stream(event: Any, rounds: int, uploads: Sequence[int]) -> list[ExactAttack]:
+    """The exact attacks on so many rounds of a stream, with a victim in those of these numbers; 0 is the first."""
+    return attacks_on_event(event, len(uploads))
 
 
 @functools.singledispatch

@@ -11,6 +11,9 @@ sum and divides by the planned cohort size, a public constant. S is
 
 `schedule` changes the noise over the rounds: `constant`, `linear` up to `schedule_end` times the first round's, `held`
 (sigma_t^2 / m_t stays what it was in the first round), or a list of factors.
+
+With `cohort.kind = "separated"` the noise of rounds can be correlated (`CorrelatedNoise`; Kairouz, McMahan, Song,
+Thakkar, Thakurta, Xu 2021): the model carries less of it where users come rarely.
 """
 
 from __future__ import annotations
@@ -26,9 +29,11 @@ from dovetail import _validate
 from dovetail._jax import jax, jnp
 from dovetail.claims import geyer
 from dovetail.events import FixedSize, Gaussian, Mechanism, NonPrivate, Poisson, Round, View
+from dovetail.mechanisms.correlated import NoiseRows, draw_row, start_rows
 from dovetail.mechanisms.gaussian import clip_l2, normal
 from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._claimed import Claimed, Formula
+from dovetail.protocols._correlation import CorrelatedNoise
 from dovetail.protocols._fast import Fast
 from dovetail.protocols._scopes import CURATOR_SEES, DROPOUT, curator_scope
 from dovetail.shufflers import Layout, Reports
@@ -44,14 +49,18 @@ _FARTHEST = 1e6  # an adaptive clip norm stays within this factor of the first
 
 
 class Clipping(NamedTuple):
-    """The public state of a round: the norm that updates are clipped to, and its noise over the protocol's own."""
+    """The state of a round: the norm that updates are clipped to, its noise over the protocol's own, rows of noise.
+
+    All but `rows` is public: the noise that later rounds take back is the curator's secret; () without correlation.
+    """
 
     clip_norm: jax.Array
     noise_scale: jax.Array
+    rows: NoiseRows | tuple[()] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DpFl(Protocol, Fast, Claimed):
+class DpFl(CorrelatedNoise, Protocol, Fast, Claimed):
     """Client-level differential privacy with a trusted curator.
 
     Guarantees:
@@ -107,6 +116,7 @@ class DpFl(Protocol, Fast, Claimed):
             object.__setattr__(self, "schedule", tuple(float(factor) for factor in self.schedule))
         else:
             _validate.one_of(("constant", "linear", "held"), schedule=self.schedule)
+        self.check_correlation()
         if self.schedule_end != 1 and self.schedule != "linear":
             raise ValueError(f"expected schedule_end with schedule = 'linear' only, got schedule={self.schedule!r}")
 
@@ -136,10 +146,23 @@ class DpFl(Protocol, Fast, Claimed):
         return self.require("noise_multiplier") * self.first_clip_norm
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """The protocol with the noise on the adaptive count set; other ways to clip have nothing to settle.
+        """The protocol with the noise on the adaptive count set, and the coefficients of correlated noise.
 
-        That noise is so large that the count is never most of the cost: any target can be met by more noise.
+        The count's noise is so large that it is never most of the cost: any target can be met by more noise.
         """
+        settled = self.settle_correlation(cohort, obstacle=self._obstacle_to_correlation(cohort))
+        return settled._settle_count(cohort)
+
+    def _obstacle_to_correlation(self, cohort: Cohort) -> str | None:
+        """Why rounds need independent noise, in words; None if they do not."""
+        if self.clip != "fixed":
+            return f"with a fixed clip norm only, got protocol.clip={self.clip!r}"
+        if self.schedule != "constant" or cohort.noise_scale != 1:
+            return f"where it is as large in every round, got protocol.schedule={self.schedule!r}"
+        return None
+
+    def _settle_count(self, cohort: Cohort) -> Self:
+        """The protocol with the noise on the adaptive count set; other ways to clip have none."""
         if self.clip != "adaptive" or self.std_count is not None:
             return self
         least = max(1.0, self.noise_multiplier or 0.0)
@@ -167,7 +190,8 @@ class DpFl(Protocol, Fast, Claimed):
 
     def init(self, dim: int) -> Clipping:
         """The state before the first round: the first clip norm, and noise scale 1."""
-        return Clipping(jnp.float32(self.first_clip_norm), jnp.float32(1.0))
+        rows = () if self.coefficients is None else start_rows(self.coefficients, dim)
+        return Clipping(jnp.float32(self.first_clip_norm), jnp.float32(1.0), rows)
 
     @property
     def needs_norms(self) -> bool:
@@ -180,7 +204,7 @@ class DpFl(Protocol, Fast, Claimed):
             return state._replace(noise_scale=noise_scale)
         median = jnp.nanmedian(jnp.where(jnp.isfinite(norms), norms, jnp.nan))
         usable = jnp.isfinite(median) & (median >= _validate.SMALLEST_CLIP_NORM)
-        return Clipping(jnp.where(usable, median, state.clip_norm), noise_scale)
+        return state._replace(clip_norm=jnp.where(usable, median, state.clip_norm), noise_scale=noise_scale)
 
     def randomize(self, x: jax.Array, state: Clipping, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The clipped update; the curator adds the noise.
@@ -204,8 +228,16 @@ class DpFl(Protocol, Fast, Claimed):
             total = tally[:-1]
             after = self._move_clip_norm(tally[-1], size, state, key=key_count)
         std = self.require("noise_multiplier") * state.clip_norm * state.noise_scale
-        noised = total + std * normal(key, total.shape, total.dtype)
-        return noised / size, after
+        if self.coefficients is None or not isinstance(state.rows, NoiseRows):
+            return (total + std * normal(key, total.shape, total.dtype)) / size, after
+        noise, rows = draw_row(state.rows, self.coefficients, key=key)
+        return (total + std * noise) / size, after._replace(rows=rows)
+
+    def skip(self, state: Clipping, *, key: jax.Array) -> Clipping:
+        """The state after a round that is not released: with correlated noise it has drawn its row all the same."""
+        if self.coefficients is None or not isinstance(state.rows, NoiseRows):
+            return state
+        return state._replace(rows=draw_row(state.rows, self.coefficients, key=key)[1])
 
     def _move_clip_norm(self, count: jax.Array, size: int, state: Clipping, *, key: jax.Array) -> Clipping:
         """The state with an adaptive clip norm after a round with this count of users below it, less half of them."""
@@ -226,6 +258,7 @@ class DpFl(Protocol, Fast, Claimed):
             *((_REMOVAL,) if neighbors is Neighbors.ADD_REMOVE else ()),
             *_colluding_assumption(cohort),
             *self._cost_of_count(),
+            *self.correlation_in_words(),
         )
         return View(
             round=Round(mechanism=self._mechanism(cohort, neighbors), participation=cohort.participation_of_honest),
@@ -240,7 +273,10 @@ class DpFl(Protocol, Fast, Claimed):
         """The event of one round: a Gaussian release, or nothing certified where the median is the clip norm."""
         if self.clip == "median":
             return NonPrivate(reason=_LEAKS)
-        return self._gaussian(cohort.noise_scale, neighbors)
+        independent = self._gaussian(cohort.noise_scale, neighbors)
+        if not self.is_correlated:
+            return independent
+        return self.correlated_event(std=independent.std, sensitivity=independent.sensitivity, neighbors=neighbors)
 
     def _gaussian(self, noise_scale: float, neighbors: Neighbors) -> Gaussian:
         """The event of a Gaussian release of the sum, with the count if the clip norm is adaptive.
@@ -280,8 +316,11 @@ class DpFl(Protocol, Fast, Claimed):
         return dataclasses.replace(scope, neighbors=Neighbors.ADD_REMOVE)
 
     def noise_std(self, size: int, dim: int) -> float:
-        """The standard deviation of the curator's noise over the size, at the first clip norm and noise scale 1."""
-        return self.std / size
+        """The standard deviation of the curator's noise over the size, at the first clip norm and noise scale 1.
+
+        Of correlated noise that of the first round, from which most is taken back later.
+        """
+        return self.std * (self.coefficients or (1.0,))[0] / size
 
     def clip_update(self, x: jax.Array, state: Clipping) -> jax.Array:
         """Updates scaled down to norm S."""

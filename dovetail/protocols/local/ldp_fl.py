@@ -19,7 +19,7 @@ import numpy as np
 
 from dovetail import _validate, events
 from dovetail._jax import jax, jnp
-from dovetail.events import Disjoint, Everyone, Mechanism, Round, View
+from dovetail.events import Disjoint, Everyone, Mechanism, Round, Separated, View
 from dovetail.mechanisms import ExactSampler
 from dovetail.mechanisms.gaussian import GaussianRandomizer, clip_l2, normal
 from dovetail.mechanisms.laplace import LaplaceRandomizer
@@ -132,7 +132,8 @@ class LdpFl(Protocol, Fast):
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The reports of one user, as a server that knows who sent them sees them."""
         scope = local_scope(neighbors)
-        participation = cohort.participation if isinstance(cohort.participation, Disjoint) else Everyone()
+        fixed = isinstance(cohort.participation, Disjoint | Separated)
+        participation = cohort.participation if fixed else Everyone()
         return View(round=Round(mechanism=self._mechanism(dim), participation=participation), scope=scope)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, Self
 from dovetail import _validate
 from dovetail._jax import jax
 from dovetail.claims import Claim
-from dovetail.events import Disjoint, Gaussian, Mechanism, NonPrivate, Poisson, Round, SampledSubject
+from dovetail.events import Disjoint, Gaussian, Mechanism, NonPrivate, Poisson, Round, SampledSubject, Separated
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._claimed import FROM_DATA, Claimed
@@ -123,8 +123,11 @@ class ItemLevel(Protocol, Claimed):
 
         Neither depends on the data, for the number of records is public. Refuses batch and rate that do not agree.
         """
-        if isinstance(cohort.participation, Disjoint):
-            raise ValueError(f"expected no disjoint batches of users under {self.name!r}, got cohort.kind='disjoint'")
+        if isinstance(cohort.participation, Disjoint | Separated):
+            kind = "disjoint" if isinstance(cohort.participation, Disjoint) else "separated"
+            raise ValueError(
+                f"expected no batches of users that are fixed under {self.name!r}, got cohort.kind={kind!r}"
+            )
         if cohort.records is None:
             return self
         records = self._expected_records(cohort)

@@ -50,7 +50,7 @@ class CentralSub(ItemLevel, Fast):
                 return 1.0
             case Poisson(prob=prob):
                 return prob
-        kind = "fixed" if isinstance(cohort.participation, FixedSize) else "disjoint"
+        kind = "fixed" if isinstance(cohort.participation, FixedSize) else "disjoint' or 'separated"
         raise ValueError(f"expected cohort.kind = 'everyone' or 'poisson' under {self.name!r}, got {kind!r}")
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:

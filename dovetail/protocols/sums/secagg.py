@@ -12,6 +12,10 @@ users and hands on the sum; the sums add up to that of the users' integers, and 
 Where aggregators bring the noise, what a client shares is its encoded update and nothing else, so that it can prove the
 norm: ``verified`` sums count only users who did (`dovetail.vdaf.pine`).
 
+Aggregators' noise can be correlated between rounds, with `cohort.kind = "separated"`: each adds its own Gaussian rows
+of C^-1 Z, rounded to integers (`CorrelatedNoise`). What it hands on is the rounding of a curator's noisy sum, since
+clients' integers pass through the rounding unchanged.
+
 The simulation forms a client's integers and their sum; deployed parties form the shares (`Protocol.contribution`).
 """
 
@@ -27,11 +31,13 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail._jax import jax, jnp
-from dovetail.events import DataIndependent, Mechanism, NonPrivate, Poisson, Round, SkellamSum, View
+from dovetail.events import CorrelatedSum, DataIndependent, Mechanism, NonPrivate, Poisson, Round, SkellamSum, View
 from dovetail.mechanisms import ExactSampler, exact_skellam, skellam
+from dovetail.mechanisms.correlated import NoiseRows, draw_row, start_rows
 from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._contributions import Contribution, proof_assumptions
+from dovetail.protocols._correlation import CorrelatedNoise
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, enrolment, shares_scope
 from dovetail.protocols.sums._skellam import (
     Collected,
@@ -54,13 +60,20 @@ _DRAWN_ONCE = (
     "the honest aggregator draws its noise once per round, adds it to its sum before anyone sees that, and sends the "
     "same sum again if it has to send it twice"
 )
+_ROUNDED_GAUSSIAN = (
+    "an aggregator's noise is the rounding of Gaussian noise, drawn in floating point; a simulation rounds that of all "
+    "aggregators together"
+)
+UNDEPLOYED = "correlated noise is simulated so far: to deploy this protocol set protocol.correlation = 'none'"
+_DOWN = 1 - 1e-15  # rounds a product of a few numbers down
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodedUpdate(Contribution):
     """The encoded update, with `part` of the noise; `whole` is the noise that an aggregator adds to its sum.
 
-    One of the two is None: noise comes from users or from aggregators. Sums are read modulo `modulus`, a power of two.
+    One of the two is None: noise comes from users or from aggregators. Both are where rounds are `correlated`. Sums are
+    read modulo `modulus`, a power of two.
 
     Guarantees:
         `distance` and `noise_distance` cover the noise, the one thing that is not drawn exactly.
@@ -70,6 +83,7 @@ class EncodedUpdate(Contribution):
     part: WholeNoise | None
     whole: WholeNoise | None
     modulus: int
+    correlated: bool = False
 
     @property
     def length(self) -> int:
@@ -107,7 +121,12 @@ class EncodedUpdate(Contribution):
         return self._residues(value)
 
     def noise(self, *, sampler: ExactSampler) -> np.ndarray | None:
-        """Aggregator: all noise of the round, as residues; None where clients bring it."""
+        """Aggregator: all noise of the round, as residues; None where clients bring it.
+
+        Refuses noise that takes back that of earlier rounds, which a round by itself does not know.
+        """
+        if self.correlated:
+            raise NotApplicable(UNDEPLOYED)
         return None if self.whole is None else self._residues(self.whole(self.length, sampler=sampler))
 
     def tally(self, total: np.ndarray, users: int) -> jax.Array:
@@ -170,7 +189,7 @@ class ProvenUpdate(EncodedUpdate):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SecAgg(NoisySum):
+class SecAgg(CorrelatedNoise, NoisySum):
     """Central noise without a curator, and with no more trust than that not all aggregators collude.
 
     `noise_multiplier` is the standard deviation of the certified noise on a coordinate of the sum, over `clip_norm`:
@@ -203,6 +222,7 @@ class SecAgg(NoisySum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_correlation()
         _validate.one_of(_NOISE, noise=self.noise)
         _validate.integer(aggregators=self.aggregators)
         if self.aggregators < 2:
@@ -239,20 +259,28 @@ class SecAgg(NoisySum):
         return super().noise_scales(sizes) if self.has_users_noise else (1.0,) * len(sizes)
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """Scale and modulus for this cohort; every honest client of its minimum adds an equal part of noise."""
+        """Scale and modulus for this cohort, and the coefficients of correlated noise.
+
+        Where clients bring the noise, every honest one of the cohort's minimum adds an equal part of it.
+        """
         self._check_num_aggregators(cohort)
-        counted = dataclasses.replace(self, honest=self.count_honest(cohort)) if self.has_users_noise else self
+        obstacle = "with protocol.noise = 'aggregators' only, got 'users'" if self.has_users_noise else None
+        correlated = self.settle_correlation(cohort, obstacle=obstacle)
+        counted = (
+            dataclasses.replace(correlated, honest=self.count_honest(cohort)) if self.has_users_noise else correlated
+        )
         scale, modulus = resolve_encoding(
             counted, dim=dim, num_users=cohort.most, noise_std=counted._std_of_all_noise(cohort.most)
         )
         return dataclasses.replace(counted, scale=scale, modulus=modulus)
 
     def _std_of_all_noise(self, users: int) -> float:
-        """The standard deviation of all noise on a coordinate of the sum of so many users, in the data's units.
+        """The largest standard deviation of all noise on a coordinate of the sum of so many users, in the data's units.
 
         What is certified is less: the noise of `honest` users, or of one aggregator.
         """
-        return self.std * math.sqrt(users / self.require("honest") if self.has_users_noise else self.aggregators)
+        std = self.std * math.sqrt(users / self.require("honest") if self.has_users_noise else self.aggregators)
+        return std * math.hypot(*(self.coefficients or (1.0,)))
 
     def _check_num_aggregators(self, cohort: Cohort) -> None:
         """Refuse a cohort whose number of aggregators is not the protocol's."""
@@ -284,6 +312,18 @@ class SecAgg(NoisySum):
         total = jnp.sum(jnp.where(valid, reports.value, jnp.uint32(0)), axis=0, dtype=jnp.uint32)
         return total if self.has_users_noise else Collected(total, jnp.sum(valid[:, 0], dtype=jnp.int32))
 
+    def init(self, dim: int) -> NoiseRows | tuple[()]:
+        """The state before the first round: no rows of correlated noise, or nothing."""
+        return () if self.coefficients is None else start_rows(self.coefficients, dim)
+
+    def finish(self, collected: Collected, *, key: jax.Array) -> Any:
+        """The residues with all noise on them; what was collected, where earlier rounds decide about the noise."""
+        return collected if self.is_correlated else super().finish(collected, key=key)
+
+    def skip(self, state: Any, *, key: jax.Array) -> Any:
+        """The state after a round that is not released: with correlated noise it has drawn its row all the same."""
+        return state if self.coefficients is None else draw_row(state, self.coefficients, key=key)[1]
+
     def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
         """All noise on the sum: every client's part, or every aggregator's noise."""
         if self.has_users_noise:
@@ -291,33 +331,65 @@ class SecAgg(NoisySum):
         return skellam.draw_skellam(self.whole_variance, shape, key=key, times=self.aggregators)
 
     def estimate(self, tally: jax.Array | Collected, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
-        """The sum over the planned size; one of messages gets the aggregators' noise here, where they bring it."""
-        residues = self.finish(tally, key=key) if isinstance(tally, Collected) else tally
-        return super().estimate(residues, size, state, key=key)
+        """The sum over the planned size; one without noise gets that of the aggregators here.
+
+        Of correlated noise the rows of all aggregators are drawn as one, of their joint size.
+        """
+        if not isinstance(tally, Collected):
+            return super().estimate(tally, size, state, key=key)
+        if self.coefficients is None:
+            return super().estimate(self.finish(tally, key=key), size, state, key=key)
+        rows, state = draw_row(state, self.coefficients, key=key)
+        noise = jnp.round(math.sqrt(self.aggregators * self.whole_variance) * rows).astype(jnp.int32)
+        return super().estimate(tally.residues + skellam.to_residues(noise), size, state, key=key)
 
     def noise_std(self, size: int, dim: int) -> float:
-        """The standard deviation of the estimate at zero updates, from all noise.
+        """The standard deviation of the estimate at zero updates, from all noise (if correlated, in the first round).
 
         Zeros are encoded without rounding.
         """
-        return self._std_of_all_noise(size) / size
+        coefficients = self.coefficients or (1.0,)
+        return self._std_of_all_noise(size) * (coefficients[0] / math.hypot(*coefficients)) / size
 
     def contribution(self, cohort: Cohort, dim: int) -> Contribution:
         """What a client shares: its encoded update, with its part of the noise or with a proof of its norm."""
         self._check_num_aggregators(cohort)
         part = WholeNoise(self.part_variance) if self.has_users_noise else None
-        whole = None if self.has_users_noise else WholeNoise(self.whole_variance)
-        common = {"encoding": self.encoding(dim), "part": part, "whole": whole, "modulus": self.require("modulus")}
+        whole = None if self.has_users_noise or self.is_correlated else WholeNoise(self.whole_variance)
+        common: dict[str, Any] = {
+            "encoding": self.encoding(dim),
+            "part": part,
+            "whole": whole,
+            "modulus": self.require("modulus"),
+            "correlated": self.is_correlated,
+        }
         return ProvenUpdate(**common, aggregators=self.aggregators) if self.verified else EncodedUpdate(**common)
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The noisy sum, all that the analyzer and all aggregators but one see beside random numbers."""
         self._check_num_aggregators(cohort)
         encoding = self.encoding(dim)
-        mechanism = SkellamSum(
+        self._refuse_wrapping(cohort, dim)
+        mechanism = self._mechanism(cohort, encoding, neighbors)
+        scope = self._scope(cohort, encoding, neighbors)
+        return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+
+    def _mechanism(self, cohort: Cohort, encoding: skellam.Encoding, neighbors: Neighbors) -> Mechanism:
+        """The event of a round: the sum with the noise that is counted on."""
+        if self.coefficients is not None:
+            return CorrelatedSum(
+                coordinates=encoding.dim,
+                clip_norm=encoding.clip_norm,
+                scale=encoding.scale,
+                std=self.std * encoding.scale * _DOWN,
+                coefficients=self.coefficients,
+                rounding_tail=encoding.rounding_tail,
+                neighbors=neighbors,
+            )
+        return SkellamSum(
             num_users=cohort.crowd() if self.has_users_noise else 0,
             colluders=cohort.colluders if self.has_users_noise else 0,
-            coordinates=dim,
+            coordinates=encoding.dim,
             clip_norm=encoding.clip_norm,
             scale=encoding.scale,
             noise_variance=self._certified_variance(cohort),
@@ -325,9 +397,6 @@ class SecAgg(NoisySum):
             rounding_tail=encoding.rounding_tail,
             neighbors=neighbors,
         )
-        self._refuse_wrapping(cohort, dim)
-        scope = self._scope(cohort, encoding, neighbors)
-        return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
 
     def _certified_variance(self, cohort: Cohort) -> float:
         """The variance of the noise that is counted on, in squared integers."""
@@ -358,6 +427,8 @@ class SecAgg(NoisySum):
             cohort,
             neighbors,
             *(honest if self.has_users_noise else (_DRAWN_ONCE,)),
+            *((_ROUNDED_GAUSSIAN,) if self.is_correlated else ()),
+            *self.correlation_in_words(),
             rounding_assumption(encoding),
             *removal_assumption(neighbors, noise=self.has_users_noise),
             aggregators=self.aggregators,
