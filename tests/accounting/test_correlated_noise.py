@@ -23,7 +23,7 @@ from dovetail.events import (
     from_plain,
     to_plain,
 )
-from dovetail.guarantee.trials import concatenate
+from dovetail.guarantee.trials import concatenate_rounds
 from dovetail.mechanisms.correlated import Workload, error_of_model, optimize, square_root
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
@@ -200,7 +200,7 @@ def test_several_users_together_and_several_streams():
     together = release_of(item.mechanism).of_users(schedule, 3)
     assert exposures_of([together] * 5)[0].release.mu == pytest.approx(3 * one, rel=1e-12, abs=0)
     assert release_of(item.mechanism).of_users(Everyone(), 3) is None
-    twice = exposures_of(concatenate([stream(noise(), schedule), stream(noise(), schedule)]))
+    twice = exposures_of(concatenate_rounds([stream(noise(), schedule), stream(noise(), schedule)]))
     assert sum(exposure.times for exposure in twice) == 2
 
 

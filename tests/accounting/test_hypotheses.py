@@ -28,6 +28,7 @@ from dovetail.accounting import (
     numerics,
     releases,
     search,
+    streams,
 )
 from dovetail.accounting.amplification import blanket, blanket_grid, clones, closed_forms, frontier, table
 from dovetail.accounting.exposure import Exposure

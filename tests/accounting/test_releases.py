@@ -16,7 +16,7 @@ from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Theorem,
 SOURCE = Path(dovetail.__file__).parent
 KINDS = {name for name in events.__all__ if isinstance(getattr(events, name), type)} - {
     *("Round", "View", "Report"),  # what holds events, and a part of one
-    *("Disjoint", "Everyone", "FixedSize", "Poisson"),  # who takes part
+    *("Disjoint", "Everyone", "FixedSize", "Poisson", "Separated"),  # who takes part
 }
 MAY_ASK = ("accounting/releases", "events")
 

@@ -65,9 +65,9 @@ def test_calibrate_needs_less_noise_for_a_sample(command):
     [
         (
             ["dp_fl", "--participation", "poisson"],
-            "--participation poisson needs --population, from which users are sampled",
+            "--participation poisson needs --population, of which --n take part in a round",
         ),
-        (["dp_fl", "--participation", "often"], "expected participation to be one of everyone, fixed, poisson, secret"),
+        (["dp_fl", "--participation", "often"], "expected participation to be one of everyone, separated, fixed, poisson, secret"),
         (["dp_fl", "--population", "50"], "expected population >= 100"),
         (
             ["dp_fl", "--population", "1000", "--participation", "everyone"],

@@ -73,7 +73,7 @@ def test_the_model_has_the_noise_of_the_rows():
         seeded = ready.with_randomness(Randomness.from_seed(seed))
         training = seeded.engine.start()
         for index in range(12):
-            training = seeded.step(training, index, seeded.sampler.schedule.draw(index))
+            training = seeded.step(training, index, seeded.sampler.schedule.draw_users(index))
         moves.append(np.asarray(training.params) - ready.engine.first)
     protocol = ready.sampler.protocol
     wanted = share_kept(protocol.coefficients, 12) * np.sqrt(12) * protocol.std
@@ -86,7 +86,7 @@ def test_a_round_that_is_void_draws_its_row_too():
     training = ready.engine.start()
     drawn = []
     for index in range(12):
-        users = ready.sampler.schedule.draw(index)
+        users = ready.sampler.schedule.draw_users(index)
         void = len(users) < 35
         training = ready.skip(training, index) if void else ready.step(training, index, users)
         drawn.append(void)
@@ -117,9 +117,9 @@ def test_an_interrupted_run_goes_on_with_the_rows_that_it_had(tmp_path, stop_at)
 
 def test_who_comes_too_often_or_too_soon_is_refused_by_the_engine():
     ready = plan()
-    training = ready.step(ready.engine.start(), 0, ready.sampler.schedule.draw(0))
+    training = ready.step(ready.engine.start(), 0, ready.sampler.schedule.draw_users(0))
     with pytest.raises(ValueError, match="was promised 6 rounds or more between two uploads"):
-        ready.step(training, 3, ready.sampler.schedule.draw(0))
+        ready.step(training, 3, ready.sampler.schedule.draw_users(0))
 
 
 @pytest.mark.parametrize(

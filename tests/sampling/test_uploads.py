@@ -24,7 +24,7 @@ def test_draws_keep_to_what_the_schedule_says(population, size, rounds):
     came = {user: [] for user in range(population)}
     for index in range(rounds):
         assert plan.cohort(index).participation == said
-        drawn = plan.draw(index)
+        drawn = plan.draw_users(index)
         assert len(drawn) == len(set(drawn.tolist())) == size
         for user in drawn.tolist():
             came[user].append(index)
