@@ -1,11 +1,11 @@
 """The fleet against the simulation: the same protocol, rounds and clients; do they learn as much?
 
-Each of five times the digits are dealt anew to 20 users; in the headline's case, 1000 users hold an image of MNIST
-each. The fleet trains as processes over TLS, the simulation by the engine of `dovetail run`, from the same config. The
-simulation's noise follows from the run's number, the fleet's is fresh, so accuracies differ from run to run: the two
-means should differ by less than two standard errors of their difference, which five runs each that are alike miss
-about one time in twelve. Rounds, steps and noise were chosen by simulation alone, so that accuracy is above 80 % and
-varies by several of the 360 test records.
+Each of five times the digits are dealt anew to 20 users; in the case of mnist-untrusted, 1000 users hold an image of
+MNIST each. The fleet trains as processes over TLS, the simulation by the engine of `dovetail run`, from the same
+config. The simulation's noise follows from the run's number, the fleet's is fresh, so accuracies differ from run to
+run: the two means should differ by less than two standard errors of their difference, which five runs each that are
+alike miss about one time in twelve. Rounds, steps and noise were chosen by simulation alone, so that accuracy is above
+80 % and varies by several of the 360 test records.
 
 Noise is most of what moves these models, and how far it does varies little from run to run: the distance between first
 and last model shows differences of a few percent that accuracies hide.
@@ -50,7 +50,7 @@ CASES = {
     "ss_topk": Case(10, settings=("server.learning_rate=0.3",)),
     "split_and_mix": Case(3, settings=("server.learning_rate=1.0", "protocol.noise_multiplier=1.0")),
     "secagg": Case(3, settings=("server.learning_rate=1.0", "protocol.noise_multiplier=1.0")),
-    "headline": Case(3, clients=1000, preset="headline"),
+    "mnist-untrusted": Case(3, clients=1000, preset="mnist-untrusted"),
     "apes": Case(3, clients=1000, settings=("task.users=1000",), preset="apes"),
 }
 

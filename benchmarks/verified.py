@@ -2,7 +2,7 @@
 
 Costs, by dimension: bytes of a user's upload, beside the same vector shared in the same field without proof and in
 integers modulo 2^b as unverified tasks share it; milliseconds of a user and of both aggregators, one report at a time,
-the best of several turns. Robustness: logistic regression on digits or MNIST, or the headline's model, with users'
+the best of several turns. Robustness: logistic regression on digits or MNIST, or mnist-untrusted's model, with users'
 updates shared between two aggregators who add the noise, all as deployed but for network and files. Hostile users among
 them send random shares, a thousand times their update, its opposite, or one that a target class is to gain from: as
 long as they like where nobody checks, and as long as the clip norm where proofs are asked for.
@@ -119,7 +119,7 @@ class Rounds:
 
     def __init__(self, *, task: str, users: int, rounds: int, noise: float) -> None:
         overrides = ["protocol.noise=aggregators", f"protocol.noise_multiplier={noise}"]
-        if task == "headline":
+        if task == "mnist-untrusted":
             config = read(task, [parse_override(text) for text in overrides])
         else:
             config = demo_config("secagg", clients=users, overrides=[f"task.name={task}", *overrides])
@@ -228,7 +228,7 @@ def robustness(*, task: str, users: int, rounds: int, noise: float) -> list[dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--task", default="digits", help="digits, mnist, or headline: that preset's features, model and steps"
+        "--task", default="digits", help="digits, mnist, or mnist-untrusted: that preset's features, model and steps"
     )
     parser.add_argument("--users", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)

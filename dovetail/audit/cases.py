@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail.audit.runs.scores import View
-from dovetail.events import Everyone, FixedSize
 from dovetail.guarantee import quotes
 from dovetail.protocols import PROTOCOLS, fill_settings
 from dovetail.statements import Neighbors
@@ -60,6 +59,7 @@ def attack_terms(
     colluders: int = 0,
     rounds: int = 1,
     population: int | None = None,
+    participation: str | None = None,
     neighbors: Neighbors | None = None,
 ) -> quotes.Terms:
     """The terms of an attack, with the protocol's example for settings that `chosen` leaves open.
@@ -69,19 +69,20 @@ def attack_terms(
         num_users: how many users a round has.
         dim: how many coordinates an update has.
         chosen: the protocol's settings that are not its example's.
-        population: of how many users a round secretly draws `num_users`; everyone takes part unless given.
+        population: of how many users a round takes `num_users`; everyone takes part unless given.
+        participation: how it takes them, one of `quotes.SAMPLED`; by default a secret sample of fixed size.
         neighbors: the protocol's own relation unless given.
     """
-    return quotes.Terms(
+    terms = quotes.Terms(
         num_users=num_users,
         dim=dim,
         delta=delta,
         rounds=rounds,
         colluders=colluders,
-        participation=Everyone() if population is None else FixedSize(size=num_users, population=population),
         settings=fill_settings(name, dim, chosen),
         neighbors=neighbors,
     )
+    return quotes.with_cohort(terms, participation, population)
 
 
 def _flame_case(protocol: str, label: str, **chosen: Any) -> Case:

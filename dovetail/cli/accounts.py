@@ -112,7 +112,7 @@ def account_protocol(
 
     terms = _terms_of_options(n, dim, delta, rounds, colluders, neighbors, set_)
     with progress_console.status("accounting"):
-        quote = quotes.quote(name, _with_sampling(terms, participation, population))
+        quote = quotes.quote(name, quotes.with_cohort(terms, participation, population))
     if as_json:
         print_json(_quote_json(quote))
         return
@@ -143,7 +143,7 @@ def calibrate(
     """Find the protocol parameter that meets a target (eps, delta), rounded conservatively."""
     from dovetail.guarantee import quotes
 
-    terms = _with_sampling(
+    terms = quotes.with_cohort(
         _terms_of_options(n, dim, delta, rounds, colluders, neighbors, set_), participation, population
     )
     with progress_console.status("calibrating"):
@@ -178,20 +178,6 @@ def _terms_of_options(
         settings=settings_of(set_),
         neighbors=relation_of(neighbors),
     )
-
-
-def _with_sampling(terms: Any, participation: str | None, population: int | None) -> Any:
-    """The terms for a sample of the population."""
-    from dovetail import _validate
-    from dovetail.guarantee import quotes
-
-    if participation is not None:
-        _validate.one_of(quotes.SAMPLED, participation=participation)
-    if population is None and participation not in (None, "everyone"):
-        raise ValueError(f"--participation {participation} needs --population, of which --n take part in a round")
-    if population is None:
-        return terms
-    return quotes.with_sampling(terms, participation or "fixed", population)
 
 
 def _print_quote(quote: Any) -> None:

@@ -15,6 +15,7 @@ from dovetail.cli._shared import (
     Dim,
     JsonFlag,
     LedgerName,
+    Participation,
     Population,
     Quiet,
     Relation,
@@ -49,6 +50,7 @@ def audit(
     delta: Delta = _DELTA,
     rounds: Rounds = 1,
     population: Population = None,
+    participation: Participation = None,
     colluders: Colluders = 0,
     neighbors: Relation = None,
     set_: Settings = None,
@@ -97,6 +99,7 @@ def audit(
         colluders=colluders,
         rounds=rounds,
         population=population,
+        participation=participation,
         neighbors=relation_of(neighbors),
     )
     if view == "shuffler":

@@ -40,7 +40,8 @@ def fleet_demo(
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 3,
     protocol: Annotated[str, typer.Option(help="secagg, privunit, ss_topk, apes, ...")] = "secagg",
     config: Annotated[
-        str | None, typer.Option(help="Instead of the bundled digits: a TOML file or a preset, such as headline.")
+        str | None,
+        typer.Option(help="Instead of the bundled digits: a TOML file, or a preset such as mnist-untrusted."),
     ] = None,
     shufflers: Annotated[int | None, typer.Option(min=1, help="Number of shuffler processes.")] = None,
     aggregators: Annotated[

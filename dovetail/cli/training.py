@@ -124,7 +124,7 @@ def run(
         return
     _write_report(plan, target, audit=audit)
     if as_json:
-        print_json(result.to_json())
+        print_json({**result.to_json(), **_uploads_per_user(plan, result.uploads)})
         return
     out_console.print(
         f"test {headline(result.metrics, result.baseline, result.evaluation)} after {_rounds(result)}", highlight=False
@@ -133,16 +133,31 @@ def run(
         verdict = _RANKS_ONLY if tells_apart(result.metrics) else _NOT_LEARNED
         out_console.print(verdict, markup=False, highlight=False)
     print_result(result, explained=explain)
-    out_console.print(_cost_if_deployed(plan), markup=False, highlight=False)
+    out_console.print(_cost_if_deployed(plan, result.uploads), markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
 
 
-def _cost_if_deployed(plan: Any) -> str:
+def _cost_if_deployed(plan: Any, uploads: int) -> str:
     """What the same rounds would cost users if parties were real."""
     from dovetail import compare
 
-    costs = compare.costs(plan.sampler.protocol, plan.sampler.schedule.num_uploads_of(0), plan.engine.dim)
-    return f"simulated on one machine: deployed, {costs}"
+    costs = _costs_of_round(plan)
+    each = _uploads_per_user(plan, uploads)
+    volume = compare.bytes_in_words(each["bytes_per_user"])
+    return f"simulated on one machine: deployed, {costs}, {each['uploads_per_user']:.3g} times or {volume} in all"
+
+
+def _uploads_per_user(plan: Any, uploads: int) -> dict[str, float]:
+    """How often a user uploads over the whole training, and how many bytes that would be: means over all users."""
+    times = uploads / plan.sampler.schedule.population
+    return {"uploads_per_user": times, "bytes_per_user": times * _costs_of_round(plan).bytes}
+
+
+def _costs_of_round(plan: Any) -> Any:
+    """What a round would cost if parties were real."""
+    from dovetail import compare
+
+    return compare.costs(plan.sampler.protocol, plan.sampler.schedule.num_uploads_of(0), plan.engine.dim)
 
 
 def _say_interrupted(folder: Path, config: str | None, overrides: Sequence[str]) -> None:

@@ -16,7 +16,17 @@ from dovetail.events import Disjoint, Everyone, FixedSize, Participation, Poisso
 from dovetail.guarantee import Guarantee, Quote, Spread
 from dovetail.statements import Neighbors, NotApplicable
 
-__all__ = ["SAMPLED", "Quote", "Terms", "calibrate", "guarantee", "quote", "settle_protocol", "with_sampling"]
+__all__ = [
+    "SAMPLED",
+    "Quote",
+    "Terms",
+    "calibrate",
+    "guarantee",
+    "quote",
+    "settle_protocol",
+    "with_cohort",
+    "with_sampling",
+]
 
 SAMPLED = ("everyone", "separated", "fixed", "poisson", "secret")  # ways to take part, by their names in a config
 _NO_COMMON_NOISE = "there is no sum in which the noise of all users adds up"
@@ -77,6 +87,18 @@ def with_sampling(terms: Terms, kind: str, population: int) -> Terms:
     if population != terms.num_users:
         raise ValueError(f"where everyone takes part, population is {terms.num_users}, got population={population}")
     return terms
+
+
+def with_cohort(terms: Terms, kind: str | None, population: int | None) -> Terms:
+    """The same terms for a sample of a population, if there is one; a secret sample of fixed size unless `kind` says.
+
+    Without a population everyone takes part; kinds that draw from one are refused then.
+    """
+    if kind is not None:
+        _validate.one_of(SAMPLED, participation=kind)
+    if population is None and kind not in (None, "everyone"):
+        raise ValueError(f"--participation {kind} needs --population, of which --n take part in a round")
+    return terms if population is None else with_sampling(terms, kind or "fixed", population)
 
 
 def guarantee(name: str, terms: Terms) -> Guarantee:

@@ -117,8 +117,7 @@ def set_up(
         round_seconds: how long a round takes in reports.
     """
     _refuse_used(folder)
-    if config.cohort.kind == "secret":
-        raise ValueError("cohort.kind = 'secret' cannot be deployed: users' data enter every round; choose another")
+    _refuse_undeployed_cohort(config)
     trained = federation(config)
     beside = measures_by_name(measures, classes=trained.dataset.num_classes)
     dim = trained.dim + size_of_measures(beside)
@@ -243,6 +242,17 @@ def lenient_policy(signed: SignedTask) -> Policy:
         shufflers=tuple(keys.key_id for keys in task.shufflers),
         aggregators=tuple(keys.key_id for keys in task.aggregators),
     )
+
+
+def _refuse_undeployed_cohort(config: Config) -> None:
+    """Raise ValueError for cohorts of a simulation that deployed parties do not have."""
+    if config.cohort.kind == "secret":
+        raise ValueError("cohort.kind = 'secret' cannot be deployed: users' data enter every round; choose another")
+    if config.cohort.kind == "separated":
+        raise ValueError(
+            "cohort.kind = 'separated' cannot be deployed yet: deployed users upload in every round, and noise is "
+            "independent between rounds; choose another kind, or a preset such as 'mnist-untrusted'"
+        )
 
 
 def _refuse_used(folder: Path) -> None:

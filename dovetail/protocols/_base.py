@@ -367,6 +367,10 @@ class Protocol(abc.ABC):
             key: the analyzer's randomness, for a curator's noise.
         """
 
+    def public_state(self, state: Any) -> Any:
+        """What everybody may see of the state: all of it, unless noise that later rounds take back is in it."""
+        return state
+
     def noise_kept(self, rounds: int) -> float:
         """Of the noise that the mean of so many estimates would have, were rounds independent, the share that it has.
 

@@ -36,6 +36,26 @@ def test_a_quote_is_about_the_cohort_that_a_run_would_have(kind):
     assert quotes.guarantee(name, quotes.with_sampling(terms, kind, population)).spread.users == population
 
 
+def test_a_quote_of_users_in_turn_is_about_the_cohort_that_a_run_would_have():
+    terms = quotes.Terms(num_users=30, dim=10, delta=1e-5, rounds=10, settings={"noise_multiplier": 4.0})
+    turns = quotes.with_sampling(terms, "separated", 100)
+    schedule = Schedule(kind="separated", population=100, size=30, rounds=10, randomness=Randomness(0, None))
+    assert quotes.guarantee("dp_fl", turns).cohorts == tuple(schedule.cohort(index) for index in range(10))
+
+
+def test_an_audit_of_users_in_turn_agrees(command):
+    """One upload each in 10 rounds: the exact attack, and the code run on a victim that comes once."""
+    turns = ["--n", "20", "--population", "200", "--participation", "separated", "--rounds", "10", "--dim", "3"]
+    common = [*turns, "--delta", "1e-5", "--set", "noise_multiplier=4"]
+    status, out, err = command("audit", "dp_fl", *common, "--trials", "2000", "--json")
+    assert status == 0, err
+    finding = json.loads(out)
+    assert finding["consistent"]
+    exact = max(attack["eps_lower"] for attack in finding["attacks"] if not attack["trials"])
+    assert 0.99 * finding["certified"]["eps"] < exact
+    assert any(attack["trials"] for attack in finding["attacks"])
+
+
 def test_account_knows_every_way_to_take_part(command):
     curator = ["account", "protocol", "dp_fl", *TERMS, *NOISE]
     everyone = certified(command, *curator, "--participation", "everyone")
@@ -67,7 +87,10 @@ def test_calibrate_needs_less_noise_for_a_sample(command):
             ["dp_fl", "--participation", "poisson"],
             "--participation poisson needs --population, of which --n take part in a round",
         ),
-        (["dp_fl", "--participation", "often"], "expected participation to be one of everyone, separated, fixed, poisson, secret"),
+        (
+            ["dp_fl", "--participation", "often"],
+            "participation to be one of everyone, separated, fixed, poisson, secret",
+        ),
         (["dp_fl", "--population", "50"], "expected population >= 100"),
         (
             ["dp_fl", "--population", "1000", "--participation", "everyone"],

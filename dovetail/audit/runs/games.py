@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.events import FixedSize, Poisson
+from dovetail.events import FixedSize, Participation, Poisson, Separated
 from dovetail.learners.client import private_update
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols import Cohort, Protocol
@@ -204,6 +204,7 @@ class _Rules:
         mine = _select_rows(reports, slice(0, 1 if protocol.private_steps else num_victim_rows))
         theirs = _select_rows(reports, slice(len(reports.valid) - self.cohort.colluders, None))
         total, after = estimate(messages)
+        public = protocol.public_state(after)
         view = TrialView(
             *self._columns_for_likelihood(mine),
             *self._columns_for_likelihood(theirs),
@@ -212,7 +213,7 @@ class _Rules:
             first=estimate(_select_rows(messages, slice(0, len(mine.valid))))[0],
             estimate=total,
             counts=_messages_per_slot(messages, layout.slots),
-            state=jnp.concatenate([jnp.zeros(1), *(jnp.ravel(leaf) for leaf in jax.tree.leaves(after))]),
+            state=jnp.concatenate([jnp.zeros(1), *(jnp.ravel(leaf) for leaf in jax.tree.leaves(public))]),
         )
         return view, after
 
@@ -307,8 +308,11 @@ def neighboring_worlds(
     turns = up * (-1.0) ** np.arange(others)[:, None]
     crowds = {"all others low": np.broadcast_to(-up, (others, dim)), "others at both ends": turns}
 
+    present = _rounds_of_victim(cohort.participation, rounds)[:, None, None]
+
     def worlds(name: str, first: np.ndarray, second: np.ndarray, held: np.ndarray) -> Worlds:
         each = np.stack([np.broadcast_to(side, (rounds, rows, dim)) for side in (first, second)])
+        each = np.where(present, each, np.zeros(dim))
         return Worlds(name=name, victim=each, others=np.asarray(held, np.float64))
 
     if neighbors is Neighbors.ADD_REMOVE:
@@ -325,6 +329,14 @@ def neighboring_worlds(
         turning = np.stack([up * (-1.0) ** i for i in range(rounds)])[:, None]
         listed.append(worlds("the same in all rounds or turning", up, turning, np.zeros((others, dim))))
     return listed + _norm_worlds(protocol, others, dim, worlds)
+
+
+def _rounds_of_victim(participation: Participation, rounds: int) -> np.ndarray:
+    """In which rounds the victim's update may differ: all of them, or as early and as often as its schedule allows."""
+    if not isinstance(participation, Separated):
+        return np.ones(rounds, bool)
+    turns = np.arange(rounds)
+    return (turns % participation.separation == 0) & (turns < participation.uploads * participation.separation)
 
 
 def _norm_worlds(protocol: Protocol, others: int, dim: int, make_worlds: Any) -> list[Worlds]:

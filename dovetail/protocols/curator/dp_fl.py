@@ -233,6 +233,10 @@ class DpFl(CorrelatedNoise, Protocol, Fast, Claimed):
         noise, rows = draw_row(state.rows, self.coefficients, key=key)
         return (total + std * noise) / size, after._replace(rows=rows)
 
+    def public_state(self, state: Clipping) -> Clipping:
+        """The state without the rows of noise, which the curator keeps to itself."""
+        return state._replace(rows=())
+
     def skip(self, state: Clipping, *, key: jax.Array) -> Clipping:
         """The state after a round that is not released: with correlated noise it has drawn its row all the same."""
         if self.coefficients is None or not isinstance(state.rows, NoiseRows):

@@ -320,6 +320,10 @@ class SecAgg(CorrelatedNoise, NoisySum):
         """The residues with all noise on them; what was collected, where earlier rounds decide about the noise."""
         return collected if self.is_correlated else super().finish(collected, key=key)
 
+    def public_state(self, state: Any) -> tuple[()]:
+        """Nothing: rows of noise are secrets of the aggregators."""
+        return ()
+
     def skip(self, state: Any, *, key: jax.Array) -> Any:
         """The state after a round that is not released: with correlated noise it has drawn its row all the same."""
         return state if self.coefficients is None else draw_row(state, self.coefficients, key=key)[1]
