@@ -151,7 +151,7 @@ def _source_of_accuracy(choice: Any) -> str:
     if choice.source is None:
         return (
             "accuracy: unknown, for no earlier comparison is near; `dovetail compare` trains every protocol "
-            "(users in secret samples were never compared)"
+            "(users who come in turn or in secret were never compared)"
         )
     ceiling = choice.source.runs["fedavg"]["accuracy"]
     return (
