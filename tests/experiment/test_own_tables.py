@@ -18,7 +18,7 @@ import dovetail
 from dovetail.data import Dataset, Model, Task
 from dovetail.data.readers.assembly import CLASSES_NOTE, TESTED_NOTE
 from dovetail.experiment import config as configs
-from dovetail.experiment import training
+from dovetail.experiment import outlook, training
 from dovetail.experiment.preparation import prepare
 from dovetail.experiment.verify import verify
 from dovetail.learners import functions
@@ -310,7 +310,7 @@ def test_a_dataset_is_stated_under_the_relation_of_the_protocol(data, monkeypatc
     asked = []
     monkeypatch.setattr(training, "prepare", lambda config, task, open_keys: asked.append(config))
     monkeypatch.setattr(training, "run", lambda plan, **settings: None)
-    monkeypatch.setattr(training, "Outlook", Mock())
+    monkeypatch.setattr(outlook, "Outlook", Mock())
     for protocol in ("secagg", "central_sub"):
         dovetail.train(data, protocol=protocol, eps=1.0)
     assert [config.privacy.neighbors for config in asked] == ["replace-one", "add-remove"]

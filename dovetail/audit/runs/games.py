@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.events import FixedSize, Participation, Poisson, Separated
+from dovetail.events import FixedSize, Poisson, Separated
 from dovetail.learners.client import private_update
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols import Cohort, Protocol
@@ -331,10 +331,15 @@ def neighboring_worlds(
     return listed + _norm_worlds(protocol, others, dim, worlds)
 
 
-def _rounds_of_victim(participation: Participation, rounds: int) -> np.ndarray:
-    """In which rounds the victim's update may differ: all of them, or as early and as often as its schedule allows."""
-    if not isinstance(participation, Separated):
-        return np.ones(rounds, bool)
+@functools.singledispatch
+def _rounds_of_victim(participation: Any, rounds: int) -> np.ndarray:
+    """In which rounds the victim's update may differ: all of them, unless it takes part rarely."""
+    return np.ones(rounds, bool)
+
+
+@_rounds_of_victim.register(Separated)
+def _earliest_turns(participation: Separated, rounds: int) -> np.ndarray:
+    """In which rounds the victim takes part: as early and as often as its schedule allows."""
     turns = np.arange(rounds)
     return (turns % participation.separation == 0) & (turns < participation.uploads * participation.separation)
 
