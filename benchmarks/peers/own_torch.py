@@ -8,7 +8,6 @@ import own_workload
 
 from dovetail.data import Dataset, Model
 from dovetail.learners import torch as learner
-from dovetail.learners.client import ClientUpdate
 from dovetail.learners.isolation import inspect_model
 
 
@@ -26,9 +25,7 @@ def clipped_sum(name: str, dataset: Dataset) -> Callable[[], list[np.ndarray]]:
 
     def step() -> list[np.ndarray]:
         records = dataset.inputs[:, None], dataset.labels[:, None], counts
-        updates = built.learner.updates(ClientUpdate(), "cross_entropy", start, *records)
-        norms = np.linalg.norm(updates, axis=1)
-        total = (np.minimum(1, own_workload.CLIP / norms)[:, None] * updates).sum(axis=0)
+        total = built.learner.clipped_sum("cross_entropy", start, *records, clip_norm=own_workload.CLIP)
         return np.split(total, np.cumsum([size for _, size in shapes])[:-1])
 
     return step

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Clients",
+    "ClippingLearner",
     "Dataset",
     "HeldOut",
     "HeldOutPeople",
@@ -344,6 +345,20 @@ class HostLearner(Protocol):
 
     def losses(self, loss: str | Loss, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The loss of each record, (records,), from what `outputs` returned for it."""
+        ...
+
+
+@runtime_checkable
+class ClippingLearner(HostLearner, Protocol):
+    """A learner that adds up clipped gradients by itself, where that is faster than forming each of them."""
+
+    def clipped_sum(
+        self, loss: str | Loss, parameters: np.ndarray, inputs: Any, labels: Any, counts: Any, *, clip_norm: float
+    ) -> Any:
+        """The sum (dim,) of minus the updates of "fedsgd", each scaled down to `clip_norm` where it is longer.
+
+        Arguments otherwise as of `updates`. One that is not finite adds zero.
+        """
         ...
 
 

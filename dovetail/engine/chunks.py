@@ -38,7 +38,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from dovetail._jax import materialize
-from dovetail.data._base import Loss, Model
+from dovetail.data._base import ClippingLearner, Loss, Model
 from dovetail.engine import examples, linear
 from dovetail.engine.convolutions import in_eigen_order
 from dovetail.learners import trees
@@ -375,6 +375,8 @@ def _client_keys(ids: jax.Array, key: jax.Array) -> jax.Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, RANDOMIZE), ids)
 
 
+_FEW_RECORDS = 4  # of a client, above which a learner trains it as fast as it adds up clipped gradients
+
 Strategy = Literal["general", "scaled", "linear", "moments", "clipped"]
 
 
@@ -414,7 +416,9 @@ def _best_strategy(
 ) -> Strategy:
     """The fastest strategy for clients with records like these, (records of a client, ...)."""
     if model.learner is not None:
-        return "general"
+        clips = isinstance(model.learner, ClippingLearner) and not (diagnostics or update.local)
+        few = shape.shape[0] <= _FEW_RECORDS
+        return "clipped" if clips and few and fast.clip_norm_at(state) is not None else "general"
     rescales = fast.scaling(jnp.ones(1), state) is not None
     records = shape.shape[0]
     if update.update == "moments":

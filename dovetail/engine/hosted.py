@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.data._base import HostLearner, Loss
+from dovetail.data._base import ClippingLearner, HostLearner, Loss
 from dovetail.engine.chunks import TALLY, ClientWork, Data, Keys, Work, Works, as_float
 from dovetail.learners.client import ClientUpdate, private_step
 from dovetail.mechanisms.gaussian import clip_factor, finite_or_zero
@@ -81,10 +81,12 @@ class HostRound:
             every = [updates for updates, _ in self._updates_by_chunk(params, data, chunks, keys)]
             ids = jnp.concatenate([part[0] for _, part in chunks])
             return self._compiled_close_round(training, state, jnp.concatenate(every), ids, public, keys)
-        total = None
-        for updates, ids in self._updates_by_chunk(params, data, chunks, keys):
-            part = self._compiled_collect(updates, ids, state, keys)
-            total = part if total is None else self._compiled_add(total, part)
+        if self.clients.strategy == "clipped":
+            collected = self._clipped_sums_by_chunk(params, state, data, chunks, keys)
+        else:
+            every_chunk = self._updates_by_chunk(params, data, chunks, keys)
+            collected = (self._compiled_collect(updates, ids, state, keys) for updates, ids in every_chunk)
+        total = functools.reduce(self._compiled_add, collected)
         return self._compiled_close_round(training, state, self._compiled_finish(total, keys), None, public, keys)
 
     def _updates_by_chunk(
@@ -102,6 +104,22 @@ class HostRound:
                 records = self._compiled_gathers[number](data, ids, keys.order)
                 arguments = records if self._shares_device else map(np.asarray, records)
                 yield self._compiled_finite(self._learner_updates(self.clients.update, params, *arguments)), ids
+
+    def _clipped_sums_by_chunk(
+        self, params: np.ndarray, state: Any, data: Data, chunks: list[tuple[int, Work]], keys: Keys
+    ) -> Iterator[Any]:
+        """For each chunk what `ClientWork.collect` returns: the sum of clipped updates, and the number of users."""
+        clip_norm = float(cast(float, self.clients.fast.clip_norm_at(state)))
+        for number, (ids, _) in chunks:
+            records = self._compiled_gathers[number](data, ids, keys.order)
+            arguments = records if self._shares_device else map(np.asarray, records)
+            total = self._clipped_gradients(params, *arguments, clip_norm=clip_norm)
+            yield (-jnp.asarray(total), jnp.sum(ids >= 0).astype(jnp.float32)), None
+
+    def _clipped_gradients(self, params: np.ndarray, *records: Any, clip_norm: float) -> Any:
+        """The clipped sum that the model's learner makes of the gradients of clients with these records."""
+        learner = cast(ClippingLearner, self.clients.model.learner)
+        return learner.clipped_sum(self.loss, params, *records, clip_norm=clip_norm)
 
     @property
     def _shares_device(self) -> bool:
@@ -146,6 +164,10 @@ class HostRound:
         at = jnp.maximum(row, 0)
         inputs, labels = np.asarray(as_float(data.inputs[at])), np.asarray(data.labels[at])
         present = (row >= 0).astype(np.int32)
+        if isinstance(self.clients.model.learner, ClippingLearner):
+            return jnp.asarray(
+                self._clipped_gradients(params, inputs[:, None], labels[:, None], present, clip_norm=clip_norm)
+            )
         single = self._learner_updates(ClientUpdate(), params, inputs[:, None], labels[:, None], present)
         return self._clip_and_add(single, present, clip_norm)
 
@@ -184,7 +206,10 @@ class HostRound:
     def _compiled_finish(self) -> Callable[..., Any]:
         def finish(total: Any, keys: Keys) -> Any:
             collected, raw = total
-            return self.clients.fast.finish(collected, key=jax.random.fold_in(keys.noise, TALLY)), raw
+            key = jax.random.fold_in(keys.noise, TALLY)
+            if self.clients.sums_updates:
+                return self.clients.fast.tally_of_sum(*collected, key=key), raw
+            return self.clients.fast.finish(collected, key=key), raw
 
         return jax.jit(finish)
 

@@ -34,6 +34,7 @@ from dovetail.learners import _torch
 from dovetail.learners import _torch_isolation as isolation
 from dovetail.learners._torch import Copies, trained_parameters
 from dovetail.learners._torch_team import Team
+from dovetail.learners._torch_ways import ClippedSums
 from dovetail.learners.client import ClientUpdate
 
 __all__ = ["TorchLearner", "model"]
@@ -115,6 +116,7 @@ class TorchLearner:
     If `isolated`, which `inspect` finds out, the module runs nothing but PyTorch's own code. `original` is then the
     class of the module that was given, and `own_loss` a loss that was given and what is run in its place. If `exact`,
     clients train one after the other, on batches of their own sizes: side by side they are filled up to the largest.
+    `public` are the records that it was inspected with.
 
     Guarantees:
         An update is that of `learners.client.local_update` for the same weights, records and order, up to rounding.
@@ -130,6 +132,7 @@ class TorchLearner:
     exact: bool = False
     original: type | None = None
     own_loss: tuple[Any, _torch.Loss] | None = None
+    public: tuple[torch.Tensor, torch.Tensor] | None = None
     gradients = True
     ignores_settings = False
     notes = ()
@@ -192,6 +195,7 @@ class TorchLearner:
             or isolation.mixes_records(module or self.module, own or self._loss_function(loss), x, y),
             original=type(self.module),
             own_loss=None if own is None else (loss, own),
+            public=(x, y),
         )
         dataclasses.replace(inspected, processes=False)._refuse_dependence(loss, inputs, labels)
         return inspected, tuple(declared)
@@ -250,6 +254,45 @@ class TorchLearner:
             )
             updates = self._make_team(loss).updates(steps, start, x, y, np.asarray(counts))
         return _to_jax(updates) if isinstance(inputs, jax.Array) else updates.detach().cpu().numpy()
+
+    def clipped_sum(
+        self,
+        loss: str | Loss,
+        parameters: np.ndarray,
+        inputs: np.ndarray | jax.Array,
+        labels: np.ndarray | jax.Array,
+        counts: np.ndarray | jax.Array,
+        *,
+        clip_norm: float,
+    ) -> np.ndarray | jax.Array:
+        """The sum (dim,) of minus the updates of clients that take one gradient step, each clipped; none is formed.
+
+        Arguments otherwise as of `updates`, which these are the ones of with `update = "fedsgd"`.
+
+        Guarantees:
+            No client adds more than `clip_norm`; one whose update, or its squared norm, is not finite adds zero.
+        """
+        start, x, y, sizes = (_to_tensor(array).to(self.device) for array in (parameters, inputs, labels, counts))
+        y = y.long() if loss == "cross_entropy" else y
+        total = self._clipped_sums(loss).add_up(start, x, y, sizes, float(clip_norm)).to(torch.float32)
+        return _to_jax(total) if isinstance(inputs, jax.Array) else total.cpu().numpy()
+
+    def _clipped_sums(self, loss: str | Loss) -> ClippedSums:
+        """Who adds up clipped gradients of this loss."""
+        if loss not in self._sums:
+            self._sums[loss] = ClippedSums(
+                self._copies,
+                self._loss_function(loss),
+                name=(self.original or type(self.module)).__name__,
+                exact=self.exact,
+                public=self.public,
+            )
+        return self._sums[loss]
+
+    @functools.cached_property
+    def _sums(self) -> dict[str | Loss, ClippedSums]:
+        """By loss, who adds up clipped gradients; made by `_clipped_sums`."""
+        return {}
 
     def _train_side_by_side(
         self,
