@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ from dovetail.learners.client import ClientUpdate
 __all__ = ["TorchLearner", "model"]
 
 _SMALL_MODEL = 2**13  # parameters below which clients train side by side on a CPU
+_SMALL_DENSE_MODEL = 2**15  # the same, where every layer with parameters is dense
 
 
 def model(
@@ -241,13 +242,12 @@ class TorchLearner:
         """
         start, x, y = (_to_tensor(array).to(self.device) for array in (parameters, inputs, labels))
         y = y.long() if loss == "cross_entropy" else y
-        side_by_side = len(start) < _SMALL_MODEL or self.device != "cpu" if self.vectorized is None else self.vectorized
+        side_by_side = self._is_small if self.vectorized is None else self.vectorized
         if side_by_side and not self.exact:
-            sizes = _to_tensor(counts).to(self.device)
             train = functools.partial(self._train_side_by_side, settings, self._loss_function(loss), start)
-            parts = _torch.cut_evenly(len(sizes), _torch.num_threads() if self.device == "cpu" else 1)
-            some = _torch.run_in_threads(lambda at: train(x[at], y[at], sizes[at]), parts)
-            updates = some[0] if len(some) == 1 else torch.cat(some)
+            parts = _share_out(np.asarray(counts), _torch.num_threads() if self.device == "cpu" else 1)
+            some = _torch.run_in_threads(lambda part: train(x[part.at], y[part.at], part.counts), parts)
+            updates = _put_back(some, parts)
         else:
             steps = _torch.LocalSteps(
                 settings.local, settings.batch, settings.epochs, settings.learning_rate, settings.mu
@@ -301,28 +301,43 @@ class TorchLearner:
         start: torch.Tensor,
         x: torch.Tensor,
         y: torch.Tensor,
-        counts: torch.Tensor,
+        counts: np.ndarray,
     ) -> torch.Tensor:
-        """The updates (clients, dim) of clients that train side by side; arguments as of `updates`."""
+        """The updates (clients, dim) of clients that train side by side, the largest first.
+
+        Arguments as of `updates`. A client takes part in as many steps as it has batches, and costs no more.
+        """
         records = x.shape[1]
-        real = (torch.arange(records, device=x.device) < counts[:, None]).to(torch.float32)
+        real = torch.arange(records, device=x.device) < torch.from_numpy(counts).to(x.device)[:, None]
+        real = real.to(torch.float32)
         with self._copies.borrow() as own:
             slopes = vmap(grad(_mean_loss(own.module, loss)), in_dims=(0 if settings.local else None, 0, 0, 0))
             own.forget()
             if not settings.local:
                 return -slopes(start, x, y, real)
-            current = start.expand(len(counts), -1)
+            every = start.repeat(len(counts), 1)
             size = settings.batch_size(records)
             for number in range(settings.epochs * math.ceil(records / size)):
                 low = number % math.ceil(records / size) * size
-                batch = slice(low, low + size)
+                holding = int(np.count_nonzero(counts > low))
+                if not holding:
+                    continue
+                batch = slice(holding), slice(low, low + size)
+                current = every[:holding]
                 own.forget()
-                slope = slopes(current, x[:, batch], y[:, batch], real[:, batch])
+                slope = slopes(current, x[batch], y[batch], real[batch])
                 if settings.mu:
                     slope = slope + settings.mu * (current - start)
-                holds = real[:, batch].sum(dim=1, keepdim=True) > 0
-                current = torch.where(holds, current - settings.learning_rate * slope, current)
-            return current - start
+                current.sub_(slope, alpha=settings.learning_rate)
+            return every.sub_(start)
+
+    @functools.cached_property
+    def _is_small(self) -> bool:
+        """Whether clients train faster side by side than one after the other."""
+        dim = sum(value.numel() for _, value in self.trained_parameters)
+        holders = (part for part in self.module.modules() if next(part.parameters(recurse=False), None) is not None)
+        is_dense = all(type(part) is torch.nn.Linear for part in holders)
+        return self.device != "cpu" or dim < (_SMALL_DENSE_MODEL if is_dense else _SMALL_MODEL)
 
     @functools.cached_property
     def _copies(self) -> Copies:
@@ -364,6 +379,34 @@ class TorchLearner:
             return self.own_loss[1] if self.own_loss is not None and self.own_loss[0] is loss else loss
         _validate.known_name("loss", loss, _torch.LOSSES)
         return _torch.LOSSES[loss]
+
+
+class _Share(NamedTuple):
+    """Which clients a thread trains, and how many records each of them has."""
+
+    at: Any
+    counts: np.ndarray
+
+
+def _share_out(counts: np.ndarray, threads: int) -> list[_Share]:
+    """Clients in shares of about as many records each, in every share the largest first."""
+    if (counts == counts[0]).all():
+        return [_Share(part, counts[part]) for part in _torch.cut_evenly(len(counts), threads)]
+    order = np.argsort(-counts, kind="stable")
+    shares = [order[thread::threads] for thread in range(min(threads, len(order)))]
+    return [_Share(torch.from_numpy(share), counts[share]) for share in shares]
+
+
+def _put_back(updates: list[torch.Tensor], shares: list[_Share]) -> torch.Tensor:
+    """The updates of all shares, in the order of the clients."""
+    if len(updates) == 1 and isinstance(shares[0].at, slice):
+        return updates[0]
+    if isinstance(shares[0].at, slice):
+        return torch.cat(updates)
+    every = torch.empty_like(updates[0]).resize_(sum(map(len, updates)), updates[0].shape[1])
+    for share, rows in zip(shares, updates, strict=True):
+        every[share.at] = rows
+    return every
 
 
 def _declaration(what: str, name: str) -> str:

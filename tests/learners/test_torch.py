@@ -267,3 +267,23 @@ def test_flax_and_equinox_modules_train_as_they_are(kind):
         },
     )
     assert result.accuracy > 0.6
+
+
+@pytest.mark.parametrize("update", ["fedavg", "fedprox"])
+def test_clients_of_any_sizes_train_side_by_side_in_their_own_steps(update, monkeypatch):
+    """Sorted by size and shared among threads: each has the update that it has alone, also without records."""
+    monkeypatch.setattr(_torch, "num_threads", lambda: 3)
+    rng = np.random.default_rng(3)
+    counts = rng.permutation(np.array([0, 1, 2, 3, 5, 8, 9, 0, 9], np.int32))
+    inputs, labels = rng.normal(size=(9, 9, 6)).astype(np.float32), rng.integers(0, 3, (9, 9))
+    settings = ClientUpdate(update=update, batch=2, epochs=2, learning_rate=0.1, mu=0.3 if update == "fedprox" else 0)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 90), nn.ReLU(), nn.Linear(90, 90), nn.Tanh(), nn.Linear(90, 3))
+    learner, slow = (ours.model(module, device="cpu", vectorized=way).learner for way in (None, False))
+    start = np.concatenate([value.detach().numpy().ravel() for _, value in learner.trained_parameters])
+    assert len(start) > 2**13 and learner._is_small
+    found, expected = (one.updates(settings, "cross_entropy", start, inputs, labels, counts) for one in (learner, slow))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert not found[counts == 0].any()
+    conv = ours.model(nn.Sequential(nn.Conv1d(1, 30, 3), nn.Flatten(), nn.Linear(120, 90)), device="cpu").learner
+    assert not conv._is_small
