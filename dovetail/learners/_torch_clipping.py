@@ -23,9 +23,17 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the name that PyTorch's users know
 from torch.nn import grad as nn_grad
 
-from dovetail.learners._torch_uses import Backward, Part, Use, Uses
+from dovetail.learners._torch_uses import Backward, ParameterPart, RecordedUse, RecordedUses
 
-__all__ = ["Formed", "Gradient", "Products", "Rows", "add_clipped", "client_gradients", "whole_part"]
+__all__ = [
+    "FormedGradient",
+    "Gradient",
+    "KernelGradient",
+    "TableGradient",
+    "add_clipped",
+    "client_gradients",
+    "whole_part",
+]
 
 _UNIT = 2.0**-24  # half the distance of neighbouring float32 numbers, relative
 _UNIT64 = 2.0**-53
@@ -37,7 +45,7 @@ _CHANNELS = 4  # of each group, above which PyTorch's own gradients of kernels a
 _FORM = 12  # numbers of a formed gradient cost as much as so many products of pairs
 
 
-class Formed(NamedTuple):
+class FormedGradient(NamedTuple):
     """The gradients of one part as they are, first axis the client."""
 
     values: torch.Tensor
@@ -52,7 +60,7 @@ class Formed(NamedTuple):
         return (factors @ flat).reshape(self.values.shape[1:])
 
 
-class Products(NamedTuple):
+class KernelGradient(NamedTuple):
     """The gradients sum_p right_p left_p^T of one kernel.
 
     `left` is (clients, positions, columns of the kernel), `right` (clients, positions, its rows).
@@ -87,10 +95,10 @@ class Products(NamedTuple):
         scaled = (right.unflatten(0, (len(factors), -1)) * factors[:, None, None]).flatten(0, 1)
         return scaled.T @ left
 
-    def form(self, clients: torch.Tensor | None = None) -> Formed:
+    def form(self, clients: torch.Tensor | None = None) -> FormedGradient:
         """The gradients of all clients, or of some, as they are."""
         left, right = self if clients is None else (side[clients] for side in self)
-        return Formed(right.mT @ left)
+        return FormedGradient(right.mT @ left)
 
     @property
     def is_shorter(self) -> bool:
@@ -98,7 +106,7 @@ class Products(NamedTuple):
         return _is_shorter(self.positions, self.right.shape[2], self.left.shape[2])
 
 
-class Rows(NamedTuple):
+class TableGradient(NamedTuple):
     """The gradients of a table of which clients use some rows: `values` (used, columns), each row of one client once.
 
     `owners` (used,) are the clients, `places` (used,) the rows of the table, of which there are `shape[0]`.
@@ -121,17 +129,19 @@ class Rows(NamedTuple):
         scaled = _unless_zero(own, self.values) * own[:, None]
         return scaled.new_zeros(self.shape).index_add_(0, self.places, scaled)
 
-    def form(self) -> Formed:
+    def form(self) -> FormedGradient:
         """The gradients of all clients as they are, with the rows that they do not use."""
         dense = self.values.new_zeros((self.clients, *self.shape))
         dense[self.owners, self.places] = self.values
-        return Formed(dense)
+        return FormedGradient(dense)
 
 
-Gradient = Formed | Products | Rows
+Gradient = FormedGradient | KernelGradient | TableGradient
 
 
-def client_gradients(uses: Uses, backward: Backward, weights: dict[str, torch.Tensor]) -> list[tuple[Part, Gradient]]:
+def client_gradients(
+    uses: RecordedUses, backward: Backward, weights: dict[str, torch.Tensor]
+) -> list[tuple[ParameterPart, Gradient]]:
     """The gradients of clients, one for each part of a parameter that is used; parts have no number in common.
 
     Arguments:
@@ -139,8 +149,8 @@ def client_gradients(uses: Uses, backward: Backward, weights: dict[str, torch.Te
         backward: a pass over these clients.
         weights: the parameters by name, contiguous.
     """
-    found: list[tuple[Part, Gradient]] = [
-        (whole_part(name, weights[name]), Formed(slope)) for name, slope in backward.mapped.items()
+    found: list[tuple[ParameterPart, Gradient]] = [
+        (whole_part(name, weights[name]), FormedGradient(slope)) for name, slope in backward.mapped.items()
     ]
     for name, own in itertools.groupby(sorted(uses.uses, key=lambda use: use.part.name), lambda use: use.part.name):
         whole = whole_part(name, weights[name])
@@ -149,24 +159,24 @@ def client_gradients(uses: Uses, backward: Backward, weights: dict[str, torch.Te
             parts = {use.part for use in together}
             if len(together) == 1:
                 found.append((together[0].part, gradients[0]))
-            elif len(parts) == 1 and all(isinstance(gradient, Products) for gradient in gradients):
+            elif len(parts) == 1 and all(isinstance(gradient, KernelGradient) for gradient in gradients):
                 sides = (torch.cat(side, dim=1) for side in zip(*gradients, strict=True))
-                found.append((together[0].part, _shorter(Products(*sides))))
+                found.append((together[0].part, _shorter(KernelGradient(*sides))))
             else:
                 found.append((whole, _formed_together(together, gradients, whole)))
     return found
 
 
-def whole_part(name: str, value: torch.Tensor) -> Part:
+def whole_part(name: str, value: torch.Tensor) -> ParameterPart:
     """All of a parameter."""
-    return Part(name, value.shape, torch.empty(value.shape, device="meta").stride(), 0)
+    return ParameterPart(name, value.shape, torch.empty(value.shape, device="meta").stride(), 0)
 
 
-def _overlapping(uses: list[Use], count: int) -> list[list[Use]]:
-    """Uses of one parameter in groups: those of different groups have no number in common."""
+def _overlapping(uses: list[RecordedUse], count: int) -> list[list[RecordedUse]]:
+    """RecordedUses of one parameter in groups: those of different groups have no number in common."""
     if len(uses) == 1:
         return [uses]
-    groups: list[tuple[torch.Tensor, list[Use]]] = []
+    groups: list[tuple[torch.Tensor, list[RecordedUse]]] = []
     for use in uses:
         own = torch.zeros(count, dtype=torch.bool)
         use.part.of(own).fill_(True)
@@ -181,23 +191,23 @@ def _overlapping(uses: list[Use], count: int) -> list[list[Use]]:
     return [members for _, members in groups]
 
 
-def _formed_together(uses: list[Use], gradients: list[Gradient], whole: Part) -> Formed:
+def _formed_together(uses: list[RecordedUse], gradients: list[Gradient], whole: ParameterPart) -> FormedGradient:
     """The gradients of a parameter that is used in several ways, each use added where it belongs."""
     count = math.prod(whole.shape)
     total = None
     for use, gradient in zip(uses, gradients, strict=True):
-        values = gradient.values if isinstance(gradient, Formed) else gradient.form().values
+        values = gradient.values if isinstance(gradient, FormedGradient) else gradient.form().values
         if total is None:
             total = values.new_zeros(len(values), count)
         use.part.of(total).add_(values.reshape(len(values), *use.part.shape))
     if total is None:
         raise ValueError("expected at least one use")
-    return Formed(total)
+    return FormedGradient(total)
 
 
 def _shorter(gradient: Gradient) -> Gradient:
     """The gradient, formed where that is less work than products."""
-    return gradient.form() if isinstance(gradient, Products) and not gradient.is_shorter else gradient
+    return gradient.form() if isinstance(gradient, KernelGradient) and not gradient.is_shorter else gradient
 
 
 def _is_shorter(positions: int, rows: int, columns: int) -> bool:
@@ -205,20 +215,20 @@ def _is_shorter(positions: int, rows: int, columns: int) -> bool:
     return positions == 1 or positions**2 * (rows + columns) < _FORM * rows * columns
 
 
-def _gradient(use: Use, backward: Backward) -> Gradient:
+def _gradient(use: RecordedUse, backward: Backward) -> Gradient:
     """What one use adds to the gradient of its part."""
     slope = backward.slopes[use.probe]
     if use.left is None:
-        return Formed(_add_up_to(slope * use.settings[0] if use.settings[0] != 1 else slope, use.part.shape))
+        return FormedGradient(_add_up_to(slope * use.settings[0] if use.settings[0] != 1 else slope, use.part.shape))
     left = backward.lefts[use.left]
     match use.kind:
         case "product":
-            return Products(left.flatten(1, -2), slope.flatten(1, -2))
+            return KernelGradient(left.flatten(1, -2), slope.flatten(1, -2))
         case "convolution":
             return _of_convolution(left, slope, use)
         case "rows":
             return _of_rows(left, slope, use)
-    return Formed(_add_up_to(left * slope, use.part.shape))
+    return FormedGradient(_add_up_to(left * slope, use.part.shape))
 
 
 def _add_up_to(values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -229,7 +239,7 @@ def _add_up_to(values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return (values.sum(dim=axes) if axes else values).reshape(len(values), *shape)
 
 
-def _of_convolution(x: torch.Tensor, slope: torch.Tensor, use: Use) -> Gradient:
+def _of_convolution(x: torch.Tensor, slope: torch.Tensor, use: RecordedUse) -> Gradient:
     """The gradient of the kernel of a convolution: products of patches of x and slopes, at all places of all records.
 
     Arguments:
@@ -245,7 +255,9 @@ def _of_convolution(x: torch.Tensor, slope: torch.Tensor, use: Use) -> Gradient:
     if not _is_shorter(positions, kernel[0], math.prod(kernel[1:])) and kernel[1] >= _CHANNELS:
         x, slope = (side.transpose(0, 1).flatten(1, 2) for side in (x, slope))  # clients are groups, records a batch
         shape = (clients * kernel[0], *kernel[1:])
-        return Formed(_of_kernel(dims, x, slope, shape, stride, dilation, clients * groups).view(clients, *kernel))
+        return FormedGradient(
+            _of_kernel(dims, x, slope, shape, stride, dilation, clients * groups).view(clients, *kernel)
+        )
     axes = range(4, 4 + dims)
     patches = _patches(x.flatten(0, 1), kernel[2:], stride, dilation)
     patches = patches.unflatten(1, (groups, -1)).unflatten(0, (clients, records))
@@ -254,8 +266,8 @@ def _of_convolution(x: torch.Tensor, slope: torch.Tensor, use: Use) -> Gradient:
     right = slope.unflatten(2, (groups, -1)).permute(0, 2, 3, 1, *axes)
     right = right.reshape(clients, groups, kernel[0] // groups, -1)
     if groups == 1:
-        return _shorter(Products(left[:, 0].mT, right[:, 0].mT))
-    return Formed((right @ left.mT).reshape(clients, *kernel))
+        return _shorter(KernelGradient(left[:, 0].mT, right[:, 0].mT))
+    return FormedGradient((right @ left.mT).reshape(clients, *kernel))
 
 
 def _of_kernel(
@@ -289,7 +301,7 @@ def _patches(x: torch.Tensor, window: Sequence[int], stride: Any, dilation: Any)
     return x
 
 
-def _of_rows(places: torch.Tensor, slope: torch.Tensor, use: Use) -> Rows:
+def _of_rows(places: torch.Tensor, slope: torch.Tensor, use: RecordedUse) -> TableGradient:
     """The gradient of a table: for each client and each row that it looks up, the sum of the slopes."""
     rows, columns = use.part.shape
     clients = len(places)
@@ -300,12 +312,12 @@ def _of_rows(places: torch.Tensor, slope: torch.Tensor, use: Use) -> Rows:
         owners, places, slope = owners[kept], places[kept], slope[kept]
     used, number = torch.unique(owners * rows + places, return_inverse=True)
     values = slope.new_zeros(len(used), columns).index_add_(0, number, slope)
-    return Rows(values, used // rows, used % rows, clients, use.part.shape)
+    return TableGradient(values, used // rows, used % rows, clients, use.part.shape)
 
 
 def add_clipped(
     totals: dict[str, torch.Tensor],
-    gradients: Sequence[tuple[Part, Gradient]],
+    gradients: Sequence[tuple[ParameterPart, Gradient]],
     clip_norm: float,
     own: torch.Tensor,
 ) -> None:
@@ -323,7 +335,7 @@ def add_clipped(
     square = torch.stack([gradient.squares() for _, gradient in gradients]).sum(dim=0)
     finite = (square <= _LARGEST_SQUARE) & (own > 0)
     norm, longest = square.sqrt(), torch.zeros_like(square)
-    products = [gradient for _, gradient in gradients if isinstance(gradient, Products)]
+    products = [gradient for _, gradient in gradients if isinstance(gradient, KernelGradient)]
     for product in products:
         sums = product.sums_of_norms()
         longest += sums.square()
@@ -338,12 +350,12 @@ def add_clipped(
         add_clipped(totals, formed, clip_norm, own[cancels])
 
 
-def _form_some(gradient: Gradient, clients: torch.Tensor) -> Formed:
+def _form_some(gradient: Gradient, clients: torch.Tensor) -> FormedGradient:
     """The gradients of some clients as they are."""
-    if isinstance(gradient, Products):
+    if isinstance(gradient, KernelGradient):
         return gradient.form(clients)
-    values = gradient.form().values if isinstance(gradient, Rows) else gradient.values
-    return Formed(values[clients])
+    values = gradient.form().values if isinstance(gradient, TableGradient) else gradient.values
+    return FormedGradient(values[clients])
 
 
 def _clip_factors(norm: torch.Tensor, clip_norm: float) -> torch.Tensor:

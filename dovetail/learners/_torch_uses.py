@@ -34,14 +34,14 @@ from torch.overrides import TorchFunctionMode
 
 from dovetail.learners._torch import check_losses
 
-__all__ = ["Backward", "Changed", "Part", "Use", "Uses", "find_uses", "run_recorded"]
+__all__ = ["Backward", "Changed", "ParameterPart", "RecordedUse", "RecordedUses", "find_uses", "run_recorded"]
 
 
 class Changed(Exception):  # noqa: N818 - no error: the module is then trained in another way
     """A module does not use its parameters as it did when it was traced."""
 
 
-class Part(NamedTuple):
+class ParameterPart(NamedTuple):
     """A parameter or what a view of it shows: `torch.as_strided` of its flat values, with nothing shown twice."""
 
     name: str
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Use:
+class RecordedUse:
     """One use of a parameter in the module.
 
     Arguments:
@@ -70,19 +70,19 @@ class Use:
     """
 
     kind: str
-    part: Part
+    part: ParameterPart
     probe: int
     left: int | None = None
     settings: tuple[Any, ...] = ()
 
 
-class Uses(NamedTuple):
+class RecordedUses(NamedTuple):
     """All uses of a module's parameters by one client.
 
     `mapped` are the names of parameters that every client gets its own view of, `probes` the shapes of outputs.
     """
 
-    uses: tuple[Use, ...]
+    uses: tuple[RecordedUse, ...]
     probes: tuple[torch.Size, ...]
     mapped: frozenset[str]
 
@@ -122,7 +122,7 @@ class _Recorder(TorchFunctionMode):
         self._weights = weights
         self._tracked = {id(value): (value, _part(name, value, value)) for name, value in weights.items()}
         self._given = probes
-        self.uses: list[Use] = []
+        self.uses: list[RecordedUse] = []
         self.lefts: list[torch.Tensor] = []
         self.shapes: list[torch.Size] = []
 
@@ -144,7 +144,7 @@ class _Recorder(TorchFunctionMode):
             self._track_views(parts[0].name, result)
         return result
 
-    def _part_of(self, value: Any) -> Part | None:
+    def _part_of(self, value: Any) -> ParameterPart | None:
         """The part of a parameter that a tensor is; None for any other."""
         found = self._tracked.get(id(value))
         return None if found is None else found[1]
@@ -348,7 +348,12 @@ class _Recorder(TorchFunctionMode):
         return out + self._given[number], number
 
     def _note(
-        self, kind: str, part: Part | None, probe: int, left: torch.Tensor | None = None, settings: tuple[Any, ...] = ()
+        self,
+        kind: str,
+        part: ParameterPart | None,
+        probe: int,
+        left: torch.Tensor | None = None,
+        settings: tuple[Any, ...] = (),
     ) -> None:
         """Note a use of a part, unless it is None: of a constant, or of what is mapped over."""
         if part is None:
@@ -356,10 +361,10 @@ class _Recorder(TorchFunctionMode):
         at = None if left is None else len(self.lefts)
         if left is not None:
             self.lefts.append(left)
-        self.uses.append(Use(kind, part, probe, at, settings))
+        self.uses.append(RecordedUse(kind, part, probe, at, settings))
 
 
-def _part(name: str, whole: torch.Tensor, value: torch.Tensor) -> Part | None:
+def _part(name: str, whole: torch.Tensor, value: torch.Tensor) -> ParameterPart | None:
     """What a tensor shows of a parameter; None if it is no view of it, or shows a number twice."""
     try:
         is_view = value.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
@@ -369,10 +374,10 @@ def _part(name: str, whole: torch.Tensor, value: torch.Tensor) -> Part | None:
         return None
     if any(step == 0 for step, size in zip(value.stride(), value.shape, strict=True) if size > 1):
         return None
-    return Part(name, value.shape, value.stride(), value.storage_offset() - whole.storage_offset())
+    return ParameterPart(name, value.shape, value.stride(), value.storage_offset() - whole.storage_offset())
 
 
-def _unsqueezed(part: Part, trailing: Sequence[int]) -> Part:
+def _unsqueezed(part: ParameterPart, trailing: Sequence[int]) -> ParameterPart:
     """A part with axes of length one behind its own."""
     return part._replace(shape=torch.Size((*part.shape, *trailing)), stride=(*part.stride, *trailing))
 
@@ -437,7 +442,7 @@ def run_recorded(
     module: nn.Module,
     loss: Callable[..., torch.Tensor],
     weights: dict[str, torch.Tensor],
-    uses: Uses,
+    uses: RecordedUses,
     x: torch.Tensor,
     y: torch.Tensor,
     record_weights: torch.Tensor,
@@ -477,7 +482,7 @@ def find_uses(
     weights: dict[str, torch.Tensor],
     x: torch.Tensor,
     y: torch.Tensor,
-) -> Uses:
+) -> RecordedUses:
     """How a module uses its parameters, found by running it; arguments as of `run_recorded`.
 
     Guarantees:
@@ -492,7 +497,7 @@ def find_uses(
         leaves = _leaves(totals)
         left_over = {name for name, value in kept.items() if id(value) in leaves}
         if not left_over:
-            return Uses(tuple(recorder.uses), tuple(recorder.shapes), frozenset(mapped))
+            return RecordedUses(tuple(recorder.uses), tuple(recorder.shapes), frozenset(mapped))
         mapped |= left_over
 
 

@@ -21,8 +21,8 @@ import torch
 
 from dovetail.learners import _torch
 from dovetail.learners._torch import Copies, LocalSteps
-from dovetail.learners._torch_clipping import Formed, Gradient, add_clipped, client_gradients, whole_part
-from dovetail.learners._torch_uses import Changed, Part, Uses, find_uses, run_recorded
+from dovetail.learners._torch_clipping import FormedGradient, Gradient, add_clipped, client_gradients, whole_part
+from dovetail.learners._torch_uses import Changed, ParameterPart, RecordedUses, find_uses, run_recorded
 
 __all__ = ["ClippedSums"]
 
@@ -53,7 +53,7 @@ class _Chosen(NamedTuple):
     """A way, with how parameters are used; `floats` are how many numbers a client takes."""
 
     way: Way
-    uses: Uses | None
+    uses: RecordedUses | None
     floats: int
 
 
@@ -168,12 +168,12 @@ class ClippedSums:
 
     def _form_alone(
         self, own: _torch.Copy, start: torch.Tensor, weights: dict[str, torch.Tensor], client: _Clients
-    ) -> list[tuple[Part, Gradient]]:
+    ) -> list[tuple[ParameterPart, Gradient]]:
         """The gradient of one client, of its own records and in a batch of their own."""
         rows = slice(int(client.counts[0]))
         update = _torch.train_client(own, self._total_loss, _ONE_STEP, start, client.x[0, rows], client.y[0, rows])
         parts = _split(-update.detach(), [(name, value.shape) for name, value in weights.items()])
-        return [(whole_part(name, value), Formed(value[None])) for name, value in parts.items()]
+        return [(whole_part(name, value), FormedGradient(value[None])) for name, value in parts.items()]
 
     @functools.cached_property
     def _total_loss(self) -> _torch.Loss:
@@ -223,7 +223,7 @@ class ClippedSums:
     def _find_vectorised(self, start: torch.Tensor, clients: _Clients) -> _Chosen:
         with self._copies.borrow() as own:
             names = [name for name, _ in _torch.trained_parameters(own.module)]
-        return _Chosen("vectorised", Uses((), (), frozenset(names)), 3 * len(start))
+        return _Chosen("vectorised", RecordedUses((), (), frozenset(names)), 3 * len(start))
 
     def _gives(self, expected: torch.Tensor, chosen: _Chosen, start: torch.Tensor, clients: _Clients) -> bool:
         """Whether a way gives these gradients, client by client, and their clipped sum."""
@@ -252,7 +252,7 @@ def _split(flat: torch.Tensor, shapes: Sequence[tuple[str, torch.Size]]) -> dict
     return {name: part.view(shape) for (name, shape), part in zip(shapes, parts, strict=True)}
 
 
-def _count_floats(uses: Uses, weights: dict[str, torch.Tensor], clients: _Clients) -> int:
+def _count_floats(uses: RecordedUses, weights: dict[str, torch.Tensor], clients: _Clients) -> int:
     """About how many numbers a client takes: outputs, slopes and inputs of uses, and gradients that are formed."""
     formed = sum(3 * weights[name].numel() for name in uses.mapped)
     outputs = sum(4 * shape.numel() for shape in uses.probes)

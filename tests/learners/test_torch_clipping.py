@@ -12,8 +12,8 @@ from torch.nn.utils import parametrizations  # noqa: E402
 
 from dovetail.learners import _torch, _torch_clipping, _torch_ways  # noqa: E402
 from dovetail.learners import torch as ours  # noqa: E402
-from dovetail.learners._torch_clipping import Formed, Products, Rows, add_clipped  # noqa: E402
-from dovetail.learners._torch_uses import Part, find_uses  # noqa: E402
+from dovetail.learners._torch_clipping import FormedGradient, KernelGradient, TableGradient, add_clipped  # noqa: E402
+from dovetail.learners._torch_uses import ParameterPart, find_uses  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -308,27 +308,27 @@ def test_records_that_are_no_numbers_add_zero_and_leave_the_others_alone(name):
 
 
 def part_of(gradient):
-    values = gradient.form().values if not isinstance(gradient, Formed) else gradient.values
+    values = gradient.form().values if not isinstance(gradient, FormedGradient) else gradient.values
     shape = values.shape[1:]
-    return Part("w", shape, torch.empty(shape, device="meta").stride(), 0)
+    return ParameterPart("w", shape, torch.empty(shape, device="meta").stride(), 0)
 
 
 def added(gradient, clip_norm, own=None):
     """What clients add, float32."""
     part = part_of(gradient)
     totals = {"w": torch.zeros(int(np.prod(part.shape)))}
-    count = len(gradient.left) if isinstance(gradient, Products) else len(gradient.values)
-    count = gradient.clients if isinstance(gradient, Rows) else count
+    count = len(gradient.left) if isinstance(gradient, KernelGradient) else len(gradient.values)
+    count = gradient.clients if isinstance(gradient, TableGradient) else count
     add_clipped(totals, [(part, gradient)], clip_norm, torch.ones(count) if own is None else own)
     return totals["w"].double().numpy()
 
 
 def cancelling(rng, positions, rows, columns, size, rest):
-    """Products that cancel but for `rest` of their length."""
+    """KernelGradient that cancel but for `rest` of their length."""
     left, right = rng.normal(size=(1, positions, columns)), rng.normal(size=(1, positions, rows))
     left[:, 1::2] = left[:, : positions // 2 * 2 : 2] * (1 + rest * rng.normal(size=left[:, 1::2].shape))
     right[:, 1::2] = -right[:, : positions // 2 * 2 : 2]
-    return Products(*(torch.from_numpy((side * size).astype(np.float32)) for side in (left, right)))
+    return KernelGradient(*(torch.from_numpy((side * size).astype(np.float32)) for side in (left, right)))
 
 
 @pytest.mark.parametrize("rest", [0.0, 1e-7, 1e-4, 0.03, 0.1, 1.0])
@@ -356,9 +356,9 @@ def test_lengths_of_huge_and_tiny_gradients():
     for scale, expected in ((1e-30, 1.0), (1e-12, 1.0), (1e18, 1e-18), (1e20, 0.0), (np.nan, 0.0), (np.inf, 0.0)):
         values = torch.full((1, 1, 4), 0.5) * scale
         for gradient in (
-            Formed(values),
-            Products(values, torch.ones(1, 1, 1)),
-            Rows(values[0], torch.zeros(1, dtype=torch.long), torch.tensor([1]), 1, torch.Size([3, 4])),
+            FormedGradient(values),
+            KernelGradient(values, torch.ones(1, 1, 1)),
+            TableGradient(values[0], torch.zeros(1, dtype=torch.long), torch.tensor([1]), 1, torch.Size([3, 4])),
         ):
             length = np.linalg.norm(added(gradient, 1.0))
             assert length <= 1.0
@@ -367,9 +367,9 @@ def test_lengths_of_huge_and_tiny_gradients():
 
 def test_a_client_that_cancels_among_others_moves_no_one_else():
     rng = np.random.default_rng(1)
-    calm = Products(*(torch.from_numpy(rng.normal(size=(3, 4, n)).astype(np.float32)) for n in (30, 20)))
+    calm = KernelGradient(*(torch.from_numpy(rng.normal(size=(3, 4, n)).astype(np.float32)) for n in (30, 20)))
     wild = cancelling(rng, 4, 20, 30, 1e9, 1e-6)
-    both = Products(*(torch.cat([one, other]) for one, other in zip(calm, wild, strict=True)))
+    both = KernelGradient(*(torch.cat([one, other]) for one, other in zip(calm, wild, strict=True)))
     difference = added(both, 1.0) - added(calm, 1.0)
     assert np.linalg.norm(difference) <= 1.0 + 1e-6
     np.testing.assert_allclose(difference, added(wild, 1.0), atol=1e-6)
@@ -400,6 +400,6 @@ def test_chunks_and_threads_add_up_to_the_same(monkeypatch):
 
 
 def test_products_are_formed_where_that_is_shorter():
-    assert Products(torch.zeros(1, 4, 784), torch.zeros(1, 4, 256)).is_shorter
-    assert not Products(torch.zeros(1, 576, 25), torch.zeros(1, 576, 16)).is_shorter
+    assert KernelGradient(torch.zeros(1, 4, 784), torch.zeros(1, 4, 256)).is_shorter
+    assert not KernelGradient(torch.zeros(1, 576, 25), torch.zeros(1, 576, 16)).is_shorter
     assert _torch_clipping._CANCELLED == 16
