@@ -22,16 +22,23 @@ OURS = pathlib.Path(__file__).resolve().parent / "peers" / "dovetail_own.py"
 
 
 class Row(NamedTuple):
-    """A workload of `peers/own_workload.py`, the peer, and our aims by method (`peers/dovetail_own.py`)."""
+    """A workload of `peers/own_workload.py`, the peer, and our aims by method (`peers/dovetail_own.py`).
+
+    `others` are further peers to look at, with a method each.
+    """
 
     peer: str
     aims: dict[str, float]
     rounds: int = 5
+    others: tuple[tuple[str, str], ...] = ()
+
+
+IN_JAX = (("jax_privacy", "clipped_grad"), ("jax_privacy", "microbatches of 32"), ("jax_privacy", "vmap by hand"))
 
 
 ROWS = {
-    "record-mlp": Row("opacus", {"torch": 0.8, "jax": 0.95, "jax-transposed": 0.95}, rounds=40),
-    "record-cnn": Row("opacus", {"torch": 0.9, "jax": 1.0}, rounds=10),
+    "record-mlp": Row("opacus", {"torch": 0.8, "jax": 0.95, "jax-transposed": 0.95}, rounds=40, others=IN_JAX),
+    "record-cnn": Row("opacus", {"torch": 0.9, "jax": 1.0}, rounds=10, others=IN_JAX),
     "resnet": Row("pfl", {"torch": 1.3, "jax": 0.8}, rounds=3),
     "lstm": Row("pfl", {"torch": 1.25, "jax": 1.25}),
     "transformer": Row("pfl", {"torch": 1.1, "jax": 1.0}),
@@ -39,7 +46,7 @@ ROWS = {
     "logistic": Row("pfl", {"jax": 20.0}),
     "cnn": Row("pfl", {"torch": 1.15, "jax": 1.5}, rounds=3),
 }
-METHODS = ["torch"]  # of `peers/dovetail_own.py`, measured unless others are asked for
+METHODS = ["torch", "jax", "jax-transposed"]  # of `peers/dovetail_own.py`, measured unless others are asked for
 UNEQUAL_AIM = 1.3
 
 
@@ -58,13 +65,17 @@ def rows(names: list[str], methods: list[str], turns: int, console: Console) -> 
     found = []
     for name in names:
         row = ROWS[name]
-        engines = [None, *(method for method in row.aims if method in methods)]
-        results: dict[str | None, list[dict]] = {engine: [] for engine in engines}
+        engines: list[str | tuple[str, str] | None] = [None, *(method for method in row.aims if method in methods)]
+        if any(method.startswith("jax") for method in methods):
+            engines += row.others
+        results: dict[str | tuple[str, str] | None, list[dict]] = {engine: [] for engine in engines}
         for turn in range(turns):
             for engine in engines:
                 console.print(f"{name}, turn {turn + 1}: {engine or row.peer}", style="dim")
                 if engine is None:
                     result = _peers.measure(row.peer, name, benchmark="own", rounds=row.rounds)
+                elif isinstance(engine, tuple):
+                    result = _peers.measure(engine[0], name, benchmark="own", rounds=row.rounds, method=engine[1])
                 else:
                     result = ours(name, engine, row.rounds)
                 results[engine].append(result)
@@ -74,8 +85,8 @@ def rows(names: list[str], methods: list[str], turns: int, console: Console) -> 
             {
                 **result,
                 "seconds": seconds(result),
-                "peer_over_ours": None if engine is None else seconds(best[None]) / seconds(result),
-                "aim": row.aims.get(engine or ""),
+                "peer_over_ours": seconds(best[None]) / seconds(result) if isinstance(engine, str) else None,
+                "aim": row.aims.get(engine) if isinstance(engine, str) else None,
             }
             for engine, result in best.items()
         ]
