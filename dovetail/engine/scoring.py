@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.stats import rankdata
 
 from dovetail.data._base import Dataset, Loss, Metric, Model
 from dovetail.engine.chunks import as_float
@@ -106,6 +105,8 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
     high, low = int(positive.sum()), int((~positive).sum())
     if high == 0 or low == 0:
         return None
+    from scipy.stats import rankdata  # a second to import, which only this score needs
+
     return float((rankdata(scores)[positive].sum() - high * (high + 1) / 2) / (high * low))
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.stats import norm
+from scipy import special
 
 __all__ = [
     "LEVEL",
@@ -144,7 +144,7 @@ def estimate_root_mean_square(
 ) -> Estimate:
     """The square root of a mean of squares, times `scale`; `mean_fourth_power` is that of their squares."""
     std = math.hypot(mean_square.std, _std_of_squares(mean_square, mean_fourth_power) / math.sqrt(max(people, 1)))
-    reach = float(norm.ppf((1 + LEVEL) / 2)) * std
+    reach = float(special.ndtri((1 + LEVEL) / 2)) * std
 
     def bounded(value: float) -> float:
         return scale * math.sqrt(max(value, 0.0))
@@ -166,7 +166,7 @@ def _estimate_not_rejected(
         candidates: in increasing order, with the statistic and its variance at each.
         value: the estimate, which is moved into their range.
     """
-    reach = float(norm.ppf((1 + LEVEL) / 2))
+    reach = float(special.ndtri((1 + LEVEL) / 2))
     kept = np.flatnonzero(statistic**2 <= reach**2 * variance)
     value = float(np.clip(value, candidates[0], candidates[-1]))
     if len(kept) == 0:
