@@ -16,7 +16,7 @@ from _load import Load, Measured
 from dovetail.parties.common import sealing
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.wire import REPORT_ID, Upload, sign_request, upload_path
-from dovetail.parties.fleet import HOST, Deployment, Fleet, lay_out
+from dovetail.parties.fleet import HOST, Deployment, Fleet, make_deployment
 
 DIM = 4_650  # so that the last aggregator's upload has 15 KB
 LAST = 1  # the aggregator whose share is packed numbers
@@ -38,7 +38,7 @@ class Prepared:
         pairs = [KeyPair.generate("sign") for _ in range(clients)]
         limits = {"min_clients": clients, "max_clients": clients}
         enrolled = [pair.public for pair in pairs]
-        self.deployment = lay_out(folder, {**FIELDS, **limits, **fields}, aggregators=2, enrolled=enrolled)
+        self.deployment = make_deployment(folder, {**FIELDS, **limits, **fields}, aggregators=2, enrolled=enrolled)
         np.save(folder / "model.npy", np.zeros(DIM, np.float32))
         task = self.deployment.task
         shares = task.sharing().shard(np.zeros(DIM, np.int64), nonce=bytes(16))
@@ -83,8 +83,8 @@ class StoredFleet(Fleet):
         super().__init__(deployment, http_workers=doors)
         self._words = words
 
-    def _start(self, name: str, *words: object) -> None:
-        super()._start(name, *words, *(self._words if name.startswith("aggregator") else ()))
+    def _start_process(self, name: str, *words: object) -> None:
+        super()._start_process(name, *words, *(self._words if name.startswith("aggregator") else ()))
 
 
 @contextlib.contextmanager

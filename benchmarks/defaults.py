@@ -104,7 +104,7 @@ def by_default(problem: _simulator.Problem, eps_noise: float) -> _simulator.Sett
     )
     rounds = defaults.ROUNDS
     ratio = eps_noise * math.sqrt(rounds * problem.dim) / len(problem.counts)
-    server = learned.server(ratio)
+    server = learned.server_settings(ratio)
     return _simulator.Setting(
         rounds=rounds, rate=server["learning_rate"], clip=learned.clip_norm, average=server["average"]
     )

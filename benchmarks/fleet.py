@@ -30,7 +30,7 @@ from dovetail import experiment
 from dovetail.experiment import config as configs
 from dovetail.experiment.config import CohortConfig, Config
 from dovetail.parties.demo import demo_config
-from dovetail.parties.fleet import Fleet, set_up
+from dovetail.parties.fleet import Fleet, set_up_fleet
 from dovetail.randomness import Randomness
 
 MEASURES = ("accuracy", "distance")
@@ -72,10 +72,10 @@ def one_run(name: str, *, seed: int, processes: int) -> tuple[Trained, Trained]:
         config = configs.read(case.preset, [configs.parse_override(text) for text in overrides])
     with tempfile.TemporaryDirectory(prefix="dovetail-fleet-") as folder:
         fleet_of = {"rounds": case.rounds, "clients": case.clients, "round_seconds": 600}
-        deployment = set_up(Path(folder) / "fleet", config, **fleet_of)
+        deployment = set_up_fleet(Path(folder) / "fleet", config, **fleet_of)
         with Fleet(deployment) as fleet:
             fleet.start(processes=processes)
-            history = fleet.follow(seconds=1800)["history"]
+            history = fleet.wait_until_over(seconds=1800)["history"]
             with contextlib.closing(fleet.analyzer()) as link:
                 moved = link.model(case.rounds) - link.model(0)
         if [entry["outcome"] for entry in history] != ["released"] * case.rounds:

@@ -1,8 +1,8 @@
 """The parties at work: opening against raw `cryptography`, uploads per second, a round of 10,000, and memory.
 
-1. Opening and tallying: parts of sealed reports through `Analyzer.take`, several at a time as they come from shufflers,
-   over the rate at which `cryptography` alone opens such messages on one core, times the cores. With bits in 64 slots,
-   and with PrivUnit's seeds, whose directions of 650 numbers have to be expanded.
+1. Opening and tallying: parts of sealed reports through `Analyzer.count_part`, several at a time as they come from
+   shufflers, over the rate at which `cryptography` alone opens such messages on one core, times the cores. With bits
+   in 64 slots, and with PrivUnit's seeds, whose directions of 650 numbers have to be expanded.
 2. Dummies: one worker process against as many as there are cores.
 3. A round of 10,000 clients with one message each, against the services as processes over TLS: uploads per second into
    the shuffler, seconds from the last upload to the released model, peak memory of both services; and the peak memory
@@ -40,7 +40,7 @@ from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common import sealing
 from dovetail.parties.common.keys import KeyPair, KeyRing
 from dovetail.parties.common.wire import BATCH_ID, PART, REPORT_ID, Packed, Upload, sign_request, upload_path
-from dovetail.parties.fleet import Deployment, Fleet, lay_out
+from dovetail.parties.fleet import Deployment, Fleet, make_deployment
 
 PARTS, RAW, DUMMIES = 24, 8192, 16_384
 UPLOADS, FRESH, ASKED, POLITE = 16_000, 6_000, 40_000, 20_000
@@ -65,12 +65,12 @@ def fields(kind: str, clients: int) -> dict[str, Any]:
 
 def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
     """Messages per second through the analyzer, over the raw rate times cores."""
-    deployment = lay_out(folder, fields(kind, CLIENTS), shufflers=1, enrolled=[])
+    deployment = make_deployment(folder, fields(kind, CLIENTS), shufflers=1, enrolled=[])
     task = deployment.task
     keys = KeyRing(folder / "analyzer" / "keys", "seal")
     messages = task.messages()
     public = task.analyzer.sealing_key()
-    purpose = task.purpose(1)
+    purpose = task.message_purpose(1)
     sent = messages.randomize(np.zeros(task.dim, np.float32), sampler=ExactSampler())
     count = min(PART, RAW)
     bodies = [sent.body[i % len(sent.body)].tobytes() for i in range(count)]
@@ -92,7 +92,7 @@ def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
     batch = secrets.token_bytes(BATCH_ID)
 
     def take(number: int) -> None:
-        analyzer.take(0, 1, batch, number, parts[number])
+        analyzer.count_part(0, 1, batch, number, parts[number])
 
     for number in range(2):  # processes start, programs are compiled
         take(number)
@@ -102,31 +102,33 @@ def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
         rate = PARTS * count / (time.perf_counter() - begun)
     if any(analyzer.privacy()["refused_messages"].values()):
         raise RuntimeError(f"expected messages that count, got {analyzer.privacy()['refused_messages']}")
-    analyzer.shut()
-    pool.shut()
+    analyzer.close()
+    pool.stop()
     return {"raw_per_core": raw, "opened_and_tallied": rate, "ratio": rate / (raw * cores)}
 
 
 def dummies(folder: Path, cores: int) -> dict[str, float]:
     """Dummies sealed a second by one worker and by all."""
-    deployment = lay_out(folder, fields("bits", CLIENTS), shufflers=1, enrolled=[])
+    deployment = make_deployment(folder, fields("bits", CLIENTS), shufflers=1, enrolled=[])
     task = deployment.task
     bodies = [b"\1"] * DUMMIES
     rates = {}
     for workers in (1, cores):
         pool = sealing.Workers(workers)
-        pool.seal_all(bodies[:1024], task.analyzer.sealing_key(), task.purpose(1))
+        pool.seal_all(bodies[:1024], task.analyzer.sealing_key(), task.message_purpose(1))
         begun = time.perf_counter()
-        pool.seal_all(bodies, task.analyzer.sealing_key(), task.purpose(1))
+        pool.seal_all(bodies, task.analyzer.sealing_key(), task.message_purpose(1))
         rates[workers] = DUMMIES / (time.perf_counter() - begun)
-        pool.shut()
+        pool.stop()
     return {"one_worker": rates[1], "all_workers": rates[cores], "ratio": rates[cores] / rates[1]}
 
 
 def whole_round(folder: Path, clients: int, cores: int) -> dict[str, float]:
     """A round of one-message clients against the services."""
     pairs = [KeyPair.generate("sign") for _ in range(clients)]
-    deployment = lay_out(folder, fields("seeds", clients), shufflers=1, enrolled=[pair.public for pair in pairs])
+    deployment = make_deployment(
+        folder, fields("seeds", clients), shufflers=1, enrolled=[pair.public for pair in pairs]
+    )
     np.save(folder / "model.npy", np.zeros(DIM, np.float32))
     sampler, messages = ExactSampler(), deployment.task.messages()
     begun = time.perf_counter()
@@ -134,9 +136,11 @@ def whole_round(folder: Path, clients: int, cores: int) -> dict[str, float]:
     randomized = 64 / (time.perf_counter() - begun)
     pool = sealing.Workers(cores)
     sealed = pool.seal_all(
-        [seeds[i % 64] for i in range(clients)], deployment.task.analyzer.sealing_key(), deployment.task.purpose(1)
+        [seeds[i % 64] for i in range(clients)],
+        deployment.task.analyzer.sealing_key(),
+        deployment.task.message_purpose(1),
     )
-    pool.shut()
+    pool.stop()
     path = upload_path(deployment.task.task_id, 1, 0)
     bodies = [sealed_upload(deployment, pair, bytes(4) + message) for pair, message in zip(pairs, sealed, strict=True)]
     headers = [sign_request(pair, "POST", path, body) for pair, body in zip(pairs, bodies, strict=True)]

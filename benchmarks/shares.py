@@ -51,7 +51,7 @@ class Straight:
 
     def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         self.bytes += len(part)
-        self._analyzer.take(self._index, round, batch, number, part)
+        self._analyzer.count_part(self._index, round, batch, number, part)
 
     def report_closed(self, round: int, closed: Any) -> None:
         self._analyzer.note_closed(self._index, round, closed)
@@ -95,8 +95,8 @@ def one_round(folder: Path, protocol: str, dim: int, users: int, *, aggregators:
     if analyzer.privacy()["history"][0]["outcome"] != "released":
         raise RuntimeError(f"expected a released round, got {analyzer.privacy()['history']}")
     for party in parties:
-        party.shut()
-    analyzer.shut()
+        party.close()
+    analyzer.close()
     sent = sum(len(upload.encode()) for upload in envelopes[0].uploads)
     handed_on = (roster_bytes + sum(way.bytes for way in ways)) / users
     sizes = {"bytes": sent, "bytes_handed_on": handed_on, "all_bytes": sent + handed_on}
@@ -121,7 +121,7 @@ def _close(parties: list[Any]) -> int:
     """End the round; the bytes of what parties tell each other of who is in it."""
     rosters = [party.store.freeze(1) for party in parties]
     for index, party in enumerate(parties):
-        party.close(1, [roster for i, roster in enumerate(rosters) if i != index])
+        party.close_round(1, [roster for i, roster in enumerate(rosters) if i != index])
     return (len(parties) - 1) * sum(len(report) for roster in rosters for report in roster)
 
 

@@ -28,7 +28,7 @@ from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.task import TrainingTask, sign
 from dovetail.parties.common.wire import decode_vector
-from dovetail.parties.federation import Federation, federation
+from dovetail.parties.federation import Federation, load_federation
 from dovetail.parties.fleet import lenient_policy
 from dovetail.parties.user.client import Client
 
@@ -57,7 +57,7 @@ class Straight:
         self._index = index
 
     def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
-        self._analyzer.take(self._index, round, batch, number, part)
+        self._analyzer.count_part(self._index, round, batch, number, part)
 
     def report_closed(self, round: int, closed: Any) -> None:
         self._analyzer.note_closed(self._index, round, closed)
@@ -97,13 +97,13 @@ def run_deployed(folder: Path, learned: Federation, rounds: int) -> dict[str, An
                 party.accept(round, client=envelope.sender, upload=envelope.uploads[party.index])
         rosters = [party.store.freeze(round) for party in parties]
         for index, party in enumerate(parties):
-            party.close(round, [rosters[1 - index]])
+            party.close_round(round, [rosters[1 - index]])
             party.forward(round, Straight(analyzer, index))
     privacy = analyzer.privacy()
     statement = certify_task(task, rounds)[0]
     for party in parties:
-        party.shut()
-    analyzer.shut()
+        party.close()
+    analyzer.close()
     return {"history": privacy["history"], "accuracy": privacy["history"][-1]["accuracy"], "eps": statement.eps}
 
 
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
-    learned = federation(config_of(arguments.task))
+    learned = load_federation(config_of(arguments.task))
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     runs = []
     for _ in range(arguments.runs):

@@ -48,7 +48,7 @@ def serve(kind: str, words: list[str]) -> None:
     from dovetail.parties.http import server
 
     if kind == "uvicorn":
-        server.BoundedServer = lambda config, most: Server(config)  # type: ignore[assignment,misc]
+        server.BoundedServer = lambda config, max_connections: Server(config)  # type: ignore[assignment,misc]
         server.Connection = HttpToolsProtocol  # type: ignore[assignment,misc]
     sys.argv = ["dovetail", *words]
     cli.main()

@@ -27,8 +27,8 @@ from dovetail.mechanisms import ExactSampler
 from dovetail.parties.common.sharing import VerifiedSharing, sharing_of
 from dovetail.parties.common.task import cohort_of
 from dovetail.parties.demo import demo_config
-from dovetail.parties.federation import federation
-from dovetail.parties.user.hostile import lie_with
+from dovetail.parties.federation import load_federation
+from dovetail.parties.user.hostile import make_lying
 from dovetail.protocols import build
 
 DIMS = (6_010, 100_000, 1_000_000)
@@ -75,7 +75,7 @@ def cost(dim: int, *, users: int = 1000, times: int = 3) -> dict[str, Any]:
 
         def verify(index: int = index, content: bytes = content) -> Any:
             sharing.check(content, index)
-            answers = sharing.proof.query(key, index, [sharing.report(content, nonce)])
+            answers = sharing.proof.query(key, index, [sharing.report_to_verify(content, nonce)])
             sharing.add(sharing.empty_sum(), content, index)
             return answers[0]
 
@@ -123,7 +123,7 @@ class Rounds:
             config = read(task, [parse_override(text) for text in overrides])
         else:
             config = demo_config("secagg", clients=users, overrides=[f"task.name={task}", *overrides])
-        self._learned, self._users, self._rounds = federation(config), users, rounds
+        self._learned, self._users, self._rounds = load_federation(config), users, rounds
         settings = {key: value for key, value in config.protocol.items() if key != "name"}
         self._plain, self._proven = shared_forms(self._learned.dim, users, settings)
         self._learning = self._learned.learning()
@@ -177,7 +177,7 @@ class Rounds:
             if integers is None:
                 integers = np.frombuffer(secrets.token_bytes(8 * dim), np.int64) >> 1
             liar = sharing_of(shared, 2)
-            liar.proof = lie_with(sharing.proof, claimed=sharing.proof.layout.squared)
+            liar.proof = make_lying(sharing.proof, claimed=sharing.proof.layout.squared)
             return liar.shard(integers, nonce=nonce)
         if integers is None:
             integers = np.frombuffer(secrets.token_bytes(8 * dim), np.int64)
@@ -195,7 +195,8 @@ class Rounds:
 def is_accepted(sharing: VerifiedSharing, contents: list[bytes], key: bytes, nonce: bytes) -> bool:
     """Whether both aggregators accept a report."""
     queried = [
-        sharing.proof.query(key, index, [sharing.report(content, nonce)])[0] for index, content in enumerate(contents)
+        sharing.proof.query(key, index, [sharing.report_to_verify(content, nonce)])[0]
+        for index, content in enumerate(contents)
     ]
     (message,) = sharing.proof.decide([[answer.verifier for answer in queried]])
     return message is not None and all(answer.seeds == message for answer in queried)

@@ -17,7 +17,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-__all__ = ["REQUIRED", "Setting", "fields", "is_settings", "meanings", "summary", "types", "with_fields_in_help"]
+__all__ = [
+    "REQUIRED",
+    "Setting",
+    "fields",
+    "is_settings",
+    "meanings",
+    "summary",
+    "types_by_name",
+    "with_fields_in_help",
+]
 
 REQUIRED = object()
 
@@ -38,7 +47,7 @@ def is_settings(kind: object) -> bool:
     return isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind))
 
 
-def types(kind: type) -> dict[str, Any]:
+def types_by_name(kind: type) -> dict[str, Any]:
     """The type of every setting of a class, by name."""
     if issubclass(kind, msgspec.Struct):
         return {field.name: field.type for field in msgspec.structs.fields(kind)}

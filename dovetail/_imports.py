@@ -2,7 +2,7 @@
 
 Whatever is wrong with a user's own module or object is a `ValueError` of one sentence. Modules of a user are looked for
 on the Python path, in the working directory and in the folders of `add_search_folder`. What is read as data, such as a
-run's folder from somebody else, may name code too: within `reading_data` it is refused unless its code is trusted.
+run's folder from somebody else, may name code too: within `import_only_if_trusted` it is refused unless trusted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard, TypeVar
 
-__all__ = ["LateModule", "add_search_folder", "lazy_getattr", "load", "reading_data", "refuse_untrusted"]
+__all__ = [
+    "LateModule",
+    "add_search_folder",
+    "import_named",
+    "import_only_if_trusted",
+    "lazy_getattr",
+    "refuse_untrusted",
+]
 
 _Loaded = TypeVar("_Loaded")
 _search_folders: list[Path] = []
@@ -24,8 +31,8 @@ _data_being_read: contextvars.ContextVar[str | None] = contextvars.ContextVar("w
 
 
 @contextlib.contextmanager
-def reading_data(what: str, *, trust_code: bool) -> Iterator[None]:
-    """Read something as data: within, `load` refuses to import what it names, unless its code is trusted.
+def import_only_if_trusted(what: str, *, trust_code: bool) -> Iterator[None]:
+    """Read something as data: within, `import_named` refuses to import what it names, unless its code is trusted.
 
     Arguments:
         what: the thing that is read, as the subject of a refusal: "the run in 'results'".
@@ -39,7 +46,7 @@ def reading_data(what: str, *, trust_code: bool) -> Iterator[None]:
 
 
 def refuse_untrusted(text: str, *, what: str) -> None:
-    """Refuse to import `text` ("module:name"), a `what` ("task"), within `reading_data` without trust in its code."""
+    """Refuse to import `text` ("module:name"), a `what` ("task"), if `import_only_if_trusted` says so."""
     source = _data_being_read.get()
     if source is not None:
         raise ValueError(
@@ -49,12 +56,12 @@ def refuse_untrusted(text: str, *, what: str) -> None:
 
 
 def add_search_folder(folder: Path) -> None:
-    """Let `load` find modules in this folder too, after the working directory and for good: a config file's folder."""
+    """Let `import_named` look in this folder (a config file's) too, after the working directory and for good."""
     if (resolved := folder.resolve()) not in _search_folders:
         _search_folders.append(resolved)
 
 
-def load(
+def import_named(
     text: str, *, what: str, kind: str, accept: Callable[[object], TypeGuard[_Loaded]], installed: bool = False
 ) -> _Loaded:
     """Import the object that a text "module:name" names.
@@ -66,7 +73,7 @@ def load(
         installed: whether an installed package declares it (an entry point): it is then trusted as that package is.
 
     Guarantees:
-        Nothing is imported within `reading_data`, unless it is installed or trusted.
+        Nothing is imported within `import_only_if_trusted`, unless it is installed or trusted.
     """
     if not installed:
         refuse_untrusted(text, what=what)

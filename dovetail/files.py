@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["lock", "make_folder", "replacing", "write_atomically", "write_json", "write_table"]
+__all__ = ["lock", "make_folder", "open_replacement", "write_atomically", "write_json", "write_table"]
 
 _PATIENCE = 1.0  # seconds
 
@@ -52,7 +52,7 @@ def lock(path: Path, *, wait: float = 0.0) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
+def open_replacement(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
     """A stream that becomes the file when the block is left, complete or not at all, also after a crash.
 
     Until then, and with `mode` 0600 for good, nobody but its owner can read it.
@@ -99,7 +99,7 @@ def _sync_folder(folder: Path) -> None:
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Write a file so that it is seen either complete or not at all, also after a crash."""
-    with replacing(path, mode=mode) as file:
+    with open_replacement(path, mode=mode) as file:
         file.write(content)
 
 

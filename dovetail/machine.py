@@ -28,7 +28,7 @@ def describe() -> str:
     devices = jax.devices()
     on = f"{len(devices)} x {devices[0].device_kind}, " if has_accelerator() else ""
     count = f"{cores} core{'s' * (cores > 1)}"
-    return f"{on}{count} ({_processor()}), Python {platform.python_version()}, jax {metadata.version('jax')}"
+    return f"{on}{count} ({_processor_name()}), Python {platform.python_version()}, jax {metadata.version('jax')}"
 
 
 def processor_flags() -> str:
@@ -46,7 +46,7 @@ def _processor_line(name: str) -> str:
     return ""
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     """The processor's own name, where the system tells it."""
     if name := _processor_line("model name"):
         return name

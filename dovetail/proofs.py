@@ -15,7 +15,7 @@ __all__ = ["Proof", "Spent", "Theorem"]
 class Theorem:
     """A published or proven result, and where to find it."""
 
-    key: str  # short, for tables and for `references.sources`: "BW18.thm8"
+    key: str  # short, for tables and for `references.entries_of_theorem`: "BW18.thm8"
     where: str  # a citation in words
     url: str | None = None
 

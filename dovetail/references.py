@@ -18,7 +18,7 @@ from importlib import resources
 from dovetail import _validate
 from dovetail.statements import Statement
 
-__all__ = ["ENTRIES", "Entry", "bibtex", "entry", "of", "parse", "sources"]
+__all__ = ["ENTRIES", "Entry", "bibtex", "entries_of_theorem", "find_entry", "parse_bibtex", "works_cited_by"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ _NEEDED = {"author", "title", "year"}
 _KNOWN = _NEEDED | {"journal", "booktitle", "eprint", "archivePrefix"}
 
 
-def parse(text: str) -> dict[str, Entry]:
+def parse_bibtex(text: str) -> dict[str, Entry]:
     """Entries by their keys, from as much of BibTeX as `references.bib` uses; anything else is refused.
 
     Entries and comments (which begin with %) are parted by empty lines. A field is a line, its value in braces; a
@@ -95,7 +95,7 @@ def _has_balanced_braces(value: str) -> bool:
     return min(depths) >= 0 and depths[-1] == 0
 
 
-ENTRIES = parse((resources.files("dovetail") / "references.bib").read_text(encoding="utf-8"))
+ENTRIES = parse_bibtex((resources.files("dovetail") / "references.bib").read_text(encoding="utf-8"))
 
 _OTHER_NAMES = {"Geyer": "GKN17", "LiuCaoChenGuoYoshikawa21": "FLAME", "LiuZhaoXiongLiuChen23": "APES"}
 
@@ -131,18 +131,18 @@ _SOURCES: dict[str, tuple[str, ...]] = {
 }
 
 
-def entry(key: str) -> Entry:
+def find_entry(key: str) -> Entry:
     """The entry of this key, or of the other name of a paper; ValueError, with the nearest key, for unknown ones."""
     key = _OTHER_NAMES.get(key, key)
     _validate.known_name("reference", key, ENTRIES)
     return ENTRIES[key]
 
 
-def sources(theorem_key: str) -> tuple[Entry, ...]:
+def entries_of_theorem(theorem_key: str) -> tuple[Entry, ...]:
     """What a theorem of this key cites, in the order of its parts."""
     parts = [part for part in re.split(r"[+()]", theorem_key) if part]
     keys = [key for part in parts for key in _keys_cited_by(part)]
-    return tuple(entry(key) for key in dict.fromkeys(keys))
+    return tuple(find_entry(key) for key in dict.fromkeys(keys))
 
 
 def _keys_cited_by(part: str) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def _keys_cited_by(part: str) -> tuple[str, ...]:
     return _SOURCES.get(part) or _SOURCES.get(prefix, (prefix,))
 
 
-def of(statements: Iterable[Statement | None], papers: Iterable[str] = ()) -> list[Entry]:
+def works_cited_by(statements: Iterable[Statement | None], papers: Iterable[str] = ()) -> list[Entry]:
     """Everything that a run rests on, each once: its protocol's papers, the theorems of its proof trees, Dovetail.
 
     A theorem that somebody else's code made, with a key that is not known here, is left out.
@@ -160,11 +160,11 @@ def of(statements: Iterable[Statement | None], papers: Iterable[str] = ()) -> li
         statements: of the run; None is left out.
         papers: keys of entries, those of the protocol.
     """
-    entries = [entry(key) for key in papers]
+    entries = [find_entry(key) for key in papers]
     for statement in statements:
         for theorem_key in _theorem_keys(statement) if statement is not None else ():
             with contextlib.suppress(ValueError):
-                entries += sources(theorem_key)
+                entries += entries_of_theorem(theorem_key)
     return list(dict.fromkeys([*entries, ENTRIES["Dovetail"]]))
 
 

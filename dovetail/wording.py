@@ -1,8 +1,8 @@
 """Statements in plain words: for whom, how much can change, how sure a guess can become, whom one must trust.
 
-What eps means is said in three ways that must agree: a phrase for its size (`change`), the odds, and how often a guess
-between the two cases can be right if both were equally likely before (`largest_certainty`). Randomized response meets
-the last one, so it is the best that can be said.
+What eps means is said in three ways that must agree: a phrase for its size (`change_in_words`), the odds, and how often
+a guess between the two cases can be right if both were equally likely before (`largest_certainty`). Randomized response
+meets the last one, so it is the best that can be said.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = [
     "WHOSE",
     "attack_in_words",
     "certainty",
-    "change",
-    "guarantee",
+    "change_in_words",
+    "guarantee_in_words",
     "largest_certainty",
     "percent",
-    "trust",
-    "verdict",
+    "trust_in_words",
+    "verdict_in_words",
 ]
 
 WHOSE = {
@@ -47,7 +47,7 @@ _BANDS = (  # up to which eps, and what then happens to what an adversary sees
 _LARGEST = 700.0  # exp of more is no float
 
 
-def change(statement: Statement) -> str:
+def change_in_words(statement: Statement) -> str:
     """How much what an adversary sees may change, as a verb phrase that fits eps, and delta where it is large."""
     odds = (math.exp(min(statement.eps, _LARGEST)) + statement.delta) / max(1 - statement.delta, 1e-300)
     return next(phrase for most, phrase in _BANDS if math.log(odds) <= most * (1 + 1e-3))
@@ -72,19 +72,19 @@ def percent(share: float, *, up: bool) -> str:
     return f"{tenths / 10:g}%"
 
 
-def guarantee(statement: Statement) -> str:
+def guarantee_in_words(statement: Statement) -> str:
     """The guarantee in one sentence: the numbers, for whom, and how often a guess can be right."""
     if statement.is_unbounded:
         return f"none for {WHOSE[statement.unit]}: {statement.proof}"
     span = f", over {statement.span}," if statement.span else ""
     return (
         f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP for one {statement.unit.value}: the "
-        f"{statement.adversary}{span} can guess {_case(statement)} with at most "
+        f"{statement.adversary}{span} can guess {_case_in_words(statement)} with at most "
         f"{percent(largest_certainty(statement), up=True)} certainty (a coin toss: 50%)"
     )
 
 
-def verdict(statement: Statement) -> str:
+def verdict_in_words(statement: Statement) -> str:
     """Who vouches for the numbers, in a phrase."""
     match statement.verdict:
         case Verdict.REPRODUCIBLE | Verdict.DECLARED_REPRODUCIBLE:
@@ -94,7 +94,7 @@ def verdict(statement: Statement) -> str:
     return statement.verdict.value
 
 
-def trust(statement: Statement) -> str:
+def trust_in_words(statement: Statement) -> str:
     """Whom one must trust for the statement to hold, in a sentence."""
     match statement.trust:
         case Trust.CURATOR:
@@ -128,11 +128,11 @@ def attack_in_words(statement: Statement, *, eps: float, delta: float, trials: i
     )
     aside = f", not counting outcomes that occur with a probability of at most {at_most(delta)}" if delta > 0 else ""
     return (
-        f"In plain words: the best attack that we ran can tell {found} {_case(statement)} (a coin toss: 50%); "
+        f"In plain words: the best attack that we ran can tell {found} {_case_in_words(statement)} (a coin toss: 50%); "
         f"{allowed}{aside}."
     )
 
 
-def _case(statement: Statement) -> str:
+def _case_in_words(statement: Statement) -> str:
     """What an adversary wonders: "whether one user's data was exchanged for any other"."""
     return f"whether {_ONES[statement.unit]} {_WHETHER[statement.neighbors]}"

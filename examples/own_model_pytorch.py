@@ -23,7 +23,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from dovetail.data import resolve
 from dovetail.parties.common.http_clients import IntermediaryClient
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.fleet import Fleet, lay_out, lenient_policy
+from dovetail.parties.fleet import Fleet, lenient_policy, make_deployment
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import Train, take_part
 from dovetail.statements import Statement
@@ -89,7 +89,7 @@ def run(folder: Path) -> tuple[np.ndarray, dict[str, Any]]:
     """Set up the parties, start the services, let every user take part; the last model, and what the analyzer says."""
     data = resolve("digits").load(folder=None)
     keys = [KeyPair.generate("sign") for _ in range(USERS)]
-    deployment = lay_out(folder, task_fields(), shufflers=1, enrolled=[key.public for key in keys])
+    deployment = make_deployment(folder, task_fields(), shufflers=1, enrolled=[key.public for key in keys])
     np.save(folder / "model.npy", flat(new_model()))
     policy = lenient_policy(deployment.signed)  # for a trial; a user who cares sets ceilings of its own
 
@@ -105,7 +105,7 @@ def run(folder: Path) -> tuple[np.ndarray, dict[str, Any]]:
         users = [threading.Thread(target=user, args=(index,)) for index in range(USERS)]
         for thread in users:
             thread.start()
-        facts = fleet.follow(seconds=300)
+        facts = fleet.wait_until_over(seconds=300)
         for thread in users:
             thread.join()
         return fleet.analyzer().model(ROUNDS), facts

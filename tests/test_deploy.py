@@ -17,7 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from dovetail.cli import app
-from dovetail.parties.common.postgresql import _require_safe
+from dovetail.parties.common.postgresql import _parse_secure_url
 from dovetail.parties.http.monitoring import PATIENCE
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -147,7 +147,7 @@ def test_the_composed_database_has_no_network_and_wants_a_password():
     assert database["command"] == ["postgres", "-c", "listen_addresses="]
     assert "--auth=scram-sha-256" in database["environment"]["POSTGRES_INITDB_ARGS"]
     assert "socket:/var/run/postgresql" in database["volumes"] and "socket:/var/run/postgresql" in party["volumes"]
-    said = _require_safe(party["environment"]["DOVETAIL_STORE"])
+    said = _parse_secure_url(party["environment"]["DOVETAIL_STORE"])
     assert said["host"] == "/var/run/postgresql"
 
 
@@ -157,7 +157,7 @@ def test_the_stores_that_pages_and_values_name_are_safe():
     urls = [url for text in texts for url in re.findall(r"postgresql://\w[^\s`)]*", text)]
     assert len(urls) >= 2
     for url in urls:
-        _require_safe(url.replace("FILE", "file"))
+        _parse_secure_url(url.replace("FILE", "file"))
 
 
 def test_the_image_installs_exact_versions_by_their_hashes():

@@ -49,7 +49,7 @@ def test_fields_have_the_texts_beneath_them_also_inherited_ones():
     ]
     assert [field.default for field in _fields.fields(Box)] == [_fields.REQUIRED, 2, []]
     assert _fields.meanings(Packet) == {"box": "What is in it."}
-    assert list(_fields.types(Packet)) == ["box", "weight"] and _fields.types(Packet)["weight"] is float
+    assert list(_fields.types_by_name(Packet)) == ["box", "weight"] and _fields.types_by_name(Packet)["weight"] is float
 
 
 def test_a_class_without_source_has_no_texts():

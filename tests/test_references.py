@@ -46,14 +46,14 @@ def test_the_source_was_read():
 
 @pytest.mark.parametrize(("where", "key"), KEYS, ids=[where for where, _ in KEYS])
 def test_every_theorem_has_an_entry(where, key):
-    cited = references.sources(key)
+    cited = references.entries_of_theorem(key)
     assert cited or key.startswith("none"), f"{where}: {key}"
 
 
 @pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
 def test_every_protocol_has_a_paper(protocol):
     papers = PROTOCOLS[protocol].references
-    assert [item.key for item in references.of([], papers)] == [*papers, "Dovetail"]
+    assert [item.key for item in references.works_cited_by([], papers)] == [*papers, "Dovetail"]
 
 
 def test_every_reproduced_paper_has_an_entry():
@@ -67,14 +67,14 @@ def test_every_reproduced_paper_has_an_entry():
     ]
     assert found
     for reference in found:
-        assert references.entry(reference).bibtex()
+        assert references.find_entry(reference).bibtex()
 
 
 def test_keys_of_several_parts_cite_all_of_them():
-    keys = [item.key for item in references.sources("group-privacy(FMT23.thm3.2+CKS20.prop12)")]
+    keys = [item.key for item in references.entries_of_theorem("group-privacy(FMT23.thm3.2+CKS20.prop12)")]
     assert keys == ["Vadhan17", "FMT23", "CKS20", "Mironov17"]
-    assert [item.key for item in references.sources("BBGN19.exact")] == ["BBGN19", "SCW25"]
-    assert references.sources("none") == ()
+    assert [item.key for item in references.entries_of_theorem("BBGN19.exact")] == ["BBGN19", "SCW25"]
+    assert references.entries_of_theorem("none") == ()
 
 
 def test_a_run_cites_its_proof_tree_once_and_its_protocol_first():
@@ -83,7 +83,10 @@ def test_a_run_cites_its_proof_tree_once_and_its_protocol_first():
     )
     bound = Bound(eps=1.0, delta=1e-6, proof=Theorem(key="FMT23.thm3.2+CKS20.prop12", where="x").proof)
     statement = SCOPE.state(bound, Verdict.CERTIFIED, premises=(premise, premise))
-    found = [item.key for item in references.of([statement, None, no_guarantee(SCOPE, reason="nothing")], ["FLAME"])]
+    found = [
+        item.key
+        for item in references.works_cited_by([statement, None, no_guarantee(SCOPE, reason="nothing")], ["FLAME"])
+    ]
     assert found == ["FLAME", "FMT23", "CKS20", "Mironov17", "DR14", "Dovetail"]
 
 
@@ -104,7 +107,7 @@ ONE = (
 
 
 def test_an_entry_is_read_field_by_field_and_given_back_as_it_was():
-    found = references.parse(f"% a comment\n\n{ONE}\n")["A1"]
+    found = references.parse_bibtex(f"% a comment\n\n{ONE}\n")["A1"]
     assert (found.kind, found.authors, found.title) == ("misc", ("B. Cee", "D. Eff"), "A {Title}")
     assert (found.year, found.venue, found.arxiv) == (2020, "", "2001.00001")
     assert found.bibtex() == ONE
@@ -136,7 +139,7 @@ def test_an_entry_is_read_field_by_field_and_given_back_as_it_was():
 def test_a_broken_bibliography_is_refused(before, after):
     assert before in ONE
     with pytest.raises(ValueError, match=r"expected|invalid literal"):
-        references.parse(ONE.replace(before, after))
+        references.parse_bibtex(ONE.replace(before, after))
 
 
 @pytest.mark.parametrize("item", references.ENTRIES.values(), ids=list(references.ENTRIES))
@@ -150,6 +153,6 @@ def test_the_kind_of_an_entry_says_where_it_was_published(item):
 
 def test_unknown_references_get_a_hint():
     with pytest.raises(ValueError, match="did you mean 'BW18'"):
-        references.entry("BW19")
+        references.find_entry("BW19")
     with pytest.raises(ValueError, match="unknown reference"):
-        references.sources("XYZ99.thm1")
+        references.entries_of_theorem("XYZ99.thm1")

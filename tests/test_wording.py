@@ -32,11 +32,11 @@ def stated(eps, delta=0.0, **changes):
     ],
 )
 def test_words_match_eps_and_a_large_delta(eps, delta, phrase):
-    assert wording.change(stated(eps, delta)) == phrase
+    assert wording.change_in_words(stated(eps, delta)) == phrase
 
 
 def test_nothing_hardly_changes_where_the_odds_may_change_by_seven():
-    assert "hardly" not in wording.change(stated(2.0, 1e-5))
+    assert "hardly" not in wording.change_in_words(stated(2.0, 1e-5))
 
 
 @pytest.mark.parametrize(("eps", "delta"), [(0.3, 0.0), (2.0, 0.0), (1.0, 0.05), (5.0, 1e-3)])
@@ -60,13 +60,13 @@ def test_percentages_are_rounded_outward():
 @pytest.mark.parametrize("neighbors", Neighbors)
 @pytest.mark.parametrize("unit", Unit)
 def test_the_guarantee_is_one_sentence_with_all_that_it_depends_on(unit, neighbors):
-    said = wording.guarantee(stated(2.0, 1e-5, unit=unit, neighbors=neighbors))
+    said = wording.guarantee_in_words(stated(2.0, 1e-5, unit=unit, neighbors=neighbors))
     for text in ("(2, 1e-05)-DP", f"one {unit.value}:", "analyzer", "60 rounds", "88.1%"):
         assert text in said
     others = [one for one in Neighbors if one is not neighbors]
-    assert all(wording.guarantee(stated(2.0, 1e-5, unit=unit, neighbors=one)) != said for one in others)
+    assert all(wording.guarantee_in_words(stated(2.0, 1e-5, unit=unit, neighbors=one)) != said for one in others)
     assert ". " not in said
-    assert wording.guarantee(no_guarantee(SCOPE, reason="no noise is added")).endswith("no noise is added")
+    assert wording.guarantee_in_words(no_guarantee(SCOPE, reason="no noise is added")).endswith("no noise is added")
 
 
 def test_an_attack_is_compared_with_what_the_statement_allows():

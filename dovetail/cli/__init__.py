@@ -1,7 +1,8 @@
 """The command line: parse, call, print.
 
 Bad input ends in one sentence on stderr and exit status 2. With ``--json`` stdout holds one JSON object and nothing
-else; progress and logs go to stderr.
+else; progress and logs go to stderr. Commands import what they need when they run, so that `--help` and completion
+answer at once.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from dovetail.cli._shared import (
     flag,
     out_console,
     print_error,
-    printable,
     progress_console,
+    strip_control_characters,
 )
 
 __all__ = ["app", "main"]
@@ -120,7 +121,7 @@ class _Printable(logging.Formatter):
     """What others said is quoted in logs, and logs are looked at in terminals."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return strip_control_characters(super().format(record))
 
 
 @functools.cache

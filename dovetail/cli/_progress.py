@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dovetail.cli._shared import err_console, printable, progress_console
+from dovetail.cli._shared import err_console, progress_console, strip_control_characters
 from dovetail.numbers import at_most
 
 __all__ = ["RoundsBar", "Steps", "live_page", "rounds_bar", "steps"]
@@ -26,13 +26,13 @@ class Steps:
     def begin(self, title: str) -> None:
         """The next step begins, and the one before it is done."""
         self._title = title
-        self._bar.update(self._task, completed=self._begun, description=escape(printable(title)))
+        self._bar.update(self._task, completed=self._begun, description=escape(strip_control_characters(title)))
         self._begun += 1
 
     def say(self, text: str) -> None:
         """What is done within the step."""
         description = f"{self._title}: {text}" if self._title else text
-        self._bar.update(self._task, description=escape(printable(description)))
+        self._bar.update(self._task, description=escape(strip_control_characters(description)))
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ class RoundsBar:
                 if spent and spent.eps < float("inf")
                 else "no guarantee"
             )
-            score = "" if progress.metrics is None else f"{_score(progress)}, "  # private until the end
+            score = "" if progress.metrics is None else f"{_score_in_words(progress)}, "  # private until the end
             description = f"{score}{eps}{self._suffix}"
         self._bar.update(self._task, completed=progress.round, description=description)
         if not progress_console.is_terminal and progress.round % max(1, self._rounds // 10) == 0:
@@ -111,7 +111,7 @@ def live_page(folder: Path) -> list[Any]:
     return [LivePage(page)]
 
 
-def _score(progress: Any) -> str:
+def _score_in_words(progress: Any) -> str:
     if progress.accuracy is not None:
         return f"accuracy {progress.accuracy:.2%}"
     name = "r2" if progress.metrics.get("r2") is not None else "loss"

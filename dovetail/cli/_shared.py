@@ -38,29 +38,29 @@ __all__ = [
     "Settings",
     "TrustCode",
     "Users",
+    "address_printer",
     "err_console",
     "flag",
     "key_id_from",
     "out_console",
+    "parse_settings",
     "print_error",
     "print_guarantees",
     "print_json",
     "print_names",
     "print_result",
     "print_statement",
-    "printable",
     "progress_console",
-    "public_key",
+    "read_public_key",
     "relation_of",
-    "say_address",
-    "settings_of",
+    "strip_control_characters",
 ]
 
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 _CONTROLS |= dict.fromkeys((0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))  # of direction
 
 
-def printable(text: str) -> str:
+def strip_control_characters(text: str) -> str:
     """A text without what moves the cursor, colours, or turns the direction of writing."""
     return text.translate(_CONTROLS)
 
@@ -72,7 +72,7 @@ class _Console(Console):
         super().__init__(markup=False, emoji=False, soft_wrap=True, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(printable(text), **options)
+        return super().render_str(strip_control_characters(text), **options)
 
 
 _WIDE = None if sys.stdout.isatty() else 200  # tables in files and pipes are not cut to a screen that is not there
@@ -128,7 +128,8 @@ class Group(_PlainHelp, typer.core.TyperGroup):
                 formatter.write_dl(rows)
 
 
-def _silence(quiet: bool) -> bool:
+def _silence_progress(quiet: bool) -> bool:
+    """What `--quiet` does when it is parsed: commands have the parameter so that it is offered, and ignore it."""
     progress_console.quiet = quiet
     return quiet
 
@@ -136,7 +137,10 @@ def _silence(quiet: bool) -> bool:
 JsonFlag = Annotated[bool, flag("--json", "Print one JSON object on stdout.")]
 Explain = Annotated[bool, flag("--explain", "Also print every statement in full: theorems, assumptions, other units.")]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", help="Show no progress on stderr.", metavar="", callback=_silence, expose_value=False)
+    bool,
+    typer.Option(
+        "--quiet", help="Show no progress on stderr.", metavar="", callback=_silence_progress, expose_value=False
+    ),
 ]
 TrustCode = Annotated[
     bool, flag("--trust-code", "Import the code that the run names as module:name, also from its folder.")
@@ -232,14 +236,14 @@ def print_guarantees(certified: Any, local: Any) -> None:
 def key_id_from(text: str) -> bytes:
     """The id of a key: in hex, or of the public key in a file."""
     if Path(text).is_file():
-        return public_key(Path(text)).key_id
+        return read_public_key(Path(text)).key_id
     try:
         return bytes.fromhex(text)
     except ValueError as error:
         raise ValueError(f"expected a key id in hex, or the file of a public key, got {text!r}") from error
 
 
-def public_key(path: Path) -> PublicKey | ServiceKeys:
+def read_public_key(path: Path) -> PublicKey | ServiceKeys:
     """The public key in a file, or both of a service."""
     from dovetail.parties.common.files import read_json
     from dovetail.parties.common.keys import PublicKey, ServiceKeys
@@ -254,7 +258,7 @@ def print_error(words: str) -> None:
     err_console.print(f"dovetail: {' '.join(words.split())}", style="red", markup=False, highlight=False)
 
 
-def say_address(name: str) -> Callable[[str], None]:
+def address_printer(name: str) -> Callable[[str], None]:
     """Says on stderr at which address a party listens."""
     return lambda address: err_console.print(f"{name} listens on {address}", markup=False, highlight=False)
 
@@ -267,7 +271,7 @@ def relation_of(text: str | None) -> Neighbors | None:
     return Neighbors(text)
 
 
-def settings_of(texts: Sequence[str] | None) -> dict[str, Any]:
+def parse_settings(texts: Sequence[str] | None) -> dict[str, Any]:
     """The protocol's own settings: `clip_norm=1`, or `protocol.clip_norm=1` as a config spells it."""
     from dovetail.experiment.config import parse_override  # alone: configs know datasets, and those know JAX
 

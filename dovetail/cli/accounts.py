@@ -21,11 +21,11 @@ from dovetail.cli._shared import (
     Settings,
     Users,
     out_console,
+    parse_settings,
     print_json,
     print_statement,
     progress_console,
     relation_of,
-    settings_of,
 )
 from dovetail.numbers import at_least, at_most
 
@@ -68,7 +68,7 @@ def amplify(
     ]
     try:
         best = amplification.best(
-            _report_of_options(randomizer, eps_local), num_users=n, delta=delta, colluders=colluders
+            _report_event_of_options(randomizer, eps_local), num_users=n, delta=delta, colluders=colluders
         )
     except NotApplicable:
         best = None
@@ -175,7 +175,7 @@ def _terms_of_options(
         delta=delta,
         rounds=rounds,
         colluders=colluders,
-        settings=settings_of(set_),
+        settings=parse_settings(set_),
         neighbors=relation_of(neighbors),
     )
 
@@ -198,7 +198,7 @@ def _quote_json(quote: Any) -> dict[str, Any]:
     return facts
 
 
-def _report_of_options(randomizer: str, eps_local: float) -> Any:
+def _report_event_of_options(randomizer: str, eps_local: float) -> Any:
     from dovetail import _validate
     from dovetail.events import Report
 

@@ -24,11 +24,11 @@ from dovetail.cli._shared import (
     Users,
     flag,
     out_console,
+    parse_settings,
     print_json,
     print_statement,
     progress_console,
     relation_of,
-    settings_of,
 )
 from dovetail.numbers import at_least, at_most
 from dovetail.wording import attack_in_words
@@ -84,7 +84,7 @@ def audit(
 
     if plot is not None:
         figures.check_drawable_file(plot)
-    target = _one_target(name, everything, training)
+    target = _protocol_to_attack(name, everything, training)
     _validate.one_of((*audits.VIEWS, "shuffler"), view=view)
     if training is not None:
         changes = [config.parse_override(text) for text in set_ or []]
@@ -95,7 +95,7 @@ def audit(
         return
     plan = audits.attack_terms(
         *(target, n, dim, delta),
-        chosen=settings_of(set_),
+        chosen=parse_settings(set_),
         colluders=colluders,
         rounds=rounds,
         population=population,
@@ -116,10 +116,10 @@ def audit(
 
         curves.save_figure(plot, finding)
     print_json(finding.to_json()) if as_json else _print_finding(finding)
-    _fail_unless(finding.is_consistent)
+    _exit_unless(finding.is_consistent)
 
 
-def _one_target(name: str | None, everything: bool, training: str | None) -> str:
+def _protocol_to_attack(name: str | None, everything: bool, training: str | None) -> str:
     """The protocol's name, if that is what is attacked."""
     targets = {"NAME": name, "--all": everything, "--training": training}
     options = [option for option, value in targets.items() if value]
@@ -163,15 +163,15 @@ def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as
                 finding.view,
                 at_most(finding.bound.delta),
                 _claim_cell(finding),
-                _upper_bound(finding.certified.eps),
-                _lower_bound(finding.bound.eps),
-                "-" if finding.counted_bound is None else _lower_bound(finding.counted_bound.eps),
+                _upper_bound_as_text(finding.certified.eps),
+                _lower_bound_as_text(finding.bound.eps),
+                "-" if finding.counted_bound is None else _lower_bound_as_text(finding.counted_bound.eps),
                 "yes" if finding.is_consistent else "NO",
             )
         out_console.print(table)
         if indices is not None:
             _print_indices(indices)
-    _fail_unless(consistent)
+    _exit_unless(consistent)
 
 
 def _audit_indices(name: str, plan: Any, task: str | None, confidence: float, seed: int) -> Any:
@@ -241,7 +241,7 @@ def _audit_training(
         print_json(result.to_json())
     else:
         out_console.print(
-            f"audited: eps >= {_lower_bound(result.bound.eps)} at delta {result.bound.delta:g}, "
+            f"audited: eps >= {_lower_bound_as_text(result.bound.eps)} at delta {result.bound.delta:g}, "
             f"confidence {confidence:g} "
             f"({result.right} of {result.guesses} guesses right, {canaries} canaries, {result.attack})",
             highlight=False,
@@ -249,7 +249,7 @@ def _audit_training(
         out_console.print(f"certified: {result.statement}", markup=False, highlight=False)
         _print_in_words(result.statement, result.bound)
         out_console.print("consistent" if result.is_consistent else "NOT CONSISTENT", highlight=False)
-    _fail_unless(result.is_consistent)
+    _exit_unless(result.is_consistent)
 
 
 def _print_finding(finding: Any) -> None:
@@ -257,7 +257,7 @@ def _print_finding(finding: Any) -> None:
     for bound in (finding.bound, *finding.others):
         sure = "exact" if bound.confidence == 1 else f"{bound.confidence:g}"
         runs = str(bound.trials) if bound.trials else "-"
-        table.add_row(bound.attack, _lower_bound(bound.eps), at_most(bound.delta), sure, runs)
+        table.add_row(bound.attack, _lower_bound_as_text(bound.eps), at_most(bound.delta), sure, runs)
     out_console.print(table)
     print_statement("certified", finding.certified)
     print_statement("claimed", finding.claimed)
@@ -281,17 +281,17 @@ def _print_in_words(statement: Any, bound: Any) -> None:
 def _claim_cell(finding: Any) -> str:
     if finding.claimed is None:
         return "-"
-    return _upper_bound(finding.claimed.eps) + (" refuted" if finding.is_claim_refuted else "")
+    return _upper_bound_as_text(finding.claimed.eps) + (" refuted" if finding.is_claim_refuted else "")
 
 
-def _upper_bound(eps: float) -> str:
+def _upper_bound_as_text(eps: float) -> str:
     return "unbounded" if eps == float("inf") else at_most(eps)
 
 
-def _lower_bound(eps: float) -> str:
+def _lower_bound_as_text(eps: float) -> str:
     return "unbounded" if eps == float("inf") else at_least(eps)
 
 
-def _fail_unless(consistent: bool) -> None:
+def _exit_unless(consistent: bool) -> None:
     if not consistent:
         raise typer.Exit(1)

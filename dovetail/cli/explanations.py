@@ -43,28 +43,28 @@ def help_(
 def _print_section(section: Section) -> None:
     """A section with all its keys."""
     out_console.print(f"{section.title}\n{section.summary}")
-    for one in section.keys:
-        out_console.print(f"\n{_line(one)}\n  {one.meaning}")
+    for setting in section.keys:
+        out_console.print(f"\n{_setting_line(setting)}\n  {setting.meaning}")
 
 
 def _print_keys(sections: list[Section]) -> None:
     """One key of each section; protocols in which it means the same are named together."""
     alike: dict[str, list[str]] = {}
     for section in sections:
-        (one,) = section.keys
-        place = f"[{section.name}] {_line(one)}" if section.name else _line(one)
-        alike.setdefault(f"{place}\n  {one.meaning}", []).extend([section.protocol] if section.protocol else [])
+        (setting,) = section.keys
+        place = f"[{section.name}] {_setting_line(setting)}" if section.name else _setting_line(setting)
+        alike.setdefault(f"{place}\n  {setting.meaning}", []).extend([section.protocol] if section.protocol else [])
     for text, names in alike.items():
         out_console.print(text + (f"\n  of {', '.join(names)}" if names else ""))
 
 
-def _line(one: Setting) -> str:
+def _setting_line(setting: Setting) -> str:
     """A key with its type and its default."""
     from dovetail.experiment.keys import default_in_words, type_in_words
 
-    default = default_in_words(one.default)
+    default = default_in_words(setting.default)
     return (
-        f"{one.name}: {type_in_words(one.type)}"
+        f"{setting.name}: {type_in_words(setting.type)}"
         + (f" (default {default})" if default not in ("", "required") else "")
         + (" (required)" if default == "required" else "")
     )

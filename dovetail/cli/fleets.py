@@ -68,7 +68,7 @@ def fleet_demo(
 
     from dovetail.experiment import config as configs
     from dovetail.parties.demo import demo_config, transcript
-    from dovetail.parties.fleet import Fleet, set_up
+    from dovetail.parties.fleet import Fleet, set_up_fleet
 
     proofs = ["protocol.noise=aggregators", "protocol.verified=true"] if verified else []
     set_ = [*proofs, *(set_ or [])]
@@ -81,7 +81,7 @@ def fleet_demo(
     with tempfile.TemporaryDirectory(prefix="dovetail-fleet-") as temporary:
         with progress_console.status("making keys, certificates and the task"):
             home = folder or Path(temporary) / "fleet"
-            deployment = set_up(
+            deployment = set_up_fleet(
                 home,
                 parsed,
                 rounds=rounds,
@@ -97,7 +97,7 @@ def fleet_demo(
         with bar, Fleet(deployment, hostile=hostile_users) as running:
             line = bar.add_task("rounds", total=rounds)
             running.start(processes=processes)
-            facts = running.follow(seconds=seconds, observe=lambda done, _: bar.update(line, completed=done))
+            facts = running.wait_until_over(seconds=seconds, observe=lambda done, _: bar.update(line, completed=done))
             seen = transcript(running, facts)
             refused = running.refused_users()
     if as_json:
@@ -190,7 +190,7 @@ def fleet_audit(
             scores = canaries.run(trials, observe=lambda done: bar.begin(f"round {done}"))
             certified = canaries.statement()
         finally:
-            canaries.shut()
+            canaries.close()
     audit = lower_bound_from_scores(scores, delta=delta, confidence=confidence)
     consistent = certified.is_unbounded or audit.eps <= certified.eps
     if as_json:

@@ -60,7 +60,7 @@ def party_model(
     from dovetail.files import write_atomically
     from dovetail.parties.common.http_clients import IntermediaryClient
     from dovetail.parties.common.task import verify
-    from dovetail.parties.federation import federation
+    from dovetail.parties.federation import load_federation
 
     suffix = ".npy" if config is None else ".npz"
     buffer = io.BytesIO()
@@ -76,7 +76,7 @@ def party_model(
     if config is None:
         np.save(buffer, model)
     else:
-        np.savez(buffer, **federation(configs.read(config)).parameters_by_name(model))  # type: ignore[arg-type]
+        np.savez(buffer, **load_federation(configs.read(config)).parameters_by_name(model))  # type: ignore[arg-type]
     write_atomically(out, buffer.getvalue())
     of = "the last round" if status.over else f"round {round}" if round else "no round yet, the first one"
     out_console.print(f"task {task.task_id.hex()[:16]}; {len(model):,} parameters after {of}: {out}", highlight=False)
@@ -90,6 +90,7 @@ def _open_until(service: dict[str, Any]) -> str:
 
 
 def _probe_service(url: str, ca: Path | None, keys: Path | None) -> dict[str, Any]:
+    """What a service says of itself; one that does not answer, or not to this key, has False or None there."""
     import contextlib
 
     from dovetail.parties.common.http_clients import IntermediaryClient, Rejected, Unreachable

@@ -12,10 +12,10 @@ import typer
 
 from dovetail.cli._shared import (
     Authority,
+    address_printer,
     err_console,
     flag,
     key_id_from,
-    say_address,
 )
 
 __all__ = ["aggregator", "analyzer", "shuffler"]
@@ -111,9 +111,11 @@ def analyzer(
         workers=workers,
         store=store,
     )
-    announced = _watch_notices(notices, signer, recovery)
+    announced = _notices_reader(notices, signer, recovery)
     app = AnalyzerService(party, grace=grace, notices=announced, metrics_port=metrics_port).app
-    _serve(app, party, ready=ready, host=host, port=port, certificate=certificate, private_key=private_key)
+    _serve_until_stopped(
+        app, party, ready=ready, host=host, port=port, certificate=certificate, private_key=private_key
+    )
 
 
 def shuffler(
@@ -145,7 +147,7 @@ def shuffler(
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
     options: dict[str, Any] = {"workers": workers, "store": store, "notices": notices, "doors": doors}
     options |= {"recovery": recovery, "metrics_port": metrics_port, "json_logs": json_logs}
-    _intermediary(Shuffler, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
+    _serve_intermediary(Shuffler, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
 
 
 def aggregator(
@@ -177,10 +179,10 @@ def aggregator(
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
     options: dict[str, Any] = {"store": store, "segments": segments, "notices": notices, "doors": doors}
     options |= {"recovery": recovery, "metrics_port": metrics_port, "json_logs": json_logs}
-    _intermediary(Aggregator, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
+    _serve_intermediary(Aggregator, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
 
 
-def _intermediary(
+def _serve_intermediary(
     kind: Any,
     folder: Path,
     task: Path,
@@ -200,6 +202,7 @@ def _intermediary(
     json_logs: bool,
     **options: Any,
 ) -> None:
+    """Serve a shuffler or an aggregator (`kind`) as its command says; with several doors, by as many processes."""
     from dovetail.parties.common.files import read_json
     from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient
     from dovetail.parties.common.keys import ServicePairs
@@ -215,14 +218,14 @@ def _intermediary(
     if index >= len(services):
         raise ValueError(f"the task has {len(services)} {kind.kind}s, counted from 0: there is no --index {index}")
     pairs = ServicePairs.find(keys, services[index])
-    announced = _watch_notices(notices, signer, recovery)
+    announced = _notices_reader(notices, signer, recovery)
 
     def make(**role: Any) -> tuple[Any, IntermediaryService]:
         alone = role.get("coordinates", True)
         party = kind(folder, signed=signed, signer=key_id_from(signer), index=index, keys=pairs, alone=alone, **options)
         return party, IntermediaryService(
             party,
-            enrolled=Listed(clients, most=party.task.max_clients, services=len(services)),
+            enrolled=Listed(clients, max_users=party.task.max_clients, services=len(services)),
             notices=announced,
             analyzer=AnalyzerClient(analyzer, ca=ca, key=pairs.sign),
             peers=[IntermediaryClient(url, ca=ca, key=pairs.sign) for url in peer or []],
@@ -233,17 +236,17 @@ def _intermediary(
     if doors > 1:
         return serve_with_workers(make, doors, ready=ready, **where)
     party, service = make()
-    return _serve(service.app, party, ready=ready, **where)
+    return _serve_until_stopped(service.app, party, ready=ready, **where)
 
 
-def _serve(app: Any, party: Any, **where: Any) -> None:
+def _serve_until_stopped(app: Any, party: Any, **where: Any) -> None:
     """Serve until the process is stopped; then close the party's files."""
     from dovetail.parties.http.server import serve
 
     try:
         serve(app, **where)
     finally:
-        party.shut()
+        party.close()
 
 
 def _await_beginning(begins: int | None) -> None:
@@ -253,7 +256,7 @@ def _await_beginning(begins: int | None) -> None:
         time.sleep(wait)
 
 
-def _watch_notices(path: Path | None, signer: str, recovery: str | None) -> Any:
+def _notices_reader(path: Path | None, signer: str, recovery: str | None) -> Any:
     """A function that gives what the signer has announced in a file, as it is now; None if there is no file."""
     from dovetail.parties.common.files import WatchedFile
     from dovetail.parties.common.notices import read_notices
@@ -275,7 +278,7 @@ def _prepare_process(name: str, json_logs: bool) -> Callable[[str], None]:
     from dovetail.parties.http.monitoring import log_as_json
 
     os.umask(0o077)
-    return log_as_json(name) if json_logs else say_address(name)
+    return log_as_json(name) if json_logs else address_printer(name)
 
 
 def _learning_of_options(config: str | None, model: Path | None, learning_rate: float) -> Any:
@@ -284,12 +287,12 @@ def _learning_of_options(config: str | None, model: Path | None, learning_rate: 
     from dovetail.experiment import config as configs
     from dovetail.learners.server import Server
     from dovetail.parties.analyzer.learning import Learning
-    from dovetail.parties.federation import federation
+    from dovetail.parties.federation import load_federation
 
     if (config is None) == (model is None):
         raise ValueError("give either --config or --model, one of the two")
     if config is not None:
-        return federation(configs.read(config)).learning()
+        return load_federation(configs.read(config)).learning()
     try:
         initial = np.load(model, allow_pickle=False)  # type: ignore[arg-type]
     except (OSError, ValueError) as error:

@@ -54,7 +54,7 @@ def _own_model(name: str) -> Any:
 
     if ":" not in name:
         raise ValueError(f"expected --model module:object, such as --model mynet:net, got {name!r}")
-    return _imports.load(
+    return _imports.import_named(
         name, what="model", kind="model, a module or a function that makes one", accept=_is_model_or_maker
     )
 

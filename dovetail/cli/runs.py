@@ -98,15 +98,15 @@ def _show_spent(name: str | None, ceiling: str | None, *, as_json: bool) -> None
         return
     ledgers = kept.find_ledgers()
     if as_json:
-        print_json({"ledgers": [{**ledger.together().to_json(), "path": str(ledger.path)} for ledger in ledgers]})
+        print_json({"ledgers": [{**ledger.total_spent().to_json(), "path": str(ledger.path)} for ledger in ledgers]})
     elif not ledgers:
         where = kept.ledger_folder() or "the user's folder: DOVETAIL_LEDGERS is off"
         out_console.print(f"no ledgers in {where}", markup=False, highlight=False)
     else:
         table = Table("ledger", "runs", "last run", "spent together", "ceiling", box=None)
         for ledger in ledgers:
-            together = ledger.together()
-            totals = ", ".join(_numbers(statement) for statement in together.spent) or "-"
+            together = ledger.total_spent()
+            totals = ", ".join(_numbers_with_scope(statement) for statement in together.spent) or "-"
             last = max((run.time for run in ledger.runs()), default="-")
             total = "no guarantee" if together.without_bound else totals
             table.add_row(ledger.name, str(together.runs), last, total, str(together.ceiling or "-"))
@@ -115,7 +115,7 @@ def _show_spent(name: str | None, ceiling: str | None, *, as_json: bool) -> None
 
 def _print_ledger(ledger: Any, *, as_json: bool) -> None:
     """All runs of a ledger, and what they have spent together: however they were chosen, and if all was fixed."""
-    together, runs, fixed = ledger.together(), ledger.runs(), ledger.fixed()
+    together, runs, fixed = ledger.total_spent(), ledger.runs(), ledger.total_if_fixed()
     if as_json:
         rows = [run.to_json() for run in runs]
         facts = {"path": str(ledger.path), "if_fixed": None if fixed is None else fixed.to_json(), "list": rows}
@@ -124,7 +124,7 @@ def _print_ledger(ledger: Any, *, as_json: bool) -> None:
     if runs:
         table = Table("began (UTC)", "what", "task", "protocol", "spent", "folder", box=None)
         for run in runs:
-            cell = "no guarantee" if run.spending.reason_without_bound else _numbers(run.spending.statement)
+            cell = "no guarantee" if run.spending.reason_without_bound else _numbers_with_scope(run.spending.statement)
             cell += "" if run.ended else ", reserved: not ended"
             table.add_row(run.time, run.what, run.task, run.protocol, cell, run.folder or "-")
         out_console.print(table)
@@ -133,12 +133,12 @@ def _print_ledger(ledger: Any, *, as_json: bool) -> None:
         out_console.print(str(statement), markup=False, highlight=False)
     if fixed is not None and (len(together.spent) != 1 or fixed.eps < together.spent[0].eps * 0.999):
         said = "if noise, cohorts and numbers of rounds of all runs were fixed before the first"
-        out_console.print(f"{_numbers(fixed)} {said}", markup=False, highlight=False)
+        out_console.print(f"{_numbers_with_scope(fixed)} {said}", markup=False, highlight=False)
     if together.ceiling is not None:
         out_console.print(f"ceiling: {together.ceiling}", markup=False, highlight=False)
 
 
-def _numbers(statement: Any) -> str:
+def _numbers_with_scope(statement: Any) -> str:
     """The numbers of a statement with the neighbours and the unit that they are for."""
     numbers = f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
     return f"{numbers}, {statement.neighbors.value}, per {statement.unit.value}"
@@ -176,7 +176,7 @@ def _statement_cell(run: Any) -> str:
         return f"none: {run.state}"
     if statement.is_unbounded:
         return "no guarantee"
-    return f"{_numbers(statement)}, {statement.trust.value}"
+    return f"{_numbers_with_scope(statement)}, {statement.trust.value}"
 
 
 def _score_cell(score: str | None, value: float | None) -> str:

@@ -23,7 +23,7 @@ from dovetail.cli._shared import (
     out_console,
     print_guarantees,
     print_json,
-    public_key,
+    read_public_key,
 )
 from dovetail.numbers import at_most
 
@@ -131,18 +131,18 @@ def task_new(
     from dovetail.parties.common.files import read_json
     from dovetail.parties.common.guarantees import calibrate_noise, certify_task
     from dovetail.parties.common.keys import KeyRing, ServiceKeys
-    from dovetail.parties.common.measures import measures_by_name, size_of_measures
+    from dovetail.parties.common.measures import measures_by_name, total_size_of_measures
     from dovetail.parties.common.task import TrainingTask, sign
-    from dovetail.parties.federation import federation
+    from dovetail.parties.federation import load_federation
 
     parsed = configs.read(config, [configs.parse_override(text) for text in set_ or []])
-    learned = federation(parsed) if dim is None or "labels" in (measure or ()) else None
+    learned = load_federation(parsed) if dim is None or "labels" in (measure or ()) else None
     classes = 0 if learned is None else learned.dataset.num_classes
     measures = measures_by_name(measure or (), classes=classes)
     dim = learned.dim if dim is None and learned is not None else dim
     fields = {
         "protocol": parsed.protocol["name"],
-        "dim": (dim or 0) + size_of_measures(measures),
+        "dim": (dim or 0) + total_size_of_measures(measures),
         "rounds": rounds,
         "min_clients": min_clients,
         "max_clients": max_clients,
@@ -264,7 +264,7 @@ def task_announce(
         if item.old in own:
             _refuse_second_successor(notices, item)
             running = _running_tasks(signer, item.old)
-            standing = (*running, *_read_notices(notices, item.old).standing(item.old))
+            standing = (*running, *_read_notices(notices, item.old).standing_digests(item.old))
             signed = announce_rotation(own[item.old], item, standing=standing)
             effect = f"; {len(running)} running task{'' if len(running) == 1 else 's'} of the old key go on"
         else:
@@ -307,14 +307,14 @@ def task_revoke(
         replaced = read_json(rotation, Rotation, "a rotation")
         revoked = replaced.old
         tasks = _standing_tasks(notices, revoked, standing or ())
-        kept = (*tasks, *_read_notices(notices, revoked).standing(revoked))
+        kept = (*tasks, *_read_notices(notices, revoked).standing_digests(revoked))
         stolen = KeyRing(signer, "sign").find(revoked)
         notice = revoke_key(by, rotation=replaced, stolen=stolen, standing=kept)
         effect = f"{revoked.hex()} is revoked and followed by {replaced.new.hex()}"
     else:
         revoked = key_id_from(key or "")
         tasks = _standing_tasks(notices, revoked, standing or ())
-        kept = (*tasks, *_read_notices(notices, revoked).standing(revoked))
+        kept = (*tasks, *_read_notices(notices, revoked).standing_digests(revoked))
         notice = revoke_key(by, key=revoked, standing=kept)
         effect = f"{revoked.hex()} is revoked"
     if not read_notices(notices, revoked, recovery=by.public.key_id).receive([notice]):
@@ -399,7 +399,7 @@ def _analyzer_keys(path: Path) -> dict[str, Any]:
     """What a task says of the analyzer with the public keys in a file; one without a key to sign with signs nothing."""
     from dovetail.parties.common.keys import PublicKey
 
-    keys = public_key(path)
+    keys = read_public_key(path)
     return {"analyzer": keys} if isinstance(keys, PublicKey) else {"analyzer": keys.seal, "analyzer_sign": keys.sign}
 
 

@@ -83,7 +83,7 @@ def run(
     from dovetail.engine import devices
     from dovetail.experiment import config as configs
     from dovetail.experiment.outlook import Outlook
-    from dovetail.experiment.result import headline, tells_apart
+    from dovetail.experiment.result import headline, separates_classes
 
     if presets:
         _print_presets(configs.preset_titles(), as_json=as_json)
@@ -99,7 +99,7 @@ def run(
     source = config or (str(out / "config.toml") if resume and out is not None else DEFAULT_PRESET)
     plan = _prepare(source, set_ or [], fall_back=config is None and source == DEFAULT_PRESET, resume=resume)
     outlook = Outlook.of(plan)
-    outlook.refuse(force=force or resume)
+    outlook.refuse_if_hopeless(force=force or resume)
     if verbose:
         for line in plan.engine.describe_strategies():
             err_console.print(line, markup=False, highlight=False)
@@ -127,10 +127,11 @@ def run(
         print_json({**result.to_json(), **_uploads_per_user(plan, result.uploads)})
         return
     out_console.print(
-        f"test {headline(result.metrics, result.baseline, result.evaluation)} after {_rounds(result)}", highlight=False
+        f"test {headline(result.metrics, result.baseline, result.evaluation)} after {_rounds_in_words(result)}",
+        highlight=False,
     )
     if result.beats_baseline is False:
-        verdict = _RANKS_ONLY if tells_apart(result.metrics) else _NOT_LEARNED
+        verdict = _RANKS_ONLY if separates_classes(result.metrics) else _NOT_LEARNED
         out_console.print(verdict, markup=False, highlight=False)
     print_result(result, explained=explain)
     out_console.print(_cost_if_deployed(plan, result.uploads), markup=False, highlight=False)
@@ -174,12 +175,13 @@ def _say_interrupted(folder: Path, config: str | None, overrides: Sequence[str])
 
 
 def _say_finished(folder: Path, *, as_json: bool) -> None:
+    """Say that a run to be resumed has ended, after what a kill may have left undone: checkpoint and settlement."""
     from dovetail.experiment.folder import RunFolder
-    from dovetail.experiment.spending import conclude
+    from dovetail.experiment.spending import settle_finished_run
 
     run = RunFolder(folder)
     run.delete_checkpoint()  # a kill may have left the checkpoint
-    conclude(run)
+    settle_finished_run(run)
     if as_json:
         print_json({**run.read_privacy(), "finished": True, "out": str(folder)})
         return
@@ -240,11 +242,11 @@ def _prepare(source: str, overrides: Sequence[str], *, fall_back: bool, resume: 
     """The plan of a config; if its data are not there, that of the bundled digits."""
     from dovetail import experiment
     from dovetail.experiment import config as configs
-    from dovetail.experiment.training import refuse_unnamed
+    from dovetail.experiment.training import refuse_nameless_task
 
     changes = [configs.parse_override(text) for text in overrides]
     if resume:
-        refuse_unnamed(configs.read(source, changes).task.name)
+        refuse_nameless_task(configs.read(source, changes).task.name)
     with progress_console.status("loading data and calibrating the noise"):
         try:
             return experiment.prepare(configs.read(source, changes))
@@ -256,6 +258,7 @@ def _prepare(source: str, overrides: Sequence[str], *, fall_back: bool, resume: 
 
 
 def _write_report(plan: Any, folder: Path, *, audit: bool) -> None:
+    """Write the report at once, and again with the attack on one round in it if that is asked for."""
     from dovetail import pages
 
     pages.write(folder)
@@ -328,7 +331,7 @@ def bench(
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def _rounds(result: Any) -> str:
+def _rounds_in_words(result: Any) -> str:
     text = f"{result.rounds} rounds ({result.seconds_per_round:.3g} s each, {result.uploads} uploads)"
     if result.charged_rounds > result.rounds:
         text += f" of {result.planned_rounds} planned: it was ended early, and {result.charged_rounds} are charged"

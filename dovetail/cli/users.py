@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dovetail.cli._shared import Authority, err_console, flag, key_id_from, out_console, print_error, say_address
+from dovetail.cli._shared import Authority, address_printer, err_console, flag, key_id_from, out_console, print_error
 
 if TYPE_CHECKING:
     from dovetail.parties.user.policy import Policy
@@ -217,11 +217,11 @@ def client_spent(
     from dovetail.numbers import at_most
     from dovetail.parties.common.keys import KeyPair
     from dovetail.parties.user.client import rollback_guard_of
-    from dovetail.parties.user.consent import spent_on
+    from dovetail.parties.user.consent import spending_by_task
     from dovetail.parties.user.spending import default_guard_folder
 
     key = KeyPair.load(_require_user(folder) / "key.json")
-    rows = spent_on(folder, rollback_guard_of(folder, key, witness or default_guard_folder()))
+    rows = spending_by_task(folder, rollback_guard_of(folder, key, witness or default_guard_folder()))
     if as_json:
         out_console.print_json(json.dumps(rows))
         return
@@ -260,7 +260,7 @@ def client_run(
     from dovetail.experiment import config as configs
     from dovetail.parties.common.http_clients import IntermediaryClient, tls_context
     from dovetail.parties.common.keys import KeyPair
-    from dovetail.parties.federation import federation
+    from dovetail.parties.federation import load_federation
     from dovetail.parties.user.client import Client
     from dovetail.parties.user.hostile import HostileClient
     from dovetail.parties.user.participation import Participation, take_part_together
@@ -270,7 +270,7 @@ def client_run(
     numbers = _parse_numbers(users)
     hostile_numbers = _parse_numbers(hostile) if hostile else []
     tls = tls_context(ca)
-    learned = federation(configs.read(config))
+    learned = load_federation(configs.read(config))
 
     def participation(user: int) -> Participation:
         home = folder / f"user-{user}"
@@ -313,7 +313,7 @@ def client_agent(
     policy = Policy.read(folder / "policy.json")
     key = KeyPair.load(folder / "key.json")
     party = Client(folder, policy=policy, key=key, witness=True if witness is None else witness)
-    say_address("agent")(str(socket))
+    address_printer("agent")(str(socket))
     serve_agent(party, socket, group=group)
 
 

@@ -60,7 +60,7 @@ def resolve(task: str | Task) -> Task:
     if ":" not in task:
         _validate.known_name("task", task, TASKS)
         return TASKS[task]
-    return _imports.load(task, what="task", kind="dovetail.data.Task", accept=_is_task)
+    return _imports.import_named(task, what="task", kind="dovetail.data.Task", accept=_is_task)
 
 
 def _is_task(value: object) -> TypeGuard[Task]:

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from dovetail.files import make_folder, replacing
+from dovetail.files import make_folder, open_replacement
 
 __all__ = ["Origin", "RemoteFile", "cache_folder", "fetch", "fetch_all", "open_cache_file"]
 
@@ -135,7 +135,7 @@ def open_cache_file(path: Path) -> Iterator[IO[bytes]]:
         make_folder(path.parent)
     except ValueError as error:
         raise OSError(f"{error}; choose another cache with DOVETAIL_CACHE") from error
-    with replacing(path) as stream:
+    with open_replacement(path) as stream:
         yield stream
 
 

@@ -146,7 +146,9 @@ def _parse_view_text(text: str) -> Sequence[View]:
     if kind not in KINDS:
         if not separator:
             _validate.known_name("view", kind, KINDS)
-        loaded = _imports.load(text, what="view", kind="function of images, or a list of them", accept=_are_views)
+        loaded = _imports.import_named(
+            text, what="view", kind="function of images, or a list of them", accept=_are_views
+        )
         return loaded if isinstance(loaded, list | tuple) else (loaded,)
     if kind == "flip":
         if separator:

@@ -192,7 +192,7 @@ class Engine:
             )
             for number, (strategy, size) in enumerate(zip(strategies, classes, strict=True))
         )
-        self._faithful = self._layout.shufflers > 0 and not (performance.fast and self._fast.summable)
+        self._faithful = self._layout.shufflers > 0 and not (performance.fast and self._fast.is_summable)
         self.mesh = make_mesh(performance.devices if model.learner is None else 1)
         sizes = [
             performance.chunk or self._default_chunk_size(work, numbers, len(size.members))
@@ -294,7 +294,7 @@ class Engine:
     def _check_users(self, users: np.ndarray, cohort: Cohort, index: int) -> None:
         """Refuse users whom the cohort does not admit; of a Poisson sample any number may come."""
         sampled = isinstance(cohort.participation, Poisson) and cohort.uploads is None
-        most = len(users) if sampled else cohort.most
+        most = len(users) if sampled else cohort.max_uploads
         if not cohort.min_size <= len(users) <= most:
             raise ValueError(f"expected {cohort.min_size} to {most} users in a round, got {len(users)}")
         if isinstance(cohort.participation, Disjoint):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dovetail import _validate
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.events import _noise, _participation, _shuffled, _sums, _trials
 
 __all__ = ["from_plain", "register_event", "to_plain"]
@@ -68,7 +68,7 @@ def from_plain(data: dict[str, Any]) -> Any:
     name = str(data.get("event"))
     _validate.known_name("event", name, _EVENTS)
     try:
-        return msgspec.convert(fields, ready(_EVENTS[name]))
+        return msgspec.convert(fields, resolve_fields(_EVENTS[name]))
     except msgspec.ValidationError as error:
         raise ValueError(f"these are not the fields of a {name} event: {error}") from error
 

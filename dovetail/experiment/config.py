@@ -89,7 +89,11 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def all_features(self) -> Features:
-        """Its features, those of the model "scatter" included; refuses what does not fit together."""
+        """The features that records go through before the model, in training and in prediction alike.
+
+        The model "scatter" is a linear one on scattering features, so it brings the kind where none is given. Refuses
+        whitening on the task's own data, which would spend privacy that no statement counts.
+        """
         kind = "scatter" if self.model == "scatter" and self.features == "none" else self.features
         if self.whiten is not None and self.whiten.task == self.name:
             raise ValueError(f"task.whiten needs public data, and on={self.whiten.on!r} are those of the task itself")
@@ -258,12 +262,12 @@ def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) ->
 
 def to_toml(config: Config) -> str:
     """The config as TOML, with all defaults written out; keys that are None, which TOML cannot say, are left out."""
-    return tomli_w.dumps(_without_none(msgspec.to_builtins(config)))
+    return tomli_w.dumps(_drop_none(msgspec.to_builtins(config)))
 
 
 def _check_keys(tree: Mapping[str, Any]) -> None:
     """Refuse sections and keys that no config has, with the nearest name that one has."""
-    kinds = _fields.types(Config)
+    kinds = _fields.types_by_name(Config)
     for name, value in tree.items():
         _validate.known_name("config key", name, kinds, meanings=lambda: _fields.meanings(Config))
         if not _fields.is_settings(kinds[name]):
@@ -278,7 +282,7 @@ def _check_keys(tree: Mapping[str, Any]) -> None:
 def _check_names(what: str, keys: Iterable[str], kind: type) -> None:
     """Refuse keys that are no field of the section `kind`; `what` names such a key in the message."""
     for key in keys:
-        _validate.known_name(what, key, _fields.types(kind), meanings=lambda: _fields.meanings(kind))
+        _validate.known_name(what, key, _fields.types_by_name(kind), meanings=lambda: _fields.meanings(kind))
 
 
 _TYPES = {
@@ -300,7 +304,7 @@ def _error_sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> 
     """
     text, _, where = str(error).partition(" - at `$")
     where = re.sub(r"\[.*", "", where.strip("`."))
-    kind, value, meaning = _look_up(where, tree)
+    kind, value, meaning = _look_up_key(where, tree)
     names = [
         name
         for part in (kind, *typing.get_args(kind))
@@ -319,12 +323,12 @@ def _error_sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> 
     return f"{message} in {where}" if where else message
 
 
-def _look_up(where: str, tree: Mapping[str, Any]) -> tuple[Any, Any, str]:
+def _look_up_key(path: str, tree: Mapping[str, Any]) -> tuple[Any, Any, str]:
     """The type of the key at a dotted path, its value in the config, and its meaning ("" if it has none)."""
     kind: Any = Config
     value: Any = tree
     meaning = ""
-    for name in where.split(".") if where else ():
+    for name in path.split(".") if path else ():
         value = value.get(name) if isinstance(value, Mapping) else None
         if not _fields.is_settings(kind):
             return Any, value, ""
@@ -333,9 +337,9 @@ def _look_up(where: str, tree: Mapping[str, Any]) -> tuple[Any, Any, str]:
     return kind, value, meaning
 
 
-def _without_none(value: Any) -> Any:
+def _drop_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
+        return {key: _drop_none(item) for key, item in value.items() if item is not None}
     return value
 
 

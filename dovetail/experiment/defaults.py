@@ -33,7 +33,7 @@ from dovetail import protocols
 from dovetail.data import Target
 from dovetail.experiment.config import Config
 
-__all__ = ["ROUNDS", "Learned", "cohort_for_dataset", "complete", "open_keys"]
+__all__ = ["ROUNDS", "Learned", "cohort_for_dataset", "complete_config", "open_keys"]
 
 ROUNDS = 100
 _MANY_PARAMETERS = 1000
@@ -61,7 +61,7 @@ class Learned:
         """The clip norm of updates."""
         return 0.3 if self.target == "number" else 1.0
 
-    def server(self, noise_ratio: float) -> dict[str, Any]:
+    def server_settings(self, noise_ratio: float) -> dict[str, Any]:
         """Optimiser, step and averaging under this much noise, as keys of [server].
 
         Arguments:
@@ -92,13 +92,13 @@ def cohort_for_dataset(settings: Collection[str]) -> dict[str, Any]:
 
 
 def open_keys(settings: Mapping[str, Any], *, protocol: str) -> frozenset[str]:
-    """The keys that `complete` may fill in, by dotted path.
+    """The keys that `complete_config` may fill in, by dotted path.
 
     Arguments:
         settings: config keys by dotted path that the caller gives; they stay as they are.
         protocol: the name of the protocol.
     """
-    given = {_full_name(key) for key in settings}
+    given = {_dotted_path(key) for key in settings}
     update = settings.get("client.update", settings.get("client", {}).get("update"))
     if "server" in given or update == "moments" or given & {f"server.{key}" for key in _STEP_KEYS}:
         return frozenset()
@@ -110,7 +110,7 @@ def open_keys(settings: Mapping[str, Any], *, protocol: str) -> frozenset[str]:
     return frozenset(keys)
 
 
-def complete(
+def complete_config(
     config: Config, keys: Collection[str], *, learned: Learned, noise_ratio: Callable[[Config], float]
 ) -> Config:
     """The config with these keys filled in by the rule.
@@ -124,11 +124,13 @@ def complete(
         return config
     if "protocol.clip_norm" in keys and config.protocol.get("randomizer") != "laplace":
         config = msgspec.structs.replace(config, protocol={**config.protocol, "clip_norm": learned.clip_norm})
-    chosen = {key: value for key, value in learned.server(noise_ratio(config)).items() if f"server.{key}" in keys}
+    chosen = {
+        key: value for key, value in learned.server_settings(noise_ratio(config)).items() if f"server.{key}" in keys
+    }
     return msgspec.structs.replace(config, server=dataclasses.replace(config.server, **chosen))
 
 
-def _full_name(key: str) -> str:
+def _dotted_path(key: str) -> str:
     """The dotted path of a key of the protocol that stands alone, such as "clip_norm"; others as they are."""
     return f"protocol.{key}" if key in ("clip", "clip_norm") else key
 

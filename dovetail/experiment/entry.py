@@ -80,8 +80,8 @@ def train(
     )
     plan = prepare(start.config, task=start.task, open_keys=start.open_keys)
     outlook = Outlook.of(plan)
-    outlook.refuse(force=force)
-    outlook.announce()
+    outlook.refuse_if_hopeless(force=force)
+    outlook.log_expectation()
     return run(
         plan, out=None if out is None else Path(out), resume=resume, callbacks=callbacks, ledger=ledger, ceiling=ceiling
     )

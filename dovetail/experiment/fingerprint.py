@@ -43,9 +43,9 @@ __all__ = [
     "VARIABLE",
     "check_key",
     "data_key",
-    "difference",
     "different_data",
     "fingerprint",
+    "first_difference",
     "key_path",
     "origin_of",
     "own_code",
@@ -106,16 +106,16 @@ def own_code(config: Config, task: Task, protocol: protocols.Protocol) -> dict[s
     return files | _files_of_features(config.task.features)
 
 
-def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """The first difference of two fingerprints, as a sentence; None if there is none."""
-    return next(_differences("", before, now), None)
+    return next(_list_differences("", before, now), None)
 
 
-def _differences(where: str, before: Any, now: Any) -> Iterator[str]:
+def _list_differences(where: str, before: Any, now: Any) -> Iterator[str]:
     """A sentence for each value that differs in two trees of plain data; `where` is the dotted path of their root."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys((*before, *now)):
-            yield from _differences(f"{where}.{name}" if where else name, before.get(name), now.get(name))
+            yield from _list_differences(f"{where}.{name}" if where else name, before.get(name), now.get(name))
     elif _list_if_tuple(before) != _list_if_tuple(now):
         name = where.removeprefix("config.")
         yield f"{name} was {_short_text(before)} and is {_short_text(now)}{_HINTS.get(name, '')}"
@@ -266,7 +266,7 @@ def different_data(
     if _key_id(secret) != stated["key_id"]:
         return f"the fingerprint was made with another key, key_id {stated['key_id']}"
     config = read(str(folder.config), code_beside=trust_code)
-    with _imports.reading_data(f"the run in {str(run)!r}", trust_code=trust_code):
+    with _imports.import_only_if_trusted(f"the run in {str(run)!r}", trust_code=trust_code):
         dataset = load_inputs(config, _task_of(given, config.task.name))
     same = hmac.compare_digest(_hmac_of_dataset(secret, dataset), stated["hmac_sha256"])
     return None if same else "the data are not those of the run"
@@ -304,10 +304,10 @@ def _fingerprint_of_data(dataset: Dataset | None, out: Path | None) -> dict[str,
         return {"missing": f"no key could be made ({error.strerror}); {VARIABLE} names a file for it"}
     if dataset is None:
         return {}
-    return {"hmac_sha256": _hmac_of_dataset(key, dataset), "key_id": _key_id(key), "key_file": _below_home(path)}
+    return {"hmac_sha256": _hmac_of_dataset(key, dataset), "key_id": _key_id(key), "key_file": _abbreviate_home(path)}
 
 
-def _below_home(path: Path) -> str:
+def _abbreviate_home(path: Path) -> str:
     """The path as text, with ~ for the user's home, so that a published page does not name the user."""
     home = Path.home()
     return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)

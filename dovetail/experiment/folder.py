@@ -123,11 +123,11 @@ class RunFolder:
                 text = "".join(json.dumps(line) + "\n" for line in lines)
                 write_atomically(self.path / name, text.encode())
 
-    def log(self, line: Mapping[str, Any]) -> None:
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Append a line to `metrics.jsonl`."""
         self._append(_METRICS, line)
 
-    def log_diagnostics(self, line: Mapping[str, Any]) -> None:
+    def append_diagnostics(self, line: Mapping[str, Any]) -> None:
         """Append a line to `diagnostics.jsonl`, under a banner that says what it is."""
         if not (self.path / _DIAGNOSTICS).exists():
             self._append(_DIAGNOSTICS, {"banner": BANNER})
@@ -157,7 +157,7 @@ class RunFolder:
                     break
         return lines
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint, which its owner alone can read; refuses to bring one back after the end."""
         if self.is_finished:
             raise ValueError(f"the run in {str(self.path)!r} has ended: no checkpoint is written any more")
@@ -266,28 +266,28 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Keep other processes from working on the same run while the block runs; refuses if one of them does."""
         with contextlib.ExitStack() as locks:
-            locks.callback(self._tidy_up)  # once the lock is let go of
+            locks.callback(self._delete_lock_if_finished)  # once the lock is let go of
             try:
                 locks.enter_context(lock(self.path / _LOCK))
             except BlockingIOError as error:
                 raise ValueError(f"another process is using the run in {str(self.path)!r}") from error
             yield
 
-    def _tidy_up(self) -> None:
+    def _delete_lock_if_finished(self) -> None:
         """Delete the lock's file of a run that has ended: whoever locks it next finds nothing to do."""
         if self.is_finished:
             with contextlib.suppress(OSError):  # Windows keeps a file that another process has open
                 (self.path / _LOCK).unlink()
 
-    def write_link(self, link: Mapping[str, str]) -> None:
+    def write_ledger_link(self, link: Mapping[str, str]) -> None:
         """Write which ledger of spending counts this run, and under which id, for whoever resumes it."""
         write_json(self.path / _LINK, link)
 
-    def read_link(self) -> dict[str, str] | None:
-        """Which ledger of spending counts this run, as `write_link` wrote it; None where none does, or it has ended."""
+    def read_ledger_link(self) -> dict[str, str] | None:
+        """Which ledger of spending counts this run, as `write_ledger_link` wrote it; None if there is none."""
         return self._read_json(_LINK) if (self.path / _LINK).is_file() else None
 
-    def delete_link(self) -> None:
+    def delete_ledger_link(self) -> None:
         """Forget where the run was counted: it has ended, and its ledger knows what it was charged."""
         (self.path / _LINK).unlink(missing_ok=True)
 
@@ -296,7 +296,7 @@ class RunFolder:
         data = self._read_json(_LEDGER)
         with contextlib.suppress(OSError, TypeError, KeyError, tomllib.TOMLDecodeError):
             name = tomllib.loads((self.path / _CONFIG).read_text(encoding="utf-8"))["protocol"]["name"]
-            with _imports.reading_data(f"the run in {str(self.path)!r}", trust_code=trust_code):
+            with _imports.import_only_if_trusted(f"the run in {str(self.path)!r}", trust_code=trust_code):
                 protocols.find(name)  # one from outside the package brings its own events
         return Record.from_json(data)
 

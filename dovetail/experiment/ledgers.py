@@ -39,9 +39,9 @@ __all__ = [
     "find_ledgers",
     "ledger_folder",
     "ledger_of",
-    "now",
     "parse_ceiling",
     "resolve_ledger",
+    "utc_timestamp",
 ]
 
 VARIABLE = "DOVETAIL_LEDGERS"
@@ -163,7 +163,7 @@ class Together:
         if self.runs == 0:
             return "on these people no run has spent anything yet"
         counted = "1 run so far" if self.runs == 1 else f"{self.runs} runs together"
-        totals = ", ".join(_in_short(statement) for statement in self.spent)
+        totals = ", ".join(_total_in_short(statement) for statement in self.spent)
         if self.without_bound:
             some = f"{len(self.without_bound)} of them promise{'s' * (len(self.without_bound) == 1)} nothing"
             others = f"; the other{'s' * (self.runs - len(self.without_bound) > 1)}: {totals}" if totals else ""
@@ -184,7 +184,7 @@ class Together:
         }
 
 
-def _in_short(statement: Statement) -> str:
+def _total_in_short(statement: Statement) -> str:
     """A total in few words: "(3.1, 2e-05)-DP per user"."""
     return f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP per {statement.unit.value}"
 
@@ -218,34 +218,34 @@ class SpendingLedger:
 
     def runs(self) -> list[LedgerRun]:
         """All runs, in the order in which they began; without those that gave back all that they had reserved."""
-        return _runs_of(self._read())
+        return _runs_of(self._read_entries())
 
     @property
     def ceiling(self) -> Ceiling | None:
         """The ceiling in the ledger, if one was set."""
-        return _ceiling_of(self._read())
+        return _ceiling_of(self._read_entries())
 
-    def together(self) -> Together:
+    def total_spent(self) -> Together:
         """What all runs have spent together."""
-        entries = self._read()
-        return self._sum(entries, _runs_of(entries))
+        entries = self._read_entries()
+        return self._add_up_runs(entries, _runs_of(entries))
 
-    def fixed(self) -> Statement | None:
+    def total_if_fixed(self) -> Statement | None:
         """What they have spent together if all that they spent was fixed beforehand; None where that says no more."""
         return compose_runs_fixed_beforehand(
             [run for each in self.runs() if (run := each.spending).reason_without_bound is None]
         )
 
-    def with_spending(self, run: str, spending: RunSpending) -> Together:
+    def total_with_run(self, run: str, spending: RunSpending) -> Together:
         """What all runs have spent together once this run is settled at `spending`; nothing is written."""
-        entries = self._read()
+        entries = self._read_entries()
         runs = [dataclasses.replace(each, spending=spending) if each.id == run else each for each in _runs_of(entries)]
-        return self._sum(entries, runs)
+        return self._add_up_runs(entries, runs)
 
     def set_ceiling(self, ceiling: Ceiling) -> None:
         """Set what all runs together may spend; the next run that would exceed it is refused."""
-        with self._writing() as entries:
-            entries.append(_Entry(kind="ceiling", time=now(), eps=ceiling.eps, delta=ceiling.delta))
+        with self._append_entries() as entries:
+            entries.append(_Entry(kind="ceiling", time=utc_timestamp(), eps=ceiling.eps, delta=ceiling.delta))
 
     def reserve(self, run: LedgerRun, *, ceiling: Ceiling | None = None) -> None:
         """Reserve what a run may spend, before its first round; reserving the same again changes nothing.
@@ -255,7 +255,7 @@ class SpendingLedger:
 
         Raises `CeilingReached`, and writes nothing, if the run would exceed a ceiling.
         """
-        with self._writing() as entries:
+        with self._append_entries() as entries:
             runs = _runs_of(entries)
             earlier = next((each for each in runs if each.id == run.id), None)
             if earlier is not None and earlier.spending.record == run.spending.record:
@@ -263,25 +263,25 @@ class SpendingLedger:
             others = [each for each in runs if each.id != run.id]
             for limit in (_ceiling_of(entries), ceiling):
                 if limit is not None:
-                    self._refuse_beyond(limit, others, run)
-            entries.append(_entry("reserve", run, run.spending))
+                    self._refuse_beyond_ceiling(limit, others, run)
+            entries.append(_make_entry("reserve", run, run.spending))
 
     def settle(self, run: str, spending: RunSpending) -> None:
         """End a run: what it is charged takes the place of what it had reserved. Saying it again changes nothing."""
-        with self._writing() as entries:
+        with self._append_entries() as entries:
             earlier = next((each for each in _runs_of(entries) if each.id == run), None)
             if earlier is None:
                 raise ValueError(f"the run {run} has reserved nothing in the ledger {str(self.path)!r}")
             if not earlier.ended:
-                entries.append(_entry("settle", earlier, spending))
+                entries.append(_make_entry("settle", earlier, spending))
 
     def give_back(self, run: str) -> None:
         """Give back all that a run has reserved, of which not even the first round began."""
-        with self._writing() as entries:
+        with self._append_entries() as entries:
             if any(each.id == run and not each.ended for each in _runs_of(entries)):
-                entries.append(_Entry(kind="return", time=now(), run=run))
+                entries.append(_Entry(kind="return", time=utc_timestamp(), run=run))
 
-    def _refuse_beyond(self, ceiling: Ceiling, others: Sequence[LedgerRun], run: LedgerRun) -> None:
+    def _refuse_beyond_ceiling(self, ceiling: Ceiling, others: Sequence[LedgerRun], run: LedgerRun) -> None:
         """Raise `CeilingReached` if this run, after the others, would exceed the ceiling; says what is left."""
         where = f"the ceiling {ceiling} on what all runs on these people spend together (ledger {str(self.path)!r})"
         for each in (*others, run):
@@ -299,13 +299,13 @@ class SpendingLedger:
             return
         left = max(0.0, ceiling.eps - (spent[0].eps if spent else 0.0))
         count = f"{len(others)} run{'s' * (len(others) != 1)}"
-        before = f"{count} spent {_in_short(spent[0])}" if spent else "nothing was spent before"
+        before = f"{count} spent {_total_in_short(spent[0])}" if spent else "nothing was spent before"
         raise CeilingReached(
-            f"this run asks for {_in_short(run.spending.statement)} and would bring the total to "
-            f"{_in_short(total[0])}, above {where}: {before}, and eps {at_least(left)} is left"
+            f"this run asks for {_total_in_short(run.spending.statement)} and would bring the total to "
+            f"{_total_in_short(total[0])}, above {where}: {before}, and eps {at_least(left)} is left"
         )
 
-    def _sum(self, entries: Sequence[_Entry], runs: Sequence[LedgerRun]) -> Together:
+    def _add_up_runs(self, entries: Sequence[_Entry], runs: Sequence[LedgerRun]) -> Together:
         """What these runs have spent together."""
         spending = [run.spending for run in runs]
         bounded = [run for run in spending if run.reason_without_bound is None]
@@ -319,7 +319,7 @@ class SpendingLedger:
         )
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[list[_Entry]]:
+    def _append_entries(self) -> Iterator[list[_Entry]]:
         """The entries, to be appended to; what was appended is on disk when the block ends, one process at a time."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.ExitStack() as stack:
@@ -327,24 +327,24 @@ class SpendingLedger:
                 stack.enter_context(lock(self.path.with_name(f".{self.path.name}.lock"), wait=_WAIT))
             except BlockingIOError as error:
                 raise ValueError(f"another process holds the ledger {str(self.path)!r}: try again later") from error
-            before = self._read()
-            entries = list(before or [_Entry(kind="open", time=now(), people=self._people)])
+            before = self._read_entries()
+            entries = list(before or [_Entry(kind="open", time=utc_timestamp(), people=self._people)])
             length = len(entries)
             yield entries
             if len(entries) > length:
-                self._write(entries)
+                self._write_entries(entries)
 
-    def _write(self, entries: list[_Entry]) -> None:
+    def _write_entries(self, entries: list[_Entry]) -> None:
         """Replace the file; entries without a hash get theirs."""
         head = ""
         for number, entry in enumerate(entries):
-            entries[number] = msgspec.structs.replace(entry, hash=_hash(head, entry))
+            entries[number] = msgspec.structs.replace(entry, hash=_hash_entry(head, entry))
             head = entries[number].hash
         lines = ",\n".join(msgspec.json.encode(entry).decode() for entry in entries)
         mode = stat.S_IMODE(self.path.stat().st_mode) if self.exists else 0o600
         write_atomically(self.path, f'{{"format": {_FORMAT}, "entries": [\n{lines}\n]}}\n'.encode(), mode=mode)
 
-    def _read(self) -> list[_Entry]:
+    def _read_entries(self) -> list[_Entry]:
         """All entries; none where there is no file. Refuses a file that is no ledger, or was changed."""
         remedy = "so what was spent is not known: restore it from a backup"
         try:
@@ -361,7 +361,7 @@ class SpendingLedger:
             raise ValueError(f"the ledger {str(self.path)!r} has format {found!r}, and this version reads {_FORMAT}")
         head = ""
         for number, entry in enumerate(entries):
-            if entry.hash != _hash(head, entry):
+            if entry.hash != _hash_entry(head, entry):
                 raise ValueError(f"the ledger {str(self.path)!r} was changed at entry {number}, {remedy}")
             head = entry.hash
         if not entries or entries[0].kind != "open" or (self._people and entries[0].people != self._people):
@@ -369,18 +369,18 @@ class SpendingLedger:
         return entries
 
 
-def _hash(before: str, entry: _Entry) -> str:
+def _hash_entry(previous_hash: str, entry: _Entry) -> str:
     """SHA-256 of the hash of the entry before and of this entry, in hexadecimal digits."""
     data = msgspec.to_builtins(msgspec.structs.replace(entry, hash=""))
     body = json.dumps(data, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(before.encode() + body.encode()).hexdigest()
+    return hashlib.sha256(previous_hash.encode() + body.encode()).hexdigest()
 
 
-def _entry(kind: Literal["reserve", "settle"], run: LedgerRun, spending: RunSpending) -> _Entry:
+def _make_entry(kind: Literal["reserve", "settle"], run: LedgerRun, spending: RunSpending) -> _Entry:
     """The entry by which a run reserves or is settled."""
     return _Entry(
         kind=kind,
-        time=now(),
+        time=utc_timestamp(),
         run=run.id,
         what=run.what,
         task=run.task,
@@ -433,7 +433,7 @@ def _ceiling_of(entries: Sequence[_Entry]) -> Ceiling | None:
     return None if found is None else Ceiling(eps=found.eps or 0.0, delta=found.delta or 0.0)
 
 
-def now() -> str:
+def utc_timestamp() -> str:
     """The time in UTC, as ledgers have it."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
 

@@ -18,7 +18,7 @@ from dovetail import _imports
 from dovetail.data import TASKS, resolve
 from dovetail.experiment.config import Config, read
 from dovetail.experiment.folder import RunFolder
-from dovetail.experiment.result import facts_of, html_table
+from dovetail.experiment.result import headline_facts, html_table
 from dovetail.features import Features
 from dovetail.learners.prediction import Predictor, model_from_recipe, own_model_from_recipe
 from dovetail.statements import Statement
@@ -64,7 +64,7 @@ class LoadedRun:
 
     def _facts(self) -> dict[str, str]:
         """What `repr` and a notebook show, as text by name."""
-        return facts_of(self.privacy, self.statement, out=self.folder)
+        return headline_facts(self.privacy, self.statement, out=self.folder)
 
 
 def load(folder: str | Path, *, model: Any = None, trust_code: bool = False) -> LoadedRun:
@@ -89,7 +89,7 @@ def load(folder: str | Path, *, model: Any = None, trust_code: bool = False) -> 
     privacy = run.read_privacy()
     recipe = run.read_recipe()
     features = config.task.all_features
-    with _imports.reading_data(f"the run in {str(folder)!r}", trust_code=trust_code):
+    with _imports.import_only_if_trusted(f"the run in {str(folder)!r}", trust_code=trust_code):
         _refuse_code_of(features)
         source = model if model is not None else _model_of(config)
         if source is not None:

@@ -137,7 +137,7 @@ class Outlook:
             ways.append("a protocol with less noise ('secagg', or 'dp_fl' with a trusted curator)")
         return f". What would help: {', or '.join(ways)}"
 
-    def refuse(self, *, force: bool) -> None:
+    def refuse_if_hopeless(self, *, force: bool) -> None:
         """Refuse a training that is hopeless, unless the caller set its noise, or it is seeded and protects nobody.
 
         Arguments:
@@ -146,7 +146,7 @@ class Outlook:
         if self.is_hopeless and self.has_secret_noise and self.eps is not None and not force:
             raise ValueError(f"{self.describe()}. To train all the same, pass force=True (on the command line --force)")
 
-    def announce(self) -> None:
+    def log_expectation(self) -> None:
         """Warn where much accuracy is lost to noise; log at level INFO what to expect where little is."""
         if self.costs_much:
             warnings.warn(self.describe(), UserWarning, stacklevel=3)

@@ -80,7 +80,7 @@ def load_data(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
 
     Returns: the data as the model reads them, who holds which of them, and the model.
     """
-    dataset = _load(config, task)
+    dataset = _load_task_data(config, task)
     if not task.published:
         dataset = with_people(dataset)  # before views and features change the records
     clients = assign_records(with_partition(config, dataset).task, dataset, seed=config.seed)
@@ -96,11 +96,11 @@ def load_data(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
 
 def load_inputs(config: Config, task: Task) -> Dataset:
     """The data of a config as `load_data` returns them, without giving them to anybody or making a model."""
-    dataset = views.add_views(_load(config, task), config.client.views)
+    dataset = views.add_views(_load_task_data(config, task), config.client.views)
     return features.apply(dataset, config.task.all_features)
 
 
-def _load(config: Config, task: Task) -> Dataset:
+def _load_task_data(config: Config, task: Task) -> Dataset:
     """The data of a config's task as they are loaded, held out as its scores need it."""
     dataset = with_recipe(task.load(folder=None if config.task.folder is None else Path(config.task.folder)))
     return _with_private_test(config, dataset) if config.task.evaluate == "private" else dataset

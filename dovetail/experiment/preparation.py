@@ -38,7 +38,7 @@ from dovetail.experiment.scores import PrivateScores, prepare_scores
 from dovetail.guarantee import Guarantee, Record, Spread
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.isolation import inspect_model
-from dovetail.learners.moments import moments_of
+from dovetail.learners.moments import Moments, moments_of
 from dovetail.learners.prediction import Predictor
 from dovetail.learners.server import Ridge, Server
 from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT
@@ -183,6 +183,53 @@ def rounds_due(plan: Plan, released: list[int], *, start: int = 0) -> Iterator[t
         yield index, plan.sampler.schedule.draw_users(index)
 
 
+class _Population(typing.NamedTuple):
+    """The data of a config and who holds them: `held` are the records that the protocol may use of `clients`."""
+
+    dataset: Dataset
+    clients: Clients
+    held: Clients
+    model: Model
+    declared: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _RoundPlanner:
+    """What rounds depend on besides the config, which `defaults.complete_config` tries with several noises."""
+
+    population: _Population
+    published: bool
+    spread: Spread
+    records: int | None
+    moments: Moments | None
+    randomness: Randomness
+
+    @functools.cached_property
+    def dim(self) -> int:
+        """How many numbers a client's update has."""
+        return _num_parameters(self.population.model) if self.moments is None else self.moments.dim
+
+    def plan_rounds(self, config: Config, held: Clients) -> tuple[Sampler, Server, Guarantee]:
+        """Who takes part in the rounds of a config, under which noise; the server; and what that guarantees."""
+        dataset, model = self.population.dataset, self.population.model
+        protocol = protocol_of(config)
+        schedule = schedule_of(
+            config, protocol, population=held.num_clients, records=self.records, randomness=self.randomness
+        )
+        server = config.server.build().for_rounds(schedule.rounds, moments=self.moments)
+        assumptions = (*server.notes, *data_assumptions(config, dataset, published=self.published))
+        if model.learner is not None:
+            assumptions += model.learner.notes
+        guarantee = guarantee_of(
+            *(config, protocol, schedule, self.dim, self.spread),
+            assumptions=assumptions,
+            declared=self.population.declared,
+        )
+        protocol, noise_of = calibrate_noise(guarantee, eps=config.privacy.eps)
+        sampler = make_sampler(protocol, schedule=schedule, clients=held, subjects=dataset.subjects, noise_of=noise_of)
+        return sampler, server, dataclasses.replace(guarantee, protocol=protocol)
+
+
 def prepare(
     config: Config, *, task: Task | None = None, guests: Guests | None = None, open_keys: Collection[str] = ()
 ) -> Plan:
@@ -192,7 +239,7 @@ def prepare(
         config: the config.
         task: the task, where it is not found by the config's name of it.
         guests: users or people that an audit adds.
-        open_keys: what the caller left open, to be filled in by `defaults.complete`; the plan has the whole config.
+        open_keys: what the caller left open, for `defaults.complete_config` to fill in; the plan has the whole config.
     """
     keep_programs()
     protocol = protocol_of(config)
@@ -201,61 +248,34 @@ def prepare(
         raise ValueError(f"set privacy.eps, or the noise of {protocol.name!r} itself: neither is given")
     _check_sections(config, protocol)
 
-    task = task or resolve(config.task.name)
-    dataset, clients, model = load_data(config, task)
-    _check_model(config, protocol, dataset, model)
-    declared = dataset.declared
-    if task.model is not None or not isinstance(model.loss, str | None):
-        model, declarations = inspect_model(
-            model, dataset, records=protocol.samples == "records", own_model=task.model is not None
-        )
-        declared += declarations
-    config = with_partition(config, dataset)
-    check_counts(config, dataset, published=task.published)
-    if task.model is not None:
-        task = dataclasses.replace(task, model=model)
-    if guests is not None:
-        dataset, clients = guests.join(dataset, clients)
-    held = usable_clients(protocol, clients, dataset.subjects)
-
-    spread = spread_of(config.task, clients, held, dataset, protocol, published=task.published)
+    config, task, population = _load_population(config, task or resolve(config.task.name), protocol, guests)
+    dataset, held, model = population.dataset, population.held, population.model
     seeded = config.noise == "seeded"
-    randomness = Randomness.from_seed(config.seed) if seeded else Randomness.without_secrets(config.seed)
-    records = num_records(config, held, protocol, published=task.published)
-    moments = moments_of(config.client, model)
-    dim = _dimension(model) if moments is None else moments.dim
-
-    def plan_rounds(config: Config, held: Clients) -> tuple[Sampler, Server, Guarantee]:
-        """Who takes part in the rounds of a config, under which noise; the server; and what that guarantees."""
-        protocol = protocol_of(config)
-        schedule = schedule_of(config, protocol, population=held.num_clients, records=records, randomness=randomness)
-        server = config.server.build().for_rounds(schedule.rounds, moments=moments)
-        assumptions = (*server.notes, *data_assumptions(config, dataset, published=task.published))
-        if model.learner is not None:
-            assumptions += model.learner.notes
-        guarantee = guarantee_of(config, protocol, schedule, dim, spread, assumptions=assumptions, declared=declared)
-        protocol, noise_of = calibrate_noise(guarantee, eps=config.privacy.eps)
-        sampler = make_sampler(protocol, schedule=schedule, clients=held, subjects=dataset.subjects, noise_of=noise_of)
-        return sampler, server, dataclasses.replace(guarantee, protocol=protocol)
-
+    planner = _RoundPlanner(
+        population=population,
+        published=task.published,
+        spread=spread_of(config.task, population.clients, held, dataset, protocol, published=task.published),
+        records=num_records(config, held, protocol, published=task.published),
+        moments=moments_of(config.client, model),
+        randomness=Randomness.from_seed(config.seed) if seeded else Randomness.without_secrets(config.seed),
+    )
     if config.client.local or (model.learner is not None and model.learner.ignores_settings):
         open_keys = ()  # clients' updates are steps already, which the server follows
-    config = defaults.complete(
+    config = defaults.complete_config(
         config,
         open_keys,
         learned=defaults.Learned(
             target=dataset.target,
-            dim=dim,
+            dim=planner.dim,
             is_linear=model.constant is not None,
             has_known_scale=_has_known_scale(dataset),
         ),
-        noise_ratio=lambda config: noise_ratio_of(plan_rounds(config, held)[0], dim=dim),
+        noise_ratio=lambda config: noise_ratio_of(planner.plan_rounds(config, held)[0], dim=planner.dim),
     )
-    if guests is not None:
-        held = guests.draw_presence(held, len(dataset.labels))
-    sampler, server, guarantee = plan_rounds(config, held)
+    present = held if guests is None else guests.draw_presence(held, len(dataset.labels))
+    sampler, server, guarantee = planner.plan_rounds(config, present)
     if isinstance(server, Ridge):
-        std = sampler.noise_std(0, dim=dim) / sampler.sum_divisor(0, learning_rate=1)
+        std = sampler.noise_std(0, dim=planner.dim) / sampler.sum_divisor(0, learning_rate=1)
         server = dataclasses.replace(server, noise_std=std)
     engine = Engine(
         model=model,
@@ -264,9 +284,9 @@ def prepare(
         update=config.client,
         protocol=sampler.protocol,
         server=server,
-        moments=moments,
+        moments=planner.moments,
         cohort_size=sampler.size,
-        randomness=randomness,
+        randomness=planner.randomness,
         performance=config.performance,
         diagnostics=config.diagnostics and protocol.samples == "users",  # they are of users' updates
         metrics=task.metrics,
@@ -282,7 +302,29 @@ def prepare(
         scores=None if guests is not None else prepare_scores(config, task, dataset, guarantee),
     )
     plan.guarantee.check_views()
-    return plan.with_randomness(randomness) if seeded else plan
+    return plan.with_randomness(planner.randomness) if seeded else plan
+
+
+def _load_population(
+    config: Config, task: Task, protocol: protocols.Protocol, guests: Guests | None
+) -> tuple[Config, Task, _Population]:
+    """Load data and model, and let guests join; config and task come back with partition and model filled in."""
+    dataset, clients, model = load_data(config, task)
+    _check_model(config, protocol, dataset, model)
+    declared = dataset.declared
+    if task.model is not None or not isinstance(model.loss, str | None):
+        model, declarations = inspect_model(
+            model, dataset, records=protocol.samples == "records", own_model=task.model is not None
+        )
+        declared += declarations
+    config = with_partition(config, dataset)
+    check_counts(config, dataset, published=task.published)
+    if task.model is not None:
+        task = dataclasses.replace(task, model=model)
+    if guests is not None:
+        dataset, clients = guests.join(dataset, clients)
+    held = usable_clients(protocol, clients, dataset.subjects)
+    return config, task, _Population(dataset, clients, held, model, declared)
 
 
 def _has_known_scale(dataset: Dataset) -> bool:
@@ -357,7 +399,7 @@ def _check_model(config: Config, protocol: protocols.Protocol, dataset: Dataset,
         raise ValueError(f"model {model.name!r} trains outside JAX, in one process, got {jax.process_count()}")
 
 
-def _dimension(model: Model) -> int:
+def _num_parameters(model: Model) -> int:
     """How many parameters the model has; nothing is computed."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))

@@ -33,12 +33,12 @@ __all__ = [
     "Result",
     "beats_baseline",
     "describe_protocol",
-    "facts_of",
     "headline",
+    "headline_facts",
     "html_table",
+    "separates_classes",
     "spell_interval",
     "spell_score",
-    "tells_apart",
 ]
 
 _TELLING_AUC = 0.55  # a constant guess has 1/2
@@ -132,7 +132,7 @@ class Result:
         """
         stated = {**self.to_json(), **provenance}
         if self.quote.claimed is not None and FROM_DATA in self.quote.claimed.assumptions:
-            folder.log_diagnostics({"claimed": stated["claimed"]})
+            folder.append_diagnostics({"claimed": stated["claimed"]})
             stated["claimed"] = None
         folder.finish(stated, self.required_provenance.record, self.parameters, self.recipe)
 
@@ -155,7 +155,7 @@ class Result:
 
     def _facts(self) -> dict[str, str]:
         """What `repr` and a notebook show, as text by name."""
-        facts = facts_of(self.to_json(), self.statement, out=self.out)
+        facts = headline_facts(self.to_json(), self.statement, out=self.out)
         if self.tuning is not None:
             facts["chosen"] = ", ".join(f"{key}={value}" for key, value in self.tuning["chosen"].items())
         return facts
@@ -265,7 +265,7 @@ def beats_baseline(
     return metrics.get(name) is not None and metrics[name] > baseline[name]
 
 
-def tells_apart(metrics: Mapping[str, Any]) -> bool:
+def separates_classes(metrics: Mapping[str, Any]) -> bool:
     """Whether the scores say that a model ranks two classes, whatever it is worth when cut at one half.
 
     Where one class is rare, a good model may be right no more often than one that always names the other.
@@ -327,7 +327,7 @@ def headline(
     return ", ".join(parts) or f"loss {metrics['loss']:.4g}"
 
 
-def facts_of(summary: Mapping[str, Any], statement: Statement, *, out: Path | None) -> dict[str, str]:
+def headline_facts(summary: Mapping[str, Any], statement: Statement, *, out: Path | None) -> dict[str, str]:
     """A run in a few facts, as text by name: its best score, its statement, its rounds, and its folder if it has one.
 
     Arguments:
@@ -350,7 +350,7 @@ def facts_of(summary: Mapping[str, Any], statement: Statement, *, out: Path | No
         best is not None
         and beats_baseline(scores, summary.get("baseline") or {}, (evaluation or {}).get("intervals")) is False
     ):
-        if tells_apart(scores):
+        if separates_classes(scores):
             facts.setdefault("auc", f"{scores['auc']:.4g} (the accuracy, cut at one half, is that of a constant guess)")
         else:
             facts[best] += f", no better than a constant guess ({summary['baseline']['rule']})"

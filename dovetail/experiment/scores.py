@@ -61,7 +61,7 @@ class PrivateScores:
 
     def draw(self, outputs: np.ndarray, randomness: Randomness) -> NoisyScores:
         """The scores of a model with these outputs for the test records."""
-        return self.release.run_rounds(_records(outputs, self.dataset), self.people, randomness)
+        return self.release.run_rounds(_records_to_score(outputs, self.dataset), self.people, randomness)
 
 
 def describe(scores: NoisyScores, private: PrivateScores) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def prepare_scores(config: Config, task: Task, dataset: Dataset, guarantee: Guar
         raise ValueError(
             f"metrics of your own see the test records without noise: leave out {', '.join(task.metrics)} {_INSTEAD}"
         )
-    held_out = _held_out(config, dataset, guarantee)
-    people, counted = _people(config, held_out, published=task.published)
+    held_out = _held_out_people(config, dataset, guarantee)
+    people, counted = _people_of_test_records(config, held_out, published=task.published)
     if people.places < _FEWEST:
         raise ValueError(
             f"evaluate='private' needs {_FEWEST} held-out people or more, got {people.places}: hold out a larger "
@@ -104,8 +104,8 @@ def prepare_scores(config: Config, task: Task, dataset: Dataset, guarantee: Guar
     by_place = guarantee.relation.value == "add-remove" and held_out.by != "table"
     release = calibrate_evaluation(
         guarantee,
-        _layout(dataset, guarantee, people=people.places, counted=counted),
-        eps=_target(config, guarantee),
+        _score_vectors(dataset, guarantee, people=people.places, counted=counted),
+        eps=_eps_of_scores(config, guarantee),
         colluders=config.cohort.colluders,
         spread=Spread(users=people.places, subjects=people.places, known=held_out.by == "subject", describes_data=True),
         assumptions=(*guarantee.assumptions, *(() if by_place else (_SIDES[held_out.by],))),
@@ -113,7 +113,7 @@ def prepare_scores(config: Config, task: Task, dataset: Dataset, guarantee: Guar
     return PrivateScores(release=release, people=people, dataset=dataset)
 
 
-def _held_out(config: Config, dataset: Dataset, guarantee: Guarantee) -> HeldOutPeople:
+def _held_out_people(config: Config, dataset: Dataset, guarantee: Guarantee) -> HeldOutPeople:
     """Whose the test records are; refuses what does not keep every person that the target protects on one side."""
     unit = guarantee.target_unit
     name = str(config.task.partition)
@@ -151,7 +151,7 @@ def _held_out(config: Config, dataset: Dataset, guarantee: Guarantee) -> HeldOut
     return held_out
 
 
-def _people(config: Config, held_out: HeldOutPeople, *, published: bool) -> tuple[People, bool]:
+def _people_of_test_records(config: Config, held_out: HeldOutPeople, *, published: bool) -> tuple[People, bool]:
     """Whose the test records are, by public places, and whether it is secret how many people there are."""
     found, owner = np.unique(held_out.people, return_inverse=True)
     if config.privacy.neighbors == "replace-one" or published:
@@ -172,7 +172,7 @@ def _people(config: Config, held_out: HeldOutPeople, *, published: bool) -> tupl
     return People(owner, places), True
 
 
-def _target(config: Config, guarantee: Guarantee) -> float:
+def _eps_of_scores(config: Config, guarantee: Guarantee) -> float:
     """The eps that scores keep to: the run's target, or what the training spends where there is none."""
     try:
         spent = guarantee.bound().eps
@@ -185,11 +185,11 @@ def _target(config: Config, guarantee: Guarantee) -> float:
     return spent if config.privacy.eps is None else config.privacy.eps
 
 
-def _layout(dataset: Dataset, guarantee: Guarantee, *, people: int, counted: bool) -> ScoreVectors:
+def _score_vectors(dataset: Dataset, guarantee: Guarantee, *, people: int, counted: bool) -> ScoreVectors:
     """What people add, by the kind of answer; one number alone where each adds all the noise itself."""
     alone = people_add_own_noise(guarantee)
     if dataset.target == "number":
-        _check_range(dataset, alone=alone, name=guarantee.protocol.name)
+        _check_target_range(dataset, alone=alone, name=guarantee.protocol.name)
         return NumberVectors(people=people, counted=counted)
     if dataset.target == "labels":
         return LabelVectors(people=people, counted=counted, labels=dataset.num_classes, alone=alone)
@@ -198,7 +198,7 @@ def _layout(dataset: Dataset, guarantee: Guarantee, *, people: int, counted: boo
     return ClassVectors(people=people, counted=counted, classes=dataset.num_classes, alone=alone)
 
 
-def _check_range(dataset: Dataset, *, alone: bool, name: str) -> None:
+def _check_target_range(dataset: Dataset, *, alone: bool, name: str) -> None:
     """Refuse targets without a declared range, and noise of everybody's own on numbers."""
     recipe = dataset.recipe
     if recipe is None or recipe.answer.bounds is None:
@@ -213,7 +213,7 @@ def _check_range(dataset: Dataset, *, alone: bool, name: str) -> None:
         )
 
 
-def _records(outputs: np.ndarray, dataset: Dataset) -> Records:
+def _records_to_score(outputs: np.ndarray, dataset: Dataset) -> Records:
     """What scores are made of, for every test record; outputs that are not numbers are the worst there are."""
     labels = dataset.test_labels
     if dataset.target == "number":

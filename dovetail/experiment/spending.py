@@ -29,16 +29,16 @@ from dovetail.experiment.ledgers import (
     Together,
     ledger_folder,
     ledger_of,
-    now,
     parse_ceiling,
     resolve_ledger,
+    utc_timestamp,
 )
 from dovetail.experiment.preparation import Plan
 from dovetail.files import make_folder
 from dovetail.guarantee import Record
 from dovetail.guarantee.across import RunSpending
 
-__all__ = ["Account", "conclude", "open_account", "open_account_of_plan"]
+__all__ = ["Account", "open_account", "open_account_of_plan", "settle_finished_run"]
 
 _SWITCH = {"on": True, "off": False}
 
@@ -67,7 +67,7 @@ class Account:
             return
         run = LedgerRun(
             id=self.run,
-            time=now(),
+            time=utc_timestamp(),
             what=self.what,
             task=self.task,
             protocol=self.protocol,
@@ -85,26 +85,26 @@ class Account:
             self.ledger.give_back(self.run)
             self.has_reserved = False
 
-    def preview(self, record: Record) -> Together | None:
+    def total_with(self, record: Record) -> Together | None:
         """What all runs have spent together once this one is settled at this record; None without a ledger."""
-        return None if self.ledger is None else self.ledger.with_spending(self.run, RunSpending.from_record(record))
+        return None if self.ledger is None else self.ledger.total_with_run(self.run, RunSpending.from_record(record))
 
     def settle(self, record: Record) -> None:
         """End the run: it is charged what this record spends."""
         if self.ledger is not None:
             self.ledger.settle(self.run, RunSpending.from_record(record))
 
-    def link(self, folder: RunFolder) -> None:
+    def write_ledger_link(self, folder: RunFolder) -> None:
         """Write into the run's folder where it is counted, for whoever resumes it."""
         if self.ledger is not None:
-            folder.write_link({"ledger": str(self.ledger.path.absolute()), "run": self.run})
+            folder.write_ledger_link({"ledger": str(self.ledger.path.absolute()), "run": self.run})
 
-    def rejoin(self, folder: RunFolder) -> None:
+    def resume_reservation(self, folder: RunFolder) -> None:
         """Go on with the reservation of a run that is resumed; a run that has ended there begins anew.
 
         A run that was started without a ledger, and has one now, is charged from its first round.
         """
-        link = folder.read_link()
+        link = folder.read_ledger_link()
         if link is None or self.has_reserved:
             return
         path = Path(link["ledger"])
@@ -155,7 +155,7 @@ def open_account(
     if isinstance(ledger, str | Path):
         account.ledger = resolve_ledger(ledger)
         make_folder(account.ledger.path.parent)
-        account.people = None if people is None else _keyed(people, out, needed=False)
+        account.people = None if people is None else _fingerprint_of_people(people, out, needed=False)
         return account
     if ledger is False or (ledger is None and published):
         account.missing = "no ledger was asked for" if chosen else "the data are published"
@@ -165,7 +165,7 @@ def open_account(
         account.missing = "it is not known whose data these are"
     else:
         try:
-            account.people = _keyed(people, out, needed=True)
+            account.people = _fingerprint_of_people(people, out, needed=True)
             make_folder(folder)
         except ValueError as error:
             if chosen or account.ceiling is not None or KEY_VARIABLE in os.environ:
@@ -199,7 +199,7 @@ def open_account_of_plan(
     )
 
 
-def _keyed(people: bytes, out: Path | None, *, needed: bool) -> str | None:
+def _fingerprint_of_people(people: bytes, out: Path | None, *, needed: bool) -> str | None:
     """The fingerprint of people under the data's key, in hexadecimal digits, the key made if there is none.
 
     Where no key can be made: ValueError if it is needed, or else None.
@@ -213,13 +213,13 @@ def _keyed(people: bytes, out: Path | None, *, needed: bool) -> str | None:
     return hmac.digest(key, b"dovetail people 1" + people, "sha256").hex()
 
 
-def conclude(folder: RunFolder) -> None:
+def settle_finished_run(folder: RunFolder) -> None:
     """Settle a run that has ended, but was killed before it was settled, at what its ledger.json charges."""
-    link = folder.read_link()
+    link = folder.read_ledger_link()
     if link is None:
         return
     ledger = SpendingLedger(Path(link["ledger"]))
     if ledger.exists:
         with contextlib.suppress(ValueError):
             ledger.settle(link["run"], RunSpending.from_record(folder.read_ledger()))
-    folder.delete_link()
+    folder.delete_ledger_link()

@@ -21,21 +21,26 @@ def guarantee_lines(quote: Quote, units: Mapping[Unit, Statement], *, ask: str) 
         ask: what shows all assumptions: "--explain".
     """
     statement = quote.certified
-    lines = [f"guarantee: {wording.guarantee(statement)}", *(f"warning: {text}" for text in statement.warnings)]
+    lines = [
+        f"guarantee: {wording.guarantee_in_words(statement)}",
+        *(f"warning: {text}" for text in statement.warnings),
+    ]
     if statement.is_unbounded:
         return lines
     count = len(statement.assumptions)
     held = f" if {count} assumption{'s hold' if count != 1 else ' holds'}: {ask} lists them" if count else ""
-    lines.append(f"verdict: {wording.verdict(statement)}{held}")
-    trusted = wording.trust(statement)
+    lines.append(f"verdict: {wording.verdict_in_words(statement)}{held}")
+    trusted = wording.trust_in_words(statement)
     if statement.trust is not Trust.LOCAL:
-        trusted += f" If nobody can be trusted: {_in_short(quote.local)}."
+        trusted += f" If nobody can be trusted: {_numbers_in_short(quote.local)}."
     lines.append(f"trust: {trusted}")
-    others = [f"one {unit.value}: {_in_short(other)}" for unit, other in units.items() if unit is not statement.unit]
+    others = [
+        f"one {unit.value}: {_numbers_in_short(other)}" for unit, other in units.items() if unit is not statement.unit
+    ]
     return [*lines, f"others: {'; '.join(others)}"]
 
 
-def _in_short(statement: Statement) -> str:
+def _numbers_in_short(statement: Statement) -> str:
     """Numbers alone, or that there are none."""
     if statement.is_unbounded:
         return "no guarantee"
@@ -47,10 +52,10 @@ def explain(quote: Quote, units: Mapping[Unit, Statement]) -> str:
 
     Arguments: as of `guarantee_lines`.
     """
-    return "\n".join(_explain(quote, units))
+    return "\n".join(_explanation_lines(quote, units))
 
 
-def _explain(quote: Quote, units: Mapping[Unit, Statement]) -> Iterator[str]:
+def _explanation_lines(quote: Quote, units: Mapping[Unit, Statement]) -> Iterator[str]:
     yield str(quote.certified)
     known = quote.certified.assumptions
     for unit, statement in units.items():

@@ -43,12 +43,12 @@ from dovetail.experiment.callbacks import (
 )
 from dovetail.experiment.config import Config, parse, presets, read, to_toml
 from dovetail.experiment.declared import UNNAMED
-from dovetail.experiment.fingerprint import check_key, difference, fingerprint, origin_of
+from dovetail.experiment.fingerprint import check_key, fingerprint, first_difference, origin_of
 from dovetail.experiment.folder import Checkpoint, RunFolder
 from dovetail.experiment.preparation import Plan, prepare, rounds_due
 from dovetail.experiment.result import Progress, Provenance, Result, describe_protocol
 from dovetail.experiment.scores import describe
-from dovetail.experiment.spending import Account, conclude, open_account_of_plan
+from dovetail.experiment.spending import Account, open_account_of_plan, settle_finished_run
 from dovetail.guarantee import Guarantee, Quote, Record
 
 __all__ = ["Finished", "Progress", "Result", "prepare", "run"]
@@ -64,7 +64,7 @@ class Finished(ValueError):  # noqa: N818 - nothing is wrong
 class Start:
     """What a training begins with: a config, and the task, which its name alone may not lead to.
 
-    `open_keys` are those of the config that follow from the noise (`defaults.complete`).
+    `open_keys` are those of the config that follow from the noise (`defaults.complete_config`).
     """
 
     config: Config
@@ -133,13 +133,15 @@ def _resolve_task(offered: object) -> Task:
         if reader is None and isinstance(offered, str):
             return resolve(offered)
         reader = reader or "from_folder"
-        raise ValueError(_needs_dataset(f"Dataset.{reader}({str(offered)!r}, ...)", f"the path {str(offered)!r}"))
+        raise ValueError(
+            _dataset_needed_message(f"Dataset.{reader}({str(offered)!r}, ...)", f"the path {str(offered)!r}")
+        )
     if hasattr(offered, "columns"):
-        raise ValueError(_needs_dataset("Dataset.from_pandas(frame, ...)", f"a {type(offered).__name__}"))
+        raise ValueError(_dataset_needed_message("Dataset.from_pandas(frame, ...)", f"a {type(offered).__name__}"))
     raise ValueError(f"expected a Dataset, a Task or the name of a task, got {type(offered).__name__}")
 
 
-def refuse_unnamed(task: str) -> None:
+def refuse_nameless_task(task: str) -> None:
     """Refuse to load by its name what a program gave to `train`: only the program has it."""
     if ":" not in task and task not in TASKS:
         raise ValueError(
@@ -148,7 +150,7 @@ def refuse_unnamed(task: str) -> None:
         )
 
 
-def _needs_dataset(call: str, offered: str) -> str:
+def _dataset_needed_message(call: str, offered: str) -> str:
     """The message that says by which call a dataset is made of what was offered."""
     arguments = "target=, what to predict, user=, whose a row is, and test_share= or test="
     return f"expected a Dataset, made by {call} with {arguments}, got {offered}"
@@ -209,10 +211,10 @@ def run(
             folder, saved, identity = _open_folder(plan, out, resume, locks)
             run = _start_or_resume(plan, folder, saved, identity, account)
             if resume and folder is not None:
-                account.rejoin(folder)
+                account.resume_reservation(folder)
                 account.reserve(_record_to_charge(plan, run.released, start=run.progress.round))
             if folder is not None:
-                account.link(folder)
+                account.write_ledger_link(folder)
             watching.on_start(RunStart.of(plan, round=run.progress.round, folder=out))
             run.train(checkpoint_every=checkpoint_every, evaluate_every=evaluate_every, watching=watching)
         except BaseException:
@@ -302,7 +304,7 @@ class _Run:
             fresh=True,
         )
         if self.folder:
-            self.folder.log(self.progress.to_json())
+            self.folder.append_metrics(self.progress.to_json())
 
     def charge_remaining_rounds(self) -> None:
         """Charge the rounds that are left as if they were run.
@@ -326,7 +328,7 @@ class _Run:
         if isinstance(self.training.diagnostics, Diagnostics):
             values = _diagnostics_by_name(self.training.diagnostics)
             if self.folder:
-                self.folder.log_diagnostics({"round": index + 1, **values})
+                self.folder.append_diagnostics({"round": index + 1, **values})
             watching.on_diagnostics(Diagnosis(round=index + 1, values=values))
 
     def record(self) -> Record:
@@ -346,7 +348,7 @@ class _Run:
             fingerprint=self.identity,
             leaves=tuple(to_host(leaf) for leaf in jax.tree.leaves(self.training)),
         )
-        self.folder.save(saved)
+        self.folder.save_checkpoint(saved)
         self._saved_round = self.progress.round
 
     def finish(self, out: Path | None) -> Result:
@@ -361,12 +363,12 @@ class _Run:
             )
         result = self.result(planned, out)
         charged = result.required_provenance.record
-        result = dataclasses.replace(result, across_runs=self.account.preview(charged))
+        result = dataclasses.replace(result, across_runs=self.account.total_with(charged))
         if self.folder:
             result.write(self.folder)
         self.account.settle(charged)
         if self.folder:
-            self.folder.delete_link()
+            self.folder.delete_ledger_link()
         return result
 
     def result(self, planned: Record, out: Path | None) -> Result:
@@ -458,7 +460,7 @@ def _open_folder(
         locks.enter_context(folder.lock())
     if folder is not None and folder.is_finished:
         folder.delete_checkpoint()  # a kill may have come between the statement and this
-        conclude(folder)
+        settle_finished_run(folder)
         raise Finished(f"the run in {str(out)!r} is finished: nothing to resume, and nothing was changed")
     sampler = plan.sampler
     identity = fingerprint(plan.config, plan.task, sampler.protocol, plan.dataset, sampler.clients, plan.engine.first)
@@ -470,7 +472,7 @@ def _open_folder(
         locks.enter_context(folder.lock())
         return folder, None, identity
     saved = folder.read_checkpoint()
-    if changed := difference(saved.fingerprint, identity):
+    if changed := first_difference(saved.fingerprint, identity):
         raise ValueError(f"the run in {str(out)!r} was started differently and cannot go on from here: {changed}")
     if saved.record != plan.record(list(saved.released)):
         raise ValueError(f"the checkpoint in {str(out)!r} lists rounds that were not planned: it was changed")

@@ -363,42 +363,42 @@ def run_trials(
     selects = by == "selection" or (by == "auto" and first.guarantee.scope.trust is Trust.CURATOR)
     strategy = _Selection(config, space, number, eta) if selects else _Composition(config, space, number)
     settings = [_with_changes(config, setting) for setting in strategy.settings]
-    configs = _calibrate(settings, strategy, eps=eps, task=task)
+    configs = _calibrate_trials(settings, strategy, eps=eps, task=task)
     prepared = functools.cache(lambda index: prepare(configs[index], task=task))
     planned = [plan.record(range(plan.num_rounds)) for plan in map(prepared, range(len(configs)))]
     account = open_account_of_plan(first, ledger=ledger, ceiling=ceiling, what="tuning", out=out)
     account.reserve(strategy.combine(planned))
-    finished = [_train(prepared(index), strategy.settings[index], score) for index in strategy.draw_settings()]
+    finished = [_run_trial(prepared(index), strategy.settings[index], score) for index in strategy.draw_settings()]
     record = strategy.record(planned, finished)
-    tuning = _conclude(record, finished, strategy, space, score=score, eps=eps, out=out, account=account)
+    tuning = _publish_best(record, finished, strategy, space, score=score, eps=eps, out=out, account=account)
     account.settle(record)
     return tuning
 
 
-def _train(plan: Plan, setting: Mapping[str, Any], score: str) -> _Trial:
+def _run_trial(plan: Plan, setting: Mapping[str, Any], score: str) -> _Trial:
     """Run one trial; its record holds the rounds as the engine ran them."""
     result = run(plan, ledger=False)  # all trials are one entry
     record = plan.guarantee.record([log.cohort for log in plan.engine.round_logs])
-    return _Trial(plan=plan, setting=setting, result=result, score=_score(result, score), record=record)
+    return _Trial(plan=plan, setting=setting, result=result, score=_score_of_result(result, score), record=record)
 
 
 _LESS_IS_BETTER = ("loss", "rmse", "mae")
 
 
-def _score(result: Result, name: str) -> float:
+def _score_of_result(result: Result, name: str) -> float:
     """The result's score under this name; NaN where it has none."""
     score = result.metrics.get(name)
     return math.nan if score is None else float(score)
 
 
-def _rank(score: float, name: str) -> float:
+def _as_larger_is_better(score: float, name: str) -> float:
     """A number that is larger the better a score of this name is; -inf for a score that is not a number."""
     if math.isnan(score):
         return -math.inf
     return -score if name in _LESS_IS_BETTER else score
 
 
-def _conclude(
+def _publish_best(
     record: Record,
     trials: Sequence[_Trial],
     strategy: _Composition | _Selection,
@@ -417,7 +417,7 @@ def _conclude(
         account: their place in the ledger of all runs on the same people.
     """
     # the first of equals, as if at random: settings are, too
-    best = max(trials, key=lambda trial: _rank(trial.score, score))
+    best = max(trials, key=lambda trial: _as_larger_is_better(trial.score, score))
     quote = Quote.from_record(best.plan.sampler.protocol.name, record, None)
     if not quote.certified.eps <= eps:
         raise RuntimeError(f"the trials together are not within eps={eps}, so nothing is certified and nothing written")
@@ -429,14 +429,14 @@ def _conclude(
         units=record.statements_by_unit(),
         **replaced,
         out=out,
-        across_runs=account.preview(record),
+        across_runs=account.total_with(record),
         provenance=None,  # its ledger is that of all trials
         tuning={
             "by": strategy.name,
             "space": {key: list(values) for key, values in space.axes.items()},
             "chosen": dict(best.setting),
             "score": score,
-            "public": f"the test records of {_name_of(best.plan.config)}",
+            "public": f"the test records of {_data_name(best.plan.config)}",
             "rounds": best.result.rounds,
             **facts,
         },
@@ -449,12 +449,12 @@ def _conclude(
     return TuningResult(result=result, record=record)
 
 
-def _name_of(config: Config) -> str:
+def _data_name(config: Config) -> str:
     """What a sentence calls the data of a config."""
     return "the data" if config.task.name == UNNAMED else config.task.name
 
 
-def _calibrate(
+def _calibrate_trials(
     configs: Sequence[Config], strategy: _Composition | _Selection, *, eps: float, task: Task | None
 ) -> tuple[Config, ...]:
     """The same configs with noise, at which all trials together meet eps.
@@ -541,5 +541,5 @@ def _tuning_assumption(config: Config, space: Space) -> str:
     """What a tuned statement still assumes of how settings were chosen, as a sentence."""
     return (
         f"everything but the choice among {len(space.settings)} settings of {', '.join(space.axes)} was fixed without "
-        f"the private data, and trials were scored on the test records of {_name_of(config)}, which are public"
+        f"the private data, and trials were scored on the test records of {_data_name(config)}, which are public"
     )

@@ -94,7 +94,7 @@ def verify(
         rounds=len(record.own.rounds),
         statement=record.certified_statement(),
         differences=(
-            *_differences("", computed, {name: stated.get(name) for name in computed}),
+            *_list_differences("", computed, {name: stated.get(name) for name in computed}),
             *folder.find_changes(),
         ),
         missing=folder.missing,
@@ -105,34 +105,36 @@ def verify(
 
 def import_data(text: str) -> Dataset | Task:
     """The dataset or task "module:object" that a user names; the object may be a function that returns one."""
-    found = _imports.load(text, what="dataset", kind="Dataset, Task, or function that returns one", accept=_gives_data)
+    found = _imports.import_named(
+        text, what="dataset", kind="Dataset, Task, or function that returns one", accept=_is_data_or_maker
+    )
     made = found if isinstance(found, Dataset | Task) else found()
     if not isinstance(made, Dataset | Task):
         raise ValueError(f"expected {text!r} to return a Dataset or a Task, got {type(made).__name__}")
     return made
 
 
-def _gives_data(value: object) -> TypeGuard[Any]:
+def _is_data_or_maker(value: object) -> TypeGuard[Any]:
     return isinstance(value, Dataset | Task) or inspect.isfunction(value)
 
 
-def _differences(where: str, computed: Any, stated: Any) -> Iterator[str]:
+def _list_differences(where: str, computed: Any, stated: Any) -> Iterator[str]:
     """A sentence for each value that differs in two trees of plain data; `where` is the dotted path of their root."""
     if isinstance(computed, Mapping) and isinstance(stated, Mapping):
         for name in dict.fromkeys((*computed, *stated)):
-            yield from _differences(f"{where}.{name}" if where else name, computed.get(name), stated.get(name))
-    elif _is_list(computed) and _is_list(stated) and len(computed) == len(stated):
+            yield from _list_differences(f"{where}.{name}" if where else name, computed.get(name), stated.get(name))
+    elif _is_list_or_tuple(computed) and _is_list_or_tuple(stated) and len(computed) == len(stated):
         for number, pair in enumerate(zip(computed, stated, strict=True)):
-            yield from _differences(f"{where}[{number}]", *pair)
-    elif not _equal(computed, stated):
+            yield from _list_differences(f"{where}[{number}]", *pair)
+    elif not _is_equal_but_for_rounding(computed, stated):
         yield f"{where} is {stated!r} in privacy.json, and {computed!r} by the ledger"
 
 
-def _is_list(value: Any) -> bool:
+def _is_list_or_tuple(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def _equal(computed: Any, stated: Any) -> bool:
+def _is_equal_but_for_rounding(computed: Any, stated: Any) -> bool:
     """Whether two plain values are equal; floats but for rounding."""
     if isinstance(computed, float) and isinstance(stated, int | float) and not isinstance(stated, bool):
         return math.isclose(computed, stated, rel_tol=_CLOSE)

@@ -293,7 +293,7 @@ class _OwnBlock:
 
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:
         self._name = name
-        self._loaded = _imports.load(
+        self._loaded = _imports.import_named(
             name,
             what="function for features",
             kind="function from images to features, or an object with `apply` and `identity`",

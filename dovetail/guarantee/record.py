@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from dovetail import _validate, accounting
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.accounting.releases import release_of
 from dovetail.events import DataIndependent, NonPrivate, Round, from_plain, to_plain
 from dovetail.guarantee import units
@@ -280,7 +280,7 @@ def compose_in_parallel(training: Statement, scores: Statement) -> Statement:
 def _rounds_from_json(events: Sequence[Round], data: Mapping[str, Any]) -> ScopedRounds:
     """One view of a ledger: `data` has its scope and its rounds, as (index in `events`, how often in a row)."""
     return ScopedRounds(
-        rounds=_expand_run_lengths(events, data["rounds"]), scope=msgspec.convert(data["scope"], ready(Scope))
+        rounds=_expand_run_lengths(events, data["rounds"]), scope=msgspec.convert(data["scope"], resolve_fields(Scope))
     )
 
 

@@ -47,7 +47,7 @@ def registry(folder: Path) -> dict[str, Any]:
         "trust_model": {
             "model": statement.trust.value,
             "adversary": statement.adversary,
-            "in_words": words.trust(statement),
+            "in_words": words.trust_in_words(statement),
         },
         "privacy_parameters": {
             "definition": "(eps, delta)-differential privacy",

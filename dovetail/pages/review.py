@@ -19,10 +19,10 @@ __all__ = [
     "checklist",
     "delta_in_words",
     "exposure_in_words",
-    "facts",
     "noise_in_words",
     "owner_of",
-    "parties",
+    "party_boxes",
+    "run_facts",
     "tuning_in_words",
 ]
 
@@ -78,7 +78,7 @@ class Party:
     holds: str
 
 
-def parties(
+def party_boxes(
     statement: Statement, protocol: Mapping[str, Any], *, local: Statement | None, shuffler: Statement | None
 ) -> list[Party]:
     """Users first, the public last; between them whoever the model of trust has.
@@ -88,7 +88,7 @@ def parties(
         local: what remains of the guarantee if nobody is trusted.
         shuffler: what the shuffler learns from the reports.
     """
-    certified = words.numbers(statement)
+    certified = words.eps_and_delta(statement)
     users = Party(
         name="Users", sees=_USERS, trusted=_TO_USERS[statement.trust], holds=f"about other users: {certified}"
     )
@@ -127,7 +127,7 @@ def _parties_with_server(
             name="Server",
             sees="every user's report, with the noise that the user has added, and whose it is",
             trusted="with nothing",
-            holds=words.numbers(statement),
+            holds=words.eps_and_delta(statement),
         )
     ]
 
@@ -137,9 +137,9 @@ def _parties_with_shuffler(
 ) -> list[Party]:
     count = protocol.get("shufflers")  # None where there is one
     follows = "one that follows the protocol" if count else "if it follows the protocol"
-    kept = "" if shuffler is None else f"{follows}: {words.numbers(shuffler)}"
+    kept = "" if shuffler is None else f"{follows}: {words.eps_and_delta(shuffler)}"
     broken = "all of them together" if count else "if it does not, or colludes with the analyzer"
-    dishonest = "" if local is None else f"{broken}: {words.numbers(local)}"
+    dishonest = "" if local is None else f"{broken}: {words.eps_and_delta(local)}"
     shufflers = Party(
         name=f"{count} shufflers" if count else "Shuffler",
         sees="who uploads and when; sealed messages" + (", of every value some of the shares" if count else ""),
@@ -150,7 +150,7 @@ def _parties_with_shuffler(
         name="Analyzer",
         sees="all messages in random order, without names; how many users a round had",
         trusted="not to collude with a shuffler beyond what the checklist allows",
-        holds=words.numbers(statement),
+        holds=words.eps_and_delta(statement),
     )
     return [shufflers, analyzer]
 
@@ -158,18 +158,18 @@ def _parties_with_shuffler(
 def _parties_with_aggregators(
     statement: Statement, protocol: Mapping[str, Any], local: Statement | None, shuffler: Statement | None
 ) -> list[Party]:
-    together = "" if local is None else f"; all of them with the analyzer: {words.numbers(local)}"
+    together = "" if local is None else f"; all of them with the analyzer: {words.eps_and_delta(local)}"
     aggregators = Party(
         name=f"{protocol['aggregators']} aggregators" if protocol.get("aggregators") else "Aggregators",
         sees="who uploads and when; of every value one share each, which alone looks random",
         trusted="one of them, whichever it is: not to collude, to add up every user once, and to forget the shares",
-        holds=f"all but one of them with the analyzer: {words.numbers(statement)}{together}",
+        holds=f"all but one of them with the analyzer: {words.eps_and_delta(statement)}{together}",
     )
     analyzer = Party(
         name="Analyzer",
         sees="the sum over all users, noise included; how many users a round had",
         trusted="with nothing, as long as one aggregator is honest",
-        holds=words.numbers(statement),
+        holds=words.eps_and_delta(statement),
     )
     return [aggregators, analyzer]
 
@@ -203,7 +203,7 @@ def exposure_in_words(statement: Statement, setting: str | None) -> list[str]:
     return [first, deployed]
 
 
-def facts(statement: Statement, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def run_facts(statement: Statement, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What ran and on what, as pairs of name and text; what a run did not record is said to be unknown.
 
     Arguments:
@@ -215,7 +215,7 @@ def facts(statement: Statement, summary: Mapping[str, Any]) -> list[tuple[str, s
         ("Setting", setting_in_words(origin.get("setting"))),
         ("Users", _count_in_words(origin.get("users"))),
         ("Records", _count_in_words(origin.get("records"))),
-        ("Privacy unit", words.whom(statement).partition(";")[0]),
+        ("Privacy unit", words.who_is_protected(statement).partition(";")[0]),
         ("Neighbours", _RELATIONS[statement.neighbors].format(unit=unit)),
         ("Delta", delta_in_words(statement)),
         ("Noise", noise_in_words(summary)),

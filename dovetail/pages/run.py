@@ -59,7 +59,7 @@ def write(folder: Path) -> Path:
         **_scope(statement, others, summary, diagnostics=_write_diagnostics(run)),
         facts=_facts(statement, summary),
         across=_across_runs(statement, summary.get("across_runs")),
-        ran=review.facts(statement, summary),
+        ran=review.run_facts(statement, summary),
         **_review(statement, others, summary),
         curves=draw_inline(_figures(run.read_metrics(), statement, config)),
         histogram=draw_inline(_eps_histogram(statement.per_user)),
@@ -80,12 +80,12 @@ def _across_runs(statement: Statement, found: Mapping[str, Any] | None) -> dict[
         text = "No ledger counted this run: what other runs on the same people have spent adds to its statement."
         return {"text": text, "statements": []}
     spent = [Statement.from_json(data) for data in found["spent"]]
-    own = words.numbers(statement)
+    own = words.eps_and_delta(statement)
     text = f"On these people, this run spent {own}"
     if found["runs"] == 1:
         text += ", and it is the first in its ledger."
     else:
-        totals = " and ".join(f"{words.numbers(total)} for one {total.unit.value}" for total in spent)
+        totals = " and ".join(f"{words.eps_and_delta(total)} for one {total.unit.value}" for total in spent)
         without = len(found["without_bound"])
         all_runs = f"all {found['runs']} runs in its ledger together have spent"
         text += (
@@ -110,7 +110,7 @@ def _review(statement: Statement, others: Mapping[str, Statement], summary: dict
     protocol = summary["protocol"]
     settings = {key: value for key, value in protocol.items() if isinstance(value, str | int | float)}
     return {
-        "parties": review.parties(statement, protocol, local=others.get("local"), shuffler=others.get("shuffler")),
+        "parties": review.party_boxes(statement, protocol, local=others.get("local"), shuffler=others.get("shuffler")),
         "setting": origin.get("setting"),
         "exposure": review.exposure_in_words(statement, origin.get("setting")),
         "mechanism": [
@@ -124,13 +124,13 @@ def _review(statement: Statement, others: Mapping[str, Statement], summary: dict
 def _promise(statement: Statement) -> dict[str, Any]:
     """What is guaranteed, in words, as values of the template by name."""
     sound = statement.verdict is Verdict.CERTIFIED and not statement.warnings
-    sentences = words.sentences(statement)
+    sentences = words.statement_in_sentences(statement)
     return {
         "certified": view_of(statement),
         "warnings": statement.warnings,
         "standing": "nothing" if statement.is_unbounded else "" if sound else "doubtful",
         "lead": " ".join(sentences[:2]),
-        "paragraphs": [text for text in (" ".join(sentences[2:]), *words.meaning(statement)) if text],
+        "paragraphs": [text for text in (" ".join(sentences[2:]), *words.meaning_of_numbers(statement)) if text],
     }
 
 
@@ -298,6 +298,6 @@ def _diagnostic_figures(lines: list[dict[str, Any]]) -> list[Figure]:
 def _references(statements: Iterable[Statement | None], protocol: str) -> dict[str, Any]:
     """The references of statements and protocol, as values of the template: a list to read, and BibTeX to copy."""
     protocol_class = PROTOCOLS.get(protocol)
-    entries = references.of(statements, protocol_class.references if protocol_class else ())
+    entries = references.works_cited_by(statements, protocol_class.references if protocol_class else ())
     cited = [{"text": str(entry).replace("{", "").replace("}", ""), "arxiv": entry.arxiv} for entry in entries]
     return {"cited": cited, "bibtex": references.bibtex(entries)}

@@ -256,6 +256,6 @@ def _text(value: Any) -> str:
 def _bibliography_entry(paper: dict[str, Any]) -> references.Entry | None:
     """The bibliography's entry for the paper; None if it has none."""
     try:
-        return references.entry(paper["reference"])
+        return references.find_entry(paper["reference"])
     except ValueError:
         return None

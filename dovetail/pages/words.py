@@ -15,7 +15,7 @@ from typing import NamedTuple
 from dovetail.figures.axes import short_number
 from dovetail.numbers import round_to
 from dovetail.statements import TUNING_ASSUMPTION, Neighbors, Statement, Trust, Verdict
-from dovetail.wording import CHANGED, DATA, WHOSE, change, largest_certainty, percent, trust
+from dovetail.wording import CHANGED, DATA, WHOSE, change_in_words, largest_certainty, percent, trust_in_words
 
 __all__ = [
     "Badge",
@@ -23,16 +23,16 @@ __all__ = [
     "at_least",
     "at_most",
     "badge",
+    "eps_and_delta",
     "largest_power",
-    "meaning",
+    "meaning_of_numbers",
     "not_covered",
     "number",
-    "numbers",
-    "sentences",
+    "statement_in_sentences",
     "title",
-    "trust",
+    "trust_in_words",
     "view_of",
-    "whom",
+    "who_is_protected",
 ]
 
 _COLLUSION = {
@@ -72,7 +72,7 @@ def at_least(value: float) -> str:
     return number(value, rounding=ROUND_FLOOR)
 
 
-def numbers(statement: Statement) -> str:
+def eps_and_delta(statement: Statement) -> str:
     """Text like "(0.9, 1e-05)-DP" with both numbers rounded up; "no guarantee" where eps is infinite."""
     if statement.is_unbounded:
         return "no guarantee"
@@ -83,15 +83,15 @@ def title(statement: Statement) -> str:
     """The heading of a run's page: what is promised, and to whom."""
     if statement.is_unbounded:
         return "No guarantee"
-    return f"{numbers(statement)} for one {statement.unit.value}"
+    return f"{eps_and_delta(statement)} for one {statement.unit.value}"
 
 
-def whom(statement: Statement) -> str:
+def who_is_protected(statement: Statement) -> str:
     """Who is protected, and between which two cases one cannot tell: "one record; that record is replaced ..."."""
     return f"{WHOSE[statement.unit]}; {DATA[statement.unit]} {CHANGED[statement.neighbors]}"
 
 
-def sentences(statement: Statement) -> list[str]:
+def statement_in_sentences(statement: Statement) -> list[str]:
     """The statement in full, a sentence or two each: who is protected, how much, trusting whom, by which theorem.
 
     The first two are the page's lead. There are two if nothing is guaranteed: that, and the reason.
@@ -114,9 +114,9 @@ def sentences(statement: Statement) -> list[str]:
     paragraphs = [
         protects,
         f"If {DATA[statement.unit]} {CHANGED[statement.neighbors]}, what the {statement.adversary} sees{span} "
-        f"{change(statement)}: it is differentially private with eps = {at_most(statement.eps)} and "
+        f"{change_in_words(statement)}: it is differentially private with eps = {at_most(statement.eps)} and "
         f"delta = {at_most(statement.delta)}.",
-        trust(statement),
+        trust_in_words(statement),
         f"Proof: {statement.proof}." + (f" {holds}" if count else ""),
     ]
     if statement.per_user:
@@ -129,7 +129,7 @@ def sentences(statement: Statement) -> list[str]:
     return paragraphs
 
 
-def meaning(statement: Statement) -> list[str]:
+def meaning_of_numbers(statement: Statement) -> list[str]:
     """What eps and delta mean for an adversary, a paragraph each: a guess, odds, a test; none if unbounded."""
     if statement.is_unbounded:
         return []
@@ -196,14 +196,14 @@ def not_covered(
         left = (
             f"no guarantee remains ({local.proof})"
             if local.is_unbounded
-            else f"only the local guarantee of {numbers(local)} remains"
+            else f"only the local guarantee of {eps_and_delta(local)} remains"
         )
         limits.append(f"Collusion of the analyzer with {_COLLUSION[statement.trust]}: then {left}.")
     if shuffler is not None:
         tells = (
             f"there is no guarantee about what it sees ({shuffler.proof})"
             if shuffler.is_unbounded
-            else f"what it sees of the reports is {numbers(shuffler)}"
+            else f"what it sees of the reports is {eps_and_delta(shuffler)}"
         )
         limits.append(f"The shuffler's own view: it knows who takes part and when; {tells}.")
     for name, other in units.items():
@@ -279,7 +279,7 @@ def view_of(statement: Statement, *, assumed: tuple[str, ...] = ()) -> Statement
     nothing = statement.is_unbounded
     return StatementView(
         nothing=nothing,
-        numbers=numbers(statement),
+        numbers=eps_and_delta(statement),
         badge=badge("no guarantee" if nothing else statement.verdict.value, doubtful=bool(statement.warnings)),
         unit=statement.unit.value,
         span=statement.span,

@@ -24,7 +24,7 @@ _OF_THE_SYSTEM = ("fcntl", "resource")
 _OF_THE_EXTRA = ("httptools", "httpx", "nacl", "starlette", "uvicorn", "uvloop")
 
 
-def _require_surroundings() -> None:
+def _require_platform_and_extras() -> None:
     """Refuse a system, or an installation, on which deployed parties do not work."""
     try:
         for name in _OF_THE_SYSTEM:
@@ -43,4 +43,4 @@ def _require_surroundings() -> None:
         )
 
 
-_require_surroundings()
+_require_platform_and_extras()

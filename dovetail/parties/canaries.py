@@ -98,11 +98,11 @@ class CanaryRounds:
         """Play so many rounds in each world, in turn; returns the scores by name, an array (2, trials) each."""
         rows: list[list[dict[str, float]]] = [[], []]
         for trial in range(2 * trials):
-            rows[trial % 2].append(self.play(trial % 2))
+            rows[trial % 2].append(self.play_round(trial % 2))
             observe(trial + 1)
         return {name: np.array([[row[name] for row in world] for world in rows]) for name in rows[0][0]}
 
-    def play(self, world: int) -> dict[str, float]:
+    def play_round(self, world: int) -> dict[str, float]:
         """One round with the victim's update of this world: what the adversary computes from what it sees."""
         self._round += 1
         direction = self._victim_update()
@@ -122,11 +122,11 @@ class CanaryRounds:
         self._before = seen
         return (moved.astype(np.int64) - (moved >= 2 ** (bits - 1)) * 2**bits)[: self.task.dim].astype(np.float64)
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Close the files of all parties."""
         for party in self.parties:
-            party.shut()
-        self._analyzer.shut()
+            party.close()
+        self._analyzer.close()
 
     def _victim_update(self) -> np.ndarray:
         """The victim's update in the first world: as large as the clip norm allows, the same in all coordinates."""
@@ -149,7 +149,7 @@ class CanaryRounds:
             for party, upload in zip(self.parties, envelope.uploads, strict=True):
                 party.accept(self._round, client=envelope.sender, upload=upload)
                 if number == 0 and party.index > 0:
-                    content = party.arrival(self._round, client=envelope.sender, upload=upload).content
+                    content = party.open_upload(self._round, client=envelope.sender, upload=upload).content
                     add_share(seen, content, contribution.bits, last=party.index == len(self.parties) - 1)
             user.forget_envelope(envelope)
         return seen
@@ -158,8 +158,8 @@ class CanaryRounds:
         rosters = [party.store.freeze(self._round) for party in self.parties]
         for index, party in enumerate(self.parties):
             others = [roster for i, roster in enumerate(rosters) if i != index]
-            party.decide(self._round, others)
-            party.close(self._round, others)
+            party.decide_whom_to_count(self._round, others)
+            party.close_round(self._round, others)
 
     def _estimate_mean(self) -> np.ndarray:
         """The mean update, from the sums as aggregators send them now."""
@@ -168,7 +168,7 @@ class CanaryRounds:
         total = np.zeros(contribution.length, np.uint32)
         for index, party in enumerate(self.parties):
             ((_, sealed),) = party.store.parts(self._round, size=1)
-            purpose = self.task.sum_purpose(self._round, index, batch=party.store.batch(self._round))
+            purpose = self.task.sum_purpose(self._round, index, batch=party.store.batch_id(self._round))
             total += decode_sum(open_sealed(sealed, key, purpose), contribution.length, contribution.bits)
         protocol, cohort = self.task.build()
         tally = contribution.tally(total & np.uint32(2**contribution.bits - 1), len(self._users))
@@ -185,7 +185,7 @@ class _DirectAnalyzer:
         self._index = index
 
     def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
-        self._analyzer.take(self._index, round, batch, number, part)
+        self._analyzer.count_part(self._index, round, batch, number, part)
 
     def report_closed(self, round: int, closed: Any) -> None:
         self._analyzer.note_closed(self._index, round, closed)

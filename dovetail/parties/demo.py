@@ -8,7 +8,7 @@ from typing import Any
 from dovetail.events import Everyone
 from dovetail.experiment.config import Config, parse, parse_override
 from dovetail.parties.common.task import TrainingTask
-from dovetail.parties.federation import federation
+from dovetail.parties.federation import load_federation
 from dovetail.parties.fleet import Fleet
 from dovetail.protocols import Cohort, build, find
 from dovetail.statements import NotApplicable
@@ -43,7 +43,7 @@ def demo_config(protocol: str, *, clients: int, overrides: Sequence[str] = ()) -
     try:
         cohort = Cohort(participation=Everyone(), size=clients, min_size=clients)
         settings = config.protocol_settings
-        build(protocol, settings).settle(cohort, federation(config).dim)
+        build(protocol, settings).settle(cohort, load_federation(config).dim)
     except NotApplicable:  # too few users to hide among: it runs, and the statement says that nothing is certified
         config.protocol["shares"] = _FEW_SHARES
     return config

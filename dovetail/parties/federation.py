@@ -28,7 +28,7 @@ from dovetail.learners.moments import Moments, moments_of
 from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.user.participation import Train
 
-__all__ = ["Federation", "federation"]
+__all__ = ["Federation", "load_federation"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class Federation:
         )
 
 
-def federation(config: Config) -> Federation:
+def load_federation(config: Config) -> Federation:
     """Load the data and the model of a config."""
     dataset, clients, model = load_data_for_parties(config)
     return Federation(config=config, dataset=dataset, clients=clients, model=model)

@@ -1,9 +1,9 @@
 """A whole fleet on this machine, for demonstrations, benchmarks and tests: its folder, and its processes.
 
 The folder holds what every party would have on its own, each in a folder of its own: keys, policy, the signed task.
-`set_up` makes it from a config, with users; `lay_out` without users and their config, for a fleet that starts from
-`model.npy`. `Fleet` starts the processes of such a `Deployment`, watches them and ends them. Users share a few
-processes, each with its own key, policy, ledger and outbox.
+`set_up_fleet` makes it from a config, with users; `make_deployment` without users and their config, for a fleet that
+starts from `model.npy`. `Fleet` starts the processes of such a `Deployment`, watches them and ends them. Users share a
+few processes, each with its own key, policy, ledger and outbox.
 """
 
 from __future__ import annotations
@@ -29,13 +29,23 @@ from dovetail.parties.common.certificates import make_authority, make_certificat
 from dovetail.parties.common.guarantees import calibrate_noise
 from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient, Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, PublicKey, ServicePairs
-from dovetail.parties.common.measures import measures_by_name, size_of_measures
+from dovetail.parties.common.measures import measures_by_name, total_size_of_measures
 from dovetail.parties.common.task import SignedTask, TrainingTask, sign, verify
-from dovetail.parties.federation import federation
+from dovetail.parties.federation import load_federation
 from dovetail.parties.user.policy import Policy
 from dovetail.statements import NotApplicable
 
-__all__ = ["CONFIG", "HOST", "MODEL", "Deployment", "Fleet", "free_ports", "lay_out", "lenient_policy", "set_up"]
+__all__ = [
+    "CONFIG",
+    "HOST",
+    "MODEL",
+    "Deployment",
+    "Fleet",
+    "free_ports",
+    "lenient_policy",
+    "make_deployment",
+    "set_up_fleet",
+]
 
 HOST = "127.0.0.1"
 CONFIG, MODEL = "config.toml", "model.npy"
@@ -89,7 +99,7 @@ class Deployment:
         return tuple(f"https://{self.host}:{port}" for port in self.service_ports)
 
 
-def set_up(
+def set_up_fleet(
     folder: Path,
     config: Config,
     *,
@@ -116,11 +126,11 @@ def set_up(
         held_out: share of users that only measure.
         round_seconds: how long a round takes in reports.
     """
-    _refuse_used(folder)
+    _refuse_used_folder(folder)
     _refuse_undeployed_cohort(config)
-    trained = federation(config)
+    trained = load_federation(config)
     beside = measures_by_name(measures, classes=trained.dataset.num_classes)
-    dim = trained.dim + size_of_measures(beside)
+    dim = trained.dim + total_size_of_measures(beside)
     between = _num_services(config, clients, dim, shufflers=shufflers, aggregators=aggregators)
     terms = {
         "protocol": config.protocol["name"],
@@ -143,7 +153,7 @@ def set_up(
     }
     pairs = [KeyPair.generate("sign") for _ in range(clients)]
     enrolled = [pair.public for pair in pairs]
-    deployment = lay_out(
+    deployment = make_deployment(
         folder,
         fields,
         enrolled=enrolled,
@@ -183,7 +193,7 @@ def _num_services(
     return {"shufflers": shufflers or int(config.protocol_settings.get("shufflers", 1))}
 
 
-def lay_out(
+def make_deployment(
     folder: Path,
     fields: Mapping[str, Any],
     *,
@@ -202,7 +212,7 @@ def lay_out(
         aggregators: how many.
         host: where services listen.
     """
-    _refuse_used(folder)
+    _refuse_used_folder(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     signer = KeyRing(folder / "signer", "sign").add()
     analyzer = ServicePairs.add(folder / "analyzer" / "keys").public
@@ -255,7 +265,7 @@ def _refuse_undeployed_cohort(config: Config) -> None:
         )
 
 
-def _refuse_used(folder: Path) -> None:
+def _refuse_used_folder(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{str(folder)!r} is not empty: name a new folder for the fleet")
 
@@ -317,7 +327,7 @@ class Fleet:
         model = deployment.folder / MODEL
         learning = ["--config", config] if config.exists() else ["--model", model, "--learning-rate", 1]
         options = ["--keys", deployment.folder / "analyzer" / "keys", *learning, "--workers", self._workers]
-        self._start(
+        self._start_process(
             "analyzer",
             "analyzer",
             deployment.folder / "analyzer",
@@ -338,7 +348,9 @@ class Fleet:
             *("--doors", self._http_workers),
             *(("--workers", self._workers) if deployment.kind == "shuffler" else ()),
         ]
-        self._start(name, deployment.kind, home, *options, *self._service_arguments(deployment.service_ports[index]))
+        self._start_process(
+            name, deployment.kind, home, *options, *self._service_arguments(deployment.service_ports[index])
+        )
 
     def start_clients(self, processes: int) -> None:
         """Start the users, spread over so many processes."""
@@ -351,7 +363,7 @@ class Fleet:
             if self._hostile:
                 unruly = range(deployment.clients - self._hostile, deployment.clients)
                 options += ["--hostile", ",".join(map(str, unruly))]
-            self._start(f"clients-{index}", "client", "run", deployment.folder / "clients", *services, *options)
+            self._start_process(f"clients-{index}", "client", "run", deployment.folder / "clients", *services, *options)
 
     def start(self, *, processes: int = 2) -> None:
         """Start the services, and the users in so many processes."""
@@ -360,7 +372,7 @@ class Fleet:
             self.start_service(index)
         self.start_clients(processes)
 
-    def follow(
+    def wait_until_over(
         self, *, seconds: float, observe: Callable[[int, int], None] = lambda done, rounds: None
     ) -> dict[str, Any]:
         """Wait until the training is over.
@@ -422,7 +434,7 @@ class Fleet:
             *("--private-key", folder / f"tls-{host}.key"),
         ]
 
-    def _start(self, name: str, *words: object) -> None:
+    def _start_process(self, name: str, *words: object) -> None:
         with (self.deployment.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [*self._service_command(), *map(str, words)],

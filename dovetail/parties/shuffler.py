@@ -75,9 +75,9 @@ class ShuffleStore(RoundStore):
         if self._shape.pad_to is None:
             return {}
         counts = dict.fromkeys(range(self._shape.slots), 0)
-        for report, slot in self._rows("SELECT report, slot FROM messages WHERE round = ?", round):
+        for report, slot in self._fetch_rows("SELECT report, slot FROM messages WHERE round = ?", round):
             counts[slot] += roster is None or report in roster
-        for (slot,) in self._rows("SELECT slot FROM dummies WHERE round = ?", round):
+        for (slot,) in self._fetch_rows("SELECT slot FROM dummies WHERE round = ?", round):
             counts[slot] += 1
         return {slot: self._shape.pad_to - count for slot, count in counts.items() if count < self._shape.pad_to}
 
@@ -88,7 +88,7 @@ class ShuffleStore(RoundStore):
         with self._transaction():
             if self.state(round) != "frozen":
                 raise ValueError(f"round {round} is {self.state(round)}; dummies are added while it is frozen")
-            self._database.insert("dummies", [(round, slot, sealed) for slot, sealed in dummies])
+            self._database.insert_rows("dummies", [(round, slot, sealed) for slot, sealed in dummies])
 
     def parts(self, round: int, *, size: int) -> Iterator[tuple[int, bytes]]:
         """The batch of a closed round in numbered parts of `size` messages, each as the bytes of a `Packed`."""
@@ -101,7 +101,7 @@ class ShuffleStore(RoundStore):
         number = 0
         while True:
             query = "SELECT slot, sealed FROM batch WHERE round = ? AND place >= ? AND place < ? ORDER BY place"
-            rows = self._rows(query, round, number * size, (number + 1) * size)
+            rows = self._fetch_rows(query, round, number * size, (number + 1) * size)
             if not rows:
                 return
             yield number, rows
@@ -126,7 +126,7 @@ class ShuffleStore(RoundStore):
         rows = [
             (arrival.round, arrival.report, slot, sealed) for arrival in arrivals for slot, sealed in arrival.content
         ]
-        self._database.insert("messages", rows)
+        self._database.insert_rows("messages", rows)
 
     def _make_output(self, round: int) -> None:
         """Permute slot by slot: only one slot is in memory at a time."""
@@ -142,11 +142,11 @@ class ShuffleStore(RoundStore):
                         f"slot {slot} of round {round} has {len(sealed)} messages with its dummies, and needs {pad_to}"
                     )
                 _SYSTEM.shuffle(sealed)
-            self._database.insert("batch", [(round, place + i, slot, message) for i, message in enumerate(sealed)])
+            self._database.insert_rows("batch", [(round, place + i, slot, message) for i, message in enumerate(sealed)])
             place += len(sealed)
 
     def _shuffle_slot(self, table: str, round: int, slot: int) -> list[bytes]:
-        rows = self._rows(f"SELECT sealed FROM {table} WHERE round = ? AND slot = ?", round, slot)
+        rows = self._fetch_rows(f"SELECT sealed FROM {table} WHERE round = ? AND slot = ?", round, slot)
         sealed = [row[0] for row in rows]
         _SYSTEM.shuffle(sealed)
         return sealed
@@ -191,16 +191,17 @@ class Shuffler(Intermediary[ShuffleStore]):
         slots = iter([slot for slot, count in missing.items() for _ in range(count)])
         while chunk := list(itertools.islice(slots, PART)):
             bodies = [body.tobytes() for body in self._messages.dummies(len(chunk), sampler=self._sampler)]
-            sealed = self._workers.seal_all(bodies, self.task.analyzer.sealing_key(), self.task.purpose(round))
+            sealed = self._workers.seal_all(bodies, self.task.analyzer.sealing_key(), self.task.message_purpose(round))
             self.store.add_dummies(round, list(zip(chunk, sealed, strict=True)))
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Close the store, and end the worker processes."""
-        super().shut()
-        self._workers.shut()
+        super().close()
+        self._workers.stop()
 
 
 def _upload_shape(task: TrainingTask, index: int) -> Shape:
+    """The shape of uploads to the shuffler with this index; `reports` is None where their number is open."""
     messages = task.messages()
     protocol, _ = task.build()
     padding = protocol.layout(task.dim).padding

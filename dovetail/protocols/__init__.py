@@ -103,7 +103,7 @@ def register(protocol: type[P]) -> type[P]:
 
     Returns: the class itself, so that this is a decorator.
     """
-    if not _is_protocol(protocol):
+    if not _is_protocol_class(protocol):
         raise ValueError(f"expected a subclass of dovetail.Protocol, got {protocol!r}")
     name = getattr(protocol, "name", None)
     if not isinstance(name, str) or not name or ":" in name:
@@ -117,10 +117,10 @@ def register(protocol: type[P]) -> type[P]:
 def _import_protocol(name: str, *, installed: bool = False) -> type[Protocol]:
     """The class "module:Class"; refuses what is no subclass of `Protocol`."""
     kind = "dovetail.protocols.Protocol"
-    return _imports.load(name, what="protocol", kind=kind, accept=_is_protocol, installed=installed)
+    return _imports.import_named(name, what="protocol", kind=kind, accept=_is_protocol_class, installed=installed)
 
 
-def _is_protocol(candidate: object) -> TypeGuard[type[Protocol]]:
+def _is_protocol_class(candidate: object) -> TypeGuard[type[Protocol]]:
     return isinstance(candidate, type) and issubclass(candidate, Protocol)
 
 

@@ -71,18 +71,18 @@ class Cohort:
             _validate.at_least(self.size, uploads=self.uploads)
             if self.participation != Poisson(prob=self.size / self.uploads):
                 raise ValueError(f"expected {self.size} of {self.uploads} users by coins, got {self.participation}")
-        _validate.in_interval(0, self.most, min_size=self.min_size)
+        _validate.in_interval(0, self.max_uploads, min_size=self.min_size)
         _validate.non_negative(colluders=self.colluders)
         _validate.positive(noise_scale=self.noise_scale)
         _validate.integer(**_validate.not_none(aggregators=self.aggregators))
         _validate.at_least(2, **_validate.not_none(aggregators=self.aggregators))
 
     @property
-    def most(self) -> int:
+    def max_uploads(self) -> int:
         """The largest number of users that upload in this round: `uploads` where all do, else the planned size."""
         return self.size if self.uploads is None else self.uploads
 
-    def refuse_minimum(self) -> None:
+    def refuse_minimum_if_secret(self) -> None:
         """Refuse a minimum if the sample is secret: a withheld round would reveal who was sampled.
 
         The number of uploads does not, where everybody uploads.

@@ -27,7 +27,7 @@ class Contribution(abc.ABC):
     Guarantees:
         Every client adds `length` integers, whatever its update.
         The sum over a cohort, taken modulo 2^bits, is read without wrapping, or as the protocol's page says.
-        The law of one client's integers is within `distance` in total variation of the one that is accounted, or of a
+        The law of one client's integers is within `total_variation` of the one that is accounted, or of a
         post-processing of it.
     """
 
@@ -42,12 +42,12 @@ class Contribution(abc.ABC):
         """Sums are taken modulo 2^bits, which is at most 32."""
 
     @property
-    def distance(self) -> float:
+    def total_variation(self) -> float:
         """Total variation between one client's integers and the law that is accounted, at most; users' add up."""
         return 0.0
 
     @property
-    def noise_distance(self) -> float:
+    def noise_total_variation(self) -> float:
         """The total variation between an aggregator's noise and the law that is accounted, at most.
 
         0 without such noise.

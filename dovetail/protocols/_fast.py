@@ -23,7 +23,7 @@ class Fast:
     """A mix-in for protocols that have a faster way than their messages; what is not overridden follows those."""
 
     @property
-    def summable(self) -> bool:
+    def is_summable(self) -> bool:
         """Whether sums serve with these parameters; if not, every report must be held."""
         return True
 
@@ -88,7 +88,7 @@ class _Messages(Fast):
     dim: int
 
     @property
-    def summable(self) -> bool:
+    def is_summable(self) -> bool:
         """Whether sums serve: they do unless slots are padded."""
         return self.protocol.layout(self.dim).padding is None
 

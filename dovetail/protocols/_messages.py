@@ -33,7 +33,7 @@ class Messages(abc.ABC):
 
     Guarantees:
         Every client sends `per_client` messages of `size` bytes, whatever its update.
-        The law of one client's messages is within `distance` in total variation of the one that is accounted, or of a
+        The law of one client's messages is within `total_variation` of the one that is accounted, or of a
         post-processing of it, message by message, that leaves dummies as they are.
         `read` refuses bodies that no honest client sends, and counts them; all others reach `Protocol.tally`.
     """
@@ -62,7 +62,7 @@ class Messages(abc.ABC):
         )
 
     @property
-    def distance(self) -> float:
+    def total_variation(self) -> float:
         """Total variation between one client's messages and the law that is accounted, at most; users' add up."""
         return 0.0
 
@@ -88,7 +88,7 @@ class Messages(abc.ABC):
             raise ValueError(f"expected an update of shape ({dim},), got shape={np.shape(x)}")
         return finite_or_zero(np.asarray(x))
 
-    def check(self, slot: np.ndarray, body: np.ndarray) -> np.ndarray:
+    def check_slots(self, slot: np.ndarray, body: np.ndarray) -> np.ndarray:
         """Which of these messages are in a slot that exists; refuses arrays of another shape or type."""
         if slot.ndim != 1 or body.shape != (len(slot), self.size) or body.dtype != np.uint8:
             raise ValueError(
@@ -150,7 +150,7 @@ class Levels(Messages):
 
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[ShuffledReports, int]:
         """Levels, one per row; refuses what is not a level."""
-        valid = self.check(slot, body)
+        valid = self.check_slots(slot, body)
         levels = from_bytes(body).astype(np.int32)
         return self.keep_valid(slot, levels, valid & (levels < self.response.levels))
 

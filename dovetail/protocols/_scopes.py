@@ -12,7 +12,7 @@ __all__ = [
     "SLOTS_TELL_NOTHING",
     "check_shuffle_relation",
     "curator_scope",
-    "enrolment",
+    "enrolment_assumption",
     "local_scope",
     "shares_scope",
     "shuffle_scope",
@@ -61,7 +61,7 @@ def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
         raise NotApplicable("shuffling needs an enforced minimum number of users, which a Poisson sample does not have")
     if cohort.aggregators is not None:
         others = [text for text in more if not text.startswith(_OF_SHUFFLER)]
-        return shares_scope(cohort, neighbors, enrolment(cohort), *others, aggregators=cohort.aggregators)
+        return shares_scope(cohort, neighbors, enrolment_assumption(cohort), *others, aggregators=cohort.aggregators)
     return Scope(
         trust=Trust.SHUFFLE,
         adversary="analyzer",
@@ -71,7 +71,7 @@ def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
             _FRESH,
             "shuffler and analyzer do not collude",
             f"each user uploads either all of its reports or none, and {DROPOUT}",
-            enrolment(cohort),
+            enrolment_assumption(cohort),
             *more,
         ),
     )
@@ -105,7 +105,7 @@ def shares_scope(cohort: Cohort, neighbors: Neighbors, *more: str, aggregators: 
     )
 
 
-def enrolment(cohort: Cohort) -> str:
+def enrolment_assumption(cohort: Cohort) -> str:
     """The assumption that enough users are real, for which whoever enrols them is trusted."""
     honest = max(0, cohort.min_size - cohort.colluders)
     fake = f"at most {cohort.colluders} fake or colluding ones" if cohort.colluders else "no fake or colluding ones"

@@ -60,9 +60,9 @@ class LevelSums(Contribution):
         return (self.most * (self.levels.response.levels - 1)).bit_length()
 
     @property
-    def distance(self) -> float:
+    def total_variation(self) -> float:
         """The distance of one client's levels from the accounted law: that of its messages."""
-        return self.levels.distance
+        return self.levels.total_variation
 
     def draw(self, x: np.ndarray, *, sampler: ExactSampler, budget: float | None = None) -> np.ndarray:
         """Client: the level of every slot, uint32 (slots,)."""
@@ -91,9 +91,9 @@ class ProvenLevelSums(LevelSums):
         )
 
     @property
-    def distance(self) -> float:
+    def total_variation(self) -> float:
         """The distance of the messages' law, and the zero-knowledge error of the proof, added up."""
-        return super().distance + self.proof.zero_knowledge_error
+        return super().total_variation + self.proof.zero_knowledge_error
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -117,14 +117,14 @@ def level_sums(messages: Messages, cohort: Cohort, *, verified: bool = False) ->
         raise NotApplicable(
             f"expected one level for each of the {messages.slots} slots to share as sums, got {messages.per_client}"
         )
-    sums = LevelSums(levels=messages, most=cohort.most)
+    sums = LevelSums(levels=messages, most=cohort.max_uploads)
     if sums.bits > 32:
-        raise NotApplicable(f"expected sums of at most 32 bits, got {sums.bits} for {cohort.most} users")
+        raise NotApplicable(f"expected sums of at most 32 bits, got {sums.bits} for {cohort.max_uploads} users")
     if not verified:
         return sums
     if cohort.aggregators is None:
         raise NotApplicable("expected aggregators for verified sums, got none")
-    return ProvenLevelSums(levels=messages, most=cohort.most, aggregators=cohort.aggregators)
+    return ProvenLevelSums(levels=messages, most=cohort.max_uploads, aggregators=cohort.aggregators)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class GridReports(Contribution):
     `budgets` are the smallest and the largest that a user of the cohort has.
 
     Guarantees:
-        Every cell is, up to `distance`, the one that holds the continuous report on an input in [-C, C].
+        Every cell is, up to `total_variation`, the one that holds the continuous report on an input in [-C, C].
         A budget that no user of the cohort has to spend is refused.
     """
 
@@ -145,7 +145,7 @@ class GridReports(Contribution):
     conditioned: bool
 
     @classmethod
-    def of(
+    def for_budgets(
         cls, *, clip_value: float, budgets: tuple[float, float], conditioned: bool, dim: int, users: int, **more: Any
     ) -> Self:
         """Reports on the grid that suits budgets from the smallest to the largest; refuses grids that are too large.
@@ -182,7 +182,7 @@ class GridReports(Contribution):
         return (self.users * (2 * self.grid.reach - 1)).bit_length()
 
     @property
-    def distance(self) -> float:
+    def total_variation(self) -> float:
         """The distance, at most, of a client's whole report from the law that is accounted, in total variation.
 
         It counts all coordinates at the smallest budget, where a report's is largest.
@@ -193,7 +193,7 @@ class GridReports(Contribution):
         """The law of one coordinate's report at this budget."""
         return GridLaplace(budget, self.grid, self.conditioned)
 
-    def cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
+    def draw_cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
         """A cell for every coordinate of x, int64 in -reach .. reach - 1."""
         return self.law(budget)(self.grid.round_to_edges(x, sampler=sampler), sampler=sampler)
 
@@ -204,7 +204,7 @@ class GridReports(Contribution):
         least, largest = self.budgets
         if budget is None or not least <= budget <= largest:
             raise ValueError(f"expected the client's own budget, from {least} to {largest}, got budget={budget!r}")
-        cells = self.cells(finite_or_zero(np.asarray(x)), float(budget), sampler=sampler)
+        cells = self.draw_cells(finite_or_zero(np.asarray(x)), float(budget), sampler=sampler)
         return (cells + self.grid.reach).astype(np.uint32)
 
     def sum_of_reports(self, total: np.ndarray, users: int) -> np.ndarray:

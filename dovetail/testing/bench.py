@@ -95,9 +95,9 @@ class Bench:
         return _estimates(self, path, np.asarray(updates, np.float32).tobytes())
 
     @property
-    def quickest(self) -> Path:
+    def quickest_path(self) -> Path:
         """How a simulation adds up a round: without messages, if it can."""
-        return tally_on_fast_path if fast_path(self.protocol, self.dim).summable else tally_from_messages
+        return tally_on_fast_path if fast_path(self.protocol, self.dim).is_summable else tally_from_messages
 
 
 def _client_keys(seed: Any, clients: int) -> jax.Array:

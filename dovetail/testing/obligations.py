@@ -133,7 +133,7 @@ def check_unbiased(bench: Bench, *, bias: float | None = None) -> None:
 
 def check_noise(bench: Bench) -> None:
     """`noise_std` is the standard deviation of the estimate of zero updates."""
-    estimates = bench.estimates(np.zeros_like(bench.updates), bench.quickest)[:, bench.dim // 5 :]
+    estimates = bench.estimates(np.zeros_like(bench.updates), bench.quickest_path)[:, bench.dim // 5 :]
     declared = bench.protocol.noise_std(bench.clients, bench.dim)
     measured = float(estimates.std())
     if abs(measured - declared) > 3.9 / math.sqrt(2 * estimates.size) * declared + 1e-12:
@@ -149,14 +149,14 @@ def check_noiseless(bench: Bench) -> None:
             for updates in (bench.updates, bench.corners):
                 estimates = quiet.estimates(updates, tally_from_messages)
                 if _standard_error(estimates).max() <= 2 * _ROUNDING:
-                    _check_mean(quiet, estimates.mean(axis=0), quiet.expected_mean(updates))
+                    _check_noiseless_mean(quiet, estimates.mean(axis=0), quiet.expected_mean(updates))
                     return
         except (ValueError, ArithmeticError):
             continue  # so little noise is refused
     raise NotOwed("its randomness does not vanish with its noise: it rounds, pads, or chooses at random")
 
 
-def _check_mean(quiet: Bench, mean: np.ndarray, truth: np.ndarray) -> None:
+def _check_noiseless_mean(quiet: Bench, mean: np.ndarray, truth: np.ndarray) -> None:
     """Refuse a noiseless mean that is not the truth, but for rounding and the stated bias."""
     off = np.abs(mean - truth)
     if off.max() > 1e-5 * max(1.0, float(np.abs(truth).max())) + quiet.protocol.bias(quiet.dim):
@@ -175,7 +175,7 @@ def check_not_finite(bench: Bench) -> None:
     round = protocol.view(bench.cohort, bench.dim, neighbors=protocol.relation).round
     if accounting.reason_for_refusal([round]) is not None and not protocol.needs_norms:
         raise NotOwed("`view` promises nothing")
-    path = bench.quickest
+    path = bench.quickest_path
     place = 3 % bench.dim
     poisoned = bench.updates.copy()
     farthest = bench.updates.copy()
@@ -219,7 +219,7 @@ def check_fast(bench: Bench) -> None:
     path = fast_path(bench.protocol, bench.dim)
     if not isinstance(bench.protocol, Fast):
         raise NotOwed("it is not `Fast`")
-    if not path.summable:
+    if not path.is_summable:
         raise NotOwed("sums do not serve under these settings")
     quick, slow = (bench.estimates(bench.updates, way) for way in (tally_on_fast_path, tally_from_messages))
     if path.matches_messages_exactly:
@@ -300,7 +300,7 @@ def check_messages(bench: Bench) -> None:
             refuse(f"messages must be in slots 0 to {messages.slots - 1}, got {slot.min()} to {slot.max()}")
     slot = np.concatenate([one.slot for one in sent[len(odd) :]])
     body = np.concatenate([one.body for one in sent[len(odd) :]])
-    slot, body = _fill_slots(bench, messages, slot, body, sampler)
+    slot, body = _add_dummies(bench, messages, slot, body, sampler)
     order = np.random.default_rng(2).permutation(len(slot))
     reports, refused = messages.read(slot[order], body[order])
     if refused:
@@ -308,7 +308,7 @@ def check_messages(bench: Bench) -> None:
     _check_estimate(bench, protocol, protocol.tally(reports, bench.dim), "messages")
 
 
-def _fill_slots(
+def _add_dummies(
     bench: Bench, messages: Messages, slot: np.ndarray, body: np.ndarray, sampler: ExactSampler
 ) -> tuple[np.ndarray, np.ndarray]:
     """The messages with the shuffler's dummies, where slots are padded."""

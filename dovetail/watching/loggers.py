@@ -15,7 +15,7 @@ from typing import Any
 
 from dovetail.experiment import Callback, Progress, Result, RunStart
 
-__all__ = ["MLflow", "TensorBoard", "WandB", "flatten_settings", "scores"]
+__all__ = ["MLflow", "TensorBoard", "WandB", "flatten_settings", "scores_by_name"]
 
 _LONGEST = 500  # characters of a parameter that every version of MLflow accepts
 
@@ -31,7 +31,7 @@ def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, A
     return flat
 
 
-def scores(progress: Progress) -> dict[str, float]:
+def scores_by_name(progress: Progress) -> dict[str, float]:
     """The finite numbers of an evaluation by name, and the eps that was spent until then.
 
     Item i of a list, such as a score by class, is named "name/i"; eps is named with the delta that it is at.
@@ -78,7 +78,7 @@ class TensorBoard(Callback):
     def on_round(self, progress: Progress) -> None:
         """Scores, where there are new ones."""
         if self._writer is not None and progress.fresh:
-            for name, value in scores(progress).items():
+            for name, value in scores_by_name(progress).items():
                 self._writer.add_scalar(name, value, progress.round)
 
     def on_end(self, result: Result) -> None:
@@ -125,7 +125,7 @@ class MLflow(Callback):
     def on_round(self, progress: Progress) -> None:
         """Scores, where there are new ones."""
         if progress.fresh:
-            self._mlflow.log_metrics(scores(progress), step=progress.round)
+            self._mlflow.log_metrics(scores_by_name(progress), step=progress.round)
 
     def on_end(self, result: Result) -> None:
         """The last model's scores, and the statement as an artifact and, in its first line, as a tag."""
@@ -166,7 +166,7 @@ class WandB(Callback):
     def on_round(self, progress: Progress) -> None:
         """Scores, where there are new ones."""
         if self._run is not None and progress.fresh:
-            self._run.log(scores(progress), step=progress.round)
+            self._run.log(scores_by_name(progress), step=progress.round)
 
     def on_end(self, result: Result) -> None:
         """The last model's scores and the statement, in the run's summary."""

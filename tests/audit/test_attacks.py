@@ -135,7 +135,7 @@ def test_privunit_never_passes_the_certified_bound_and_caps_are_those_of_the_den
     asked = plan(num_users=200, dim=20, eps_local=2.0)
     assert 0.3 < attacked("privunit", asked).eps <= quotes.quote("privunit", asked).certified.eps
     protocol, _ = quotes.settle_protocol("privunit", asked)
-    local, direction = protocol.local(20), np.eye(20)[3]
+    local, direction = protocol.local_randomizer(20), np.eye(20)[3]
     mass = cap_mass(dim=20, threshold=local.cap.threshold)
     for prob, report in zip(cap_probs(protocol, 20), (direction, -direction), strict=True):
         assert prob == pytest.approx(mass * math.exp(local.log_density(report, direction)), rel=1e-8)

@@ -81,7 +81,7 @@ def test_a_curator_that_adds_half_the_noise(monkeypatch):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForgottenNoise(SecAgg):
-    def whole_noise(self, shape, users, *, key):
+    def draw_whole_noise(self, shape, users, *, key):
         return jnp.zeros(shape, jnp.int32)
 
 
@@ -89,9 +89,9 @@ class ForgottenNoise(SecAgg):
 class DrawnAnew(SecAgg):
     """As if every aggregator had sent its sum nine times, each time with new noise: the analyzer takes the mean."""
 
-    def whole_noise(self, shape, users, *, key):
+    def draw_whole_noise(self, shape, users, *, key):
         draws = jnp.stack(
-            [super(DrawnAnew, self).whole_noise(shape, users, key=one) for one in jax.random.split(key, 9)]
+            [super(DrawnAnew, self).draw_whole_noise(shape, users, key=one) for one in jax.random.split(key, 9)]
         )
         return draws.sum(axis=0) // 9
 

@@ -19,7 +19,7 @@ from parties.test_cli_parties import made, new_task  # noqa: F401 - a fixture
 
 from dovetail import cli
 from dovetail.cli import _shared
-from dovetail.cli._shared import printable
+from dovetail.cli._shared import strip_control_characters
 from dovetail.parties.common.files import read_json
 from dovetail.parties.common.keys import KeyRing
 from dovetail.parties.common.task import SignedTask, sign, verify
@@ -29,8 +29,8 @@ SHOWN = "eps 0.1[2J]0;title31mgnp.exe[/][bold]:smile:"
 
 
 def test_what_moves_a_terminal_goes_and_the_rest_stays():
-    assert printable(NASTY) == SHOWN
-    assert printable("Grüße\taus\n東京 ✓") == "Grüße\taus\n東京 ✓"
+    assert strip_control_characters(NASTY) == SHOWN
+    assert strip_control_characters("Grüße\taus\n東京 ✓") == "Grüße\taus\n東京 ✓"
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -100,7 +100,7 @@ def test_a_declared_range_of_the_target_shortens_steps(monkeypatch):
 
 def test_the_rule_for_classes_and_numbers_linear_or_not():
     def learned(target: str, dim: int, linear: bool = False) -> dict:
-        return defaults.Learned(target=target, dim=dim, is_linear=linear, has_known_scale=True).server(0.5)
+        return defaults.Learned(target=target, dim=dim, is_linear=linear, has_known_scale=True).server_settings(0.5)
 
     assert learned("classes", 50, linear=True) == {"optimizer": "adam", "learning_rate": 0.033, "average": 0.2}
     assert learned("labels", 50) == {"optimizer": "adam", "learning_rate": 0.03, "average": 0.0}

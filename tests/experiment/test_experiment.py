@@ -197,7 +197,7 @@ def test_the_front_door():
 def test_the_front_door_says_which_target_it_takes_when_none_is_given(task, monkeypatch):
     monkeypatch.setattr(training, "prepare", lambda settings, **_: settings)
     monkeypatch.setattr(training, "run", lambda ready, **_: ready)
-    silent = types.SimpleNamespace(refuse=lambda *, force: None, announce=lambda: None)
+    silent = types.SimpleNamespace(refuse_if_hopeless=lambda *, force: None, log_expectation=lambda: None)
     monkeypatch.setattr(Outlook, "of", lambda plan: silent)
     own, changed = dovetail.train(task).privacy, dovetail.train(task, protocol="privunit", eps=0.5).privacy
     assert f'({own.eps:g}, {own.delta:g}) for "{task}"' in " ".join(experiment.train.__doc__.split())

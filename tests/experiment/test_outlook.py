@@ -83,9 +83,9 @@ def test_seeded_noise_protects_nobody_and_is_not_refused():
     for noise in ("seeded", "os"):
         outlook = Outlook.of(prepare(configs.read("digits", [("privacy.eps", 0.001), ("noise", noise)])))
         assert outlook.is_hopeless
-        outlook.refuse(force=noise == "os")
+        outlook.refuse_if_hopeless(force=noise == "os")
     with pytest.raises(ValueError, match="--force"):
-        outlook.refuse(force=False)
+        outlook.refuse_if_hopeless(force=False)
 
 
 def test_the_command_says_it_on_stderr_and_refuses(command, tmp_path):

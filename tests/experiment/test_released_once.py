@@ -67,8 +67,8 @@ class Observer(Callback):
         self.checkpoints, self.scores, self.models = defaultdict(set), defaultdict(set), set()
         self.moments, self.kill_at = 0, kill_at
         self._around(monkeypatch, Plan, "step")
-        self._around(monkeypatch, RunFolder, "save", self._see_checkpoint)
-        self._around(monkeypatch, RunFolder, "log", self._see_line)
+        self._around(monkeypatch, RunFolder, "save_checkpoint", self._see_checkpoint)
+        self._around(monkeypatch, RunFolder, "append_metrics", self._see_line)
         self._around(monkeypatch, folder, "write_json")
         self._around(monkeypatch, folder, "write_atomically", self._see_file)
 

@@ -89,7 +89,7 @@ def test_entering_is_a_coin_of_every_user_and_everyone_uploads():
     cohort = schedule.cohort(0)
     assert (cohort.participation, cohort.size, cohort.uploads) == (Poisson(prob=0.2), SIZE, USERS)
     assert cohort.min_size == cohort.crowd() == cohort.population == USERS
-    cohort.refuse_minimum()
+    cohort.refuse_minimum_if_secret()
     assert ready.sampler.sample_round(0, schedule.draw_users(0)).size == SIZE
     assert (schedule.num_uploads_of(0), schedule.capacity) == (USERS, USERS)
 
@@ -197,6 +197,6 @@ def test_a_cohort_says_the_rate_of_its_coins():
 def test_neither_a_fleet_nor_an_audit_of_a_round_knows_coins(tmp_path):
     fleet = pytest.importorskip("dovetail.parties.fleet")
     with pytest.raises(ValueError, match="cannot be deployed: users' data enter every round"):
-        fleet.set_up(tmp_path / "fleet", config.parse(BASE), rounds=1, clients=3)
+        fleet.set_up_fleet(tmp_path / "fleet", config.parse(BASE), rounds=1, clients=3)
     with pytest.raises(NotApplicable, match="enter secretly"):
         curves.terms_of_round(plan(), 0)

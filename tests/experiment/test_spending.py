@@ -64,7 +64,7 @@ class KillAt(Callback):
 
 
 def total(ledger):
-    (spent,) = ledger.together().spent
+    (spent,) = ledger.total_spent().spent
     return spent
 
 
@@ -255,7 +255,7 @@ def test_tables_that_name_one_ledger_add_up(plan, folder, tmp_path):
     for dataset in (read(), read(other)):
         account = account_of(dataset, ledger=shared)
         account.reserve(record)
-        together = account.preview(record)
+        together = account.total_with(record)
         account.settle(record)
     assert together.runs == 2 and ledgers.find_ledgers() == []
     people = {run.people for run in SpendingLedger(shared).runs()}
@@ -313,7 +313,7 @@ def test_a_ledger_that_was_changed_or_damaged_is_refused_in_a_sentence(plan, led
     assert change(text) != text
     ledger.path.write_text(change(text))
     for ask in (
-        ledger.together,
+        ledger.total_spent,
         lambda: ledger.reserve(a_run(plan, 7)),
         lambda: experiment.run(plan, ledger=ledger.path),
     ):

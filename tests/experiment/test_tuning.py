@@ -157,16 +157,16 @@ def test_the_command_line(command, few, tmp_path):
 
 @pytest.mark.parametrize("scores", [[math.nan, 0.9], [0.9, math.nan], [-math.inf, 0.9], [None, 0.9]])
 def test_a_score_that_is_no_number_is_the_worst(scores):
-    found = [tuning._score(types.SimpleNamespace(metrics={"auc": score}), "auc") for score in scores]
-    ordered = [tuning._rank(score, "auc") for score in found]
+    found = [tuning._score_of_result(types.SimpleNamespace(metrics={"auc": score}), "auc") for score in scores]
+    ordered = [tuning._as_larger_is_better(score, "auc") for score in found]
     assert max(ordered) == 0.9
     assert not any(map(math.isnan, ordered))
 
 
 def test_of_losses_and_errors_the_smallest_is_the_best():
     for name in ("loss", "rmse", "mae"):
-        assert max([2.0, 0.5, math.nan, math.inf], key=lambda score: tuning._rank(score, name)) == 0.5
-    assert max([2.0, 0.5], key=lambda score: tuning._rank(score, "r2")) == 2.0
+        assert max([2.0, 0.5, math.nan, math.inf], key=lambda score: tuning._as_larger_is_better(score, name)) == 0.5
+    assert max([2.0, 0.5], key=lambda score: tuning._as_larger_is_better(score, "r2")) == 2.0
 
 
 # from Python

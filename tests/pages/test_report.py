@@ -145,7 +145,11 @@ def test_a_report_says_everything_and_loads_nothing(runs, name):
     page = read(folder / "report.html")
     summary = json.loads((folder / "privacy.json").read_text())
     statement = Statement.from_json(summary["certified"])
-    for text in (*words.sentences(statement), *words.meaning(statement), *statement.assumptions):
+    for text in (
+        *words.statement_in_sentences(statement),
+        *words.meaning_of_numbers(statement),
+        *statement.assumptions,
+    ):
         assert text in page.text
     for other in ("claimed", "local", "shuffler"):
         if summary[other] is not None:
@@ -331,7 +335,7 @@ def stated(eps=1.0, delta=1e-6, scope=SCOPE, **more):
 
 def test_the_statement_in_words():
     scope = dataclasses.replace(SCOPE, assumptions=("a", "b"))
-    assert words.sentences(stated(scope=scope)) == [
+    assert words.statement_in_sentences(stated(scope=scope)) == [
         "This training protects one user, including all of that user's data.",
         "If that user's data is replaced by any other, what the analyzer sees over 60 rounds changes little: "
         "it is differentially private with eps = 1 and delta = 1e-6.",
@@ -345,19 +349,19 @@ def test_the_statement_in_words():
 @pytest.mark.parametrize("trust", Trust)
 def test_every_scope_has_words_of_its_own(unit, neighbors, trust):
     scope = Scope(trust=trust, adversary="somebody", neighbors=neighbors, unit=unit)
-    mine = " ".join(words.sentences(stated(scope=scope)))
+    mine = " ".join(words.statement_in_sentences(stated(scope=scope)))
     for other in (
         *(dataclasses.replace(scope, unit=one) for one in Unit if one is not unit),
         *(dataclasses.replace(scope, neighbors=one) for one in Neighbors if one is not neighbors),
         *(dataclasses.replace(scope, trust=one) for one in Trust if one is not trust),
         dataclasses.replace(scope, adversary="another"),
     ):
-        assert " ".join(words.sentences(stated(scope=other))) != mine
+        assert " ".join(words.statement_in_sentences(stated(scope=other))) != mine
 
 
 def test_personal_budgets_are_said():
     assert "Each of the 3 users has an eps of its own, from 0.5 to 1;" in " ".join(
-        words.sentences(stated(per_user=(0.5, 0.7, 1.0)))
+        words.statement_in_sentences(stated(per_user=(0.5, 0.7, 1.0)))
     )
 
 
@@ -368,10 +372,10 @@ def test_the_power_of_a_test_is_that_of_randomized_response():
         assert words.largest_power(stated(eps, 0.0), false_alarms=lie) == pytest.approx(1 - lie)
     assert words.largest_power(stated(0.0, 0.0), false_alarms=0.01) == pytest.approx(0.01)
     assert words.largest_power(stated(800.0, 0.0)) == 1.0
-    assert "x" not in words.meaning(no_guarantee(SCOPE, reason="x"))
-    assert words.meaning(stated(800.0))[1].count("e^eps = more than 1e304") == 1
-    assert words.meaning(stated(2.0))[1].count("e^eps = 7.39;") == 1, "7.3891 rounded up"
-    assert words.meaning(stated(2.0, 0.0))[1].endswith("at most e^eps = 7.39, without exception.")
+    assert "x" not in words.meaning_of_numbers(no_guarantee(SCOPE, reason="x"))
+    assert words.meaning_of_numbers(stated(800.0))[1].count("e^eps = more than 1e304") == 1
+    assert words.meaning_of_numbers(stated(2.0))[1].count("e^eps = 7.39;") == 1, "7.3891 rounded up"
+    assert words.meaning_of_numbers(stated(2.0, 0.0))[1].endswith("at most e^eps = 7.39, without exception.")
 
 
 def test_bounds_are_rounded_outward():

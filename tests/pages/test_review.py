@@ -59,7 +59,7 @@ def stated(**changes):
 @pytest.mark.parametrize("trust", Trust)
 def test_every_model_of_trust_has_its_parties(trust):
     protocol = {"name": "p", "aggregators": 3} if trust is Trust.SHARES else {"name": "p"}
-    found = review.parties(stated(trust=trust), protocol, local=samples.certified(8.0), shuffler=None)
+    found = review.party_boxes(stated(trust=trust), protocol, local=samples.certified(8.0), shuffler=None)
     assert [party.name for party in found] == PARTIES[trust]
     for party in found:
         assert all(dataclasses.astuple(party))
@@ -67,13 +67,13 @@ def test_every_model_of_trust_has_its_parties(trust):
 
 def test_what_holds_against_a_party_is_its_own_statement():
     local, own = samples.certified(8.0), samples.certified(0.5)
-    shuffler, analyzer = review.parties(stated(), {"name": "p"}, local=local, shuffler=own)[1:3]
+    shuffler, analyzer = review.party_boxes(stated(), {"name": "p"}, local=local, shuffler=own)[1:3]
     assert shuffler.holds == (
-        f"if it follows the protocol: {words.numbers(own)}; "
-        f"if it does not, or colludes with the analyzer: {words.numbers(local)}"
+        f"if it follows the protocol: {words.eps_and_delta(own)}; "
+        f"if it does not, or colludes with the analyzer: {words.eps_and_delta(local)}"
     )
-    assert analyzer.holds == words.numbers(stated())
-    curator = review.parties(stated(trust=Trust.CURATOR), {"name": "p"}, local=local, shuffler=None)[1]
+    assert analyzer.holds == words.eps_and_delta(stated())
+    curator = review.party_boxes(stated(trust=Trust.CURATOR), {"name": "p"}, local=local, shuffler=None)[1]
     assert curator.holds == "no guarantee"
 
 

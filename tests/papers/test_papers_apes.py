@@ -16,7 +16,7 @@ from dovetail.guarantee import quotes
 from dovetail.papers import apes
 from dovetail.papers.apes import PAPER
 from dovetail.protocols.personal._personal import resolve_budgets
-from dovetail.references import entry
+from dovetail.references import find_entry
 
 USERS = 10_000
 PARTS = {part.key: part for part in PAPER.parts}
@@ -41,7 +41,7 @@ def cheap_statements(small: quotes.Quote, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_paper_is_cited_by_a_known_reference() -> None:
-    assert entry(PAPER.reference).year == 2023
+    assert find_entry(PAPER.reference).year == 2023
 
 
 def test_table3_recomputes_to_the_printed_digits() -> None:

@@ -12,7 +12,7 @@ from dovetail.guarantee import quotes
 from dovetail.papers import runner as runners
 from dovetail.papers.exhibits import Row
 from dovetail.papers.flame import PAPER
-from dovetail.references import entry
+from dovetail.references import find_entry
 from dovetail.statements import Verdict
 
 USERS = 1000
@@ -43,7 +43,7 @@ def headline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
 
 
 def test_the_paper_is_cited_by_a_known_reference() -> None:
-    assert entry(PAPER.reference).year == 2021
+    assert find_entry(PAPER.reference).year == 2021
 
 
 @pytest.mark.parametrize("printed", [0.91, 0.24, 20.53, 2.348])

@@ -202,7 +202,7 @@ class World:
             party = self._parties[name]
             if party is not None:
                 self._lives[name].dead = self._lives[name].buried = True
-                (party if name == "analyzer" else party._party).shut()
+                (party if name == "analyzer" else party._party).close()
 
     def _ask(self, name: str, question: Callable[[Any], Any]) -> Any:
         """The answer of a party, None if it is dead or dies over it."""
@@ -283,7 +283,7 @@ class _ToAnalyzer(Wire):
     def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         first = self._world.parts.setdefault((self._index, round, number), (batch, part))
         assert first == (batch, part), "a batch was drawn twice"
-        self._answer(lambda analyzer: analyzer.take(self._index, round, batch, number, part))
+        self._answer(lambda analyzer: analyzer.count_part(self._index, round, batch, number, part))
 
     def report_closed(self, round: int, closed: Closed) -> None:
         self._answer(lambda analyzer: analyzer.note_closed(self._index, round, closed))

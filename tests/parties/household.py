@@ -154,7 +154,7 @@ class Direct:
 
     def send_part(self, round, batch, number, part):
         self.parts.append((round, number, part))
-        self._analyzer.take(self._index, round, batch, number, part)
+        self._analyzer.count_part(self._index, round, batch, number, part)
 
     def report_closed(self, round, closed):
         self.said.append((round, closed))
@@ -262,8 +262,8 @@ def running(household, monkeypatch):
         for thread in reversed(threads):
             thread.join(20)
         for party in parties:
-            party.shut()
-        analyzer.shut()
+            party.close()
+        analyzer.close()
 
 
 class Confined(Fleet):
@@ -297,14 +297,14 @@ def in_processes(household, *within):
         ]
 
     with Confined(folder, within) as fleet:
-        fleet._start(
+        fleet._start_process(
             "analyzer", "analyzer", *service("analyzer", ports[0]), "--workers", 1, "--model", folder / "first.npy"
         )
         options = ("--analyzer", analyzer_url, "--clients", folder / "clients.json", "--ca", authority.certificate)
         for index, port in enumerate(ports[1:]):
             peers = [word for i, url in enumerate(urls) if i != index for word in ("--peer", url)]
             name = f"{kind}-{index}"
-            fleet._start(name, kind, *service(name, port), *options, "--index", index, *peers)
+            fleet._start_process(name, kind, *service(name, port), *options, "--index", index, *peers)
         for url in urls:
             _await_answer(fleet, url, authority.certificate)
         addresses = [_address(url) for url in urls]

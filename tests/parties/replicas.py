@@ -112,9 +112,9 @@ class ReplicatedFleet(Fleet):
         words[words.index("--host") + 1] = host
         return [*words, "--store", self._urls[self.names[self._replica]]]
 
-    def _start(self, name: str, kind: object, folder: object, *words: object) -> None:
+    def _start_process(self, name: str, kind: object, folder: object, *words: object) -> None:
         home = Path(str(folder)).parent / f"home-{self._replica}"
-        super()._start(self._replica, kind, home, *words)
+        super()._start_process(self._replica, kind, home, *words)
 
     def _service_command(self) -> list[str]:
         return [*self.within.get(self._replica, []), *super()._service_command()]

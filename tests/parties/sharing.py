@@ -113,10 +113,10 @@ def close(parties, round=1):
     """Agree on whom to count, and close."""
     rosters = [party.store.freeze(round) for party in parties]
     for index, party in enumerate(parties):
-        party.decide(round, [roster for i, roster in enumerate(rosters) if i != index])
+        party.decide_whom_to_count(round, [roster for i, roster in enumerate(rosters) if i != index])
     agreed = [party.store.agreed_digest(round) for party in parties]
     return [
-        party.close(
+        party.close_round(
             round,
             [roster for i, roster in enumerate(rosters) if i != index],
             agreed=[digest for i, digest in enumerate(agreed) if i != index],
@@ -133,7 +133,7 @@ class Straight:
 
     def send_part(self, round, batch, number, part):
         self.parts.append(part)
-        self._analyzer.take(self._index, round, batch, number, part)
+        self._analyzer.count_part(self._index, round, batch, number, part)
 
     def report_closed(self, round, closed):
         self.said.append(closed)

@@ -62,8 +62,8 @@ def test_users_count_at_all_aggregators_or_at_none(tmp_path):
     halfway = sharing.envelope(3)
     parties[0].accept(1, client=sharing.users[3].public.key_id, upload=halfway.uploads[0])
     assert close(parties) == ["sent", "sent"]
-    assert [party.store.uploads(1) for party in parties] == [3, 3]
-    assert parties[0].store.batch(1) == parties[1].store.batch(1)
+    assert [party.store.num_uploads(1) for party in parties] == [3, 3]
+    assert parties[0].store.batch_id(1) == parties[1].store.batch_id(1)
 
 
 def test_below_the_minimum_nothing_leaves(tmp_path):
@@ -89,7 +89,7 @@ def test_what_is_sent_again_is_the_same_bytes(tmp_path):
         sharing.accept(parties, user)
     close(parties)
     ((_, first),) = parties[0].store.parts(1, size=1)
-    parties[0].shut()
+    parties[0].close()
     again = sharing.aggregator(0)
     ((_, second),) = again.store.parts(1, size=1)
     assert first == second
@@ -162,7 +162,7 @@ def test_sums_over_different_users_spoil_the_round(tmp_path):
     for party, left_out in zip(parties, (0, 1), strict=True):
         party.store.freeze(1)
         roster = {report for i, report in enumerate(reports) if i != left_out}
-        party.store.close(1, roster=roster, batch=bytes([left_out]) * 16)
+        party.store.close_round(1, roster=roster, batch=bytes([left_out]) * 16)
     for index, party in enumerate(parties):
         party.forward(1, Straight(analyzer, index))
     assert analyzer.privacy()["history"][0]["outcome"] == "spoiled"
@@ -176,20 +176,20 @@ def test_a_second_sum_of_one_aggregator_is_no_sum(tmp_path):
     open_round(parties, analyzer)
     for user in range(3):
         sharing.accept(parties, user)
-    parties[0].shut()
+    parties[0].close()
     shutil.copytree(tmp_path / "aggregator-0", tmp_path / "copy")
     parties[0] = sharing.aggregator(0)
     close(parties)
-    batch = parties[0].store.batch(1)
+    batch = parties[0].store.batch_id(1)
     ((_, sealed),) = parties[0].store.parts(1, size=1)
-    assert analyzer.take(0, 1, batch, 0, sealed) == "accepted"
-    parties[0].shut()
+    assert analyzer.count_part(0, 1, batch, 0, sealed) == "accepted"
+    parties[0].close()
     shutil.rmtree(tmp_path / "aggregator-0")
     shutil.move(tmp_path / "copy", tmp_path / "aggregator-0")
     restored = sharing.aggregator(0)
     sharing.accept([restored, _Deaf()], 3)
     restored.store.freeze(1)
-    restored.store.close(1, batch=b"another batch id")
+    restored.store.close_round(1, batch=b"another batch id")
     with pytest.raises(TooLate):
         restored.forward(1, Straight(analyzer, 0))
     assert analyzer.privacy()["history"][0]["outcome"] == "spoiled"
@@ -207,14 +207,14 @@ def test_a_sum_is_bound_to_its_aggregator_round_and_batch(tmp_path):
     for user in range(4):
         sharing.accept(parties, user)
     close(parties)
-    batch = parties[0].store.batch(1)
+    batch = parties[0].store.batch_id(1)
     ((_, sealed),) = parties[0].store.parts(1, size=1)
     with pytest.raises(Malformed, match="this is not a sum that aggregator 1 sealed"):
-        analyzer.take(1, 1, batch, 0, sealed)
+        analyzer.count_part(1, 1, batch, 0, sealed)
     with pytest.raises(Malformed, match="a sealed sum of this task has"):
-        analyzer.take(0, 1, batch, 0, sealed[:-1])
-    assert analyzer.take(0, 1, batch, 0, sealed) == "accepted"
-    assert analyzer.take(0, 1, batch, 0, sealed) == "known"
+        analyzer.count_part(0, 1, batch, 0, sealed[:-1])
+    assert analyzer.count_part(0, 1, batch, 0, sealed) == "accepted"
+    assert analyzer.count_part(0, 1, batch, 0, sealed) == "known"
     with pytest.raises(Malformed, match="with 2 parts, and"):
         analyzer.note_closed(0, 1, Closed(state="sent", parts=2, uploads=4, batch=batch))
 
@@ -230,7 +230,7 @@ def test_one_aggregators_sum_alone_is_random(tmp_path):
     shared, key = sharing.task.contribution(), sharing.ring.current().opening_key()
     for index, party in enumerate(parties):
         ((_, sealed),) = party.store.parts(1, size=1)
-        purpose = sharing.task.sum_purpose(1, index, batch=party.store.batch(1))
+        purpose = sharing.task.sum_purpose(1, index, batch=party.store.batch_id(1))
         total = decode_sum(open_sealed(sealed, key, purpose), shared.length, shared.bits)
         mean = total.astype(np.float64).mean() / 2**shared.bits
         assert abs(mean - 0.5) < 6 / np.sqrt(12 * 2000)

@@ -20,7 +20,7 @@ from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.http_clients import Gone, Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.wire import PART, Closed, Malformed, Packed, TooEarly, TooLate, decode_vector
-from dovetail.parties.fleet import lay_out, lenient_policy
+from dovetail.parties.fleet import lenient_policy, make_deployment
 from dovetail.parties.intermediary import party
 from dovetail.parties.shuffler import Shuffler
 from dovetail.parties.user.client import Client
@@ -46,7 +46,9 @@ class Small:
             **more,
         }
         self.keys = [KeyPair.generate("sign") for _ in range(USERS)]
-        self.deployment = lay_out(folder, fields, shufflers=shufflers, enrolled=[pair.public for pair in self.keys])
+        self.deployment = make_deployment(
+            folder, fields, shufflers=shufflers, enrolled=[pair.public for pair in self.keys]
+        )
         self.folder, self.signed = folder, self.deployment.signed
         self.clients = [
             Client(folder / f"user-{i}", policy=lenient_policy(self.signed), key=pair)
@@ -109,7 +111,7 @@ def play(small, analyzer, shufflers, *, users=range(USERS), round=None):
             shuffler.accept(round, client=small.keys[user].public.key_id, upload=upload)
     rosters = [set(shuffler.store.freeze(round)) for shuffler in shufflers]
     for index, shuffler in enumerate(shufflers):
-        shuffler.close(round, [roster for i, roster in enumerate(rosters) if i != index])
+        shuffler.close_round(round, [roster for i, roster in enumerate(rosters) if i != index])
         shuffler.forward(round, Direct(analyzer, index))
 
 
@@ -149,17 +151,17 @@ def test_a_part_counts_once_and_what_does_not_open_is_counted_as_refused(tmp_pat
     analyzer, task = small.analyzer(), small.deployment.task
     packed = small.content(0)
     broken = packed[:-1] + bytes([packed[-1] ^ 1])
-    assert analyzer.take(0, 1, BATCH, 0, broken) == "accepted"
-    assert analyzer.take(0, 1, BATCH, 0, packed) == "known"
+    assert analyzer.count_part(0, 1, BATCH, 0, broken) == "accepted"
+    assert analyzer.count_part(0, 1, BATCH, 0, packed) == "known"
     facts = analyzer.privacy()
     assert facts["messages"] == DIM
     assert facts["refused_messages"] == {"unsealable": 1, "out_of_range": 0, "repeated": 0}
     with pytest.raises(Malformed, match="slot 9 does not exist: shuffler 0 has slots 0 to 5"):
-        analyzer.take(0, 1, BATCH, 1, Packed(np.full(1, 9), bytes(task.message_bytes)).encode())
+        analyzer.count_part(0, 1, BATCH, 1, Packed(np.full(1, 9), bytes(task.message_bytes)).encode())
     with pytest.raises(Malformed, match="expected messages of"):
-        analyzer.take(0, 1, BATCH, 1, packed[:-1])
+        analyzer.count_part(0, 1, BATCH, 1, packed[:-1])
     with pytest.raises(TooEarly, match="round 2 is not open yet: round 1 is"):
-        analyzer.take(0, 2, BATCH, 0, packed)
+        analyzer.count_part(0, 2, BATCH, 0, packed)
     with pytest.raises(Malformed, match="sender 0 closes round 1 with 2 parts, and 1 have come"):
         analyzer.note_closed(0, 1, Closed(state="sent", parts=2, uploads=1, batch=BATCH))
     assert len(packed) < PART * (4 + task.message_bytes)
@@ -175,11 +177,11 @@ def test_a_void_round_moves_nothing_and_stays_spent(tmp_path):
     assert np.array_equal(decode_vector(analyzer.model(1), DIM), np.zeros(DIM))
     play(small, analyzer, helpers)
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["void", "released"]
-    analyzer.give_up(3)
+    analyzer.give_up_round(3)
     assert analyzer.status().over
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["void", "released", "void"]
     with pytest.raises(TooLate, match="round 3 is over"):
-        analyzer.take(0, 3, BATCH, 0, b"")
+        analyzer.count_part(0, 3, BATCH, 0, b"")
 
 
 def test_a_round_to_which_nobody_reports_costs_nothing(tmp_path):
@@ -194,7 +196,7 @@ def test_a_round_to_which_nobody_reports_costs_nothing(tmp_path):
     assert facts["without_trust"]["eps"] == certify_task(small.deployment.task, 2)[1].eps  # which takes nobody's word
     assert facts["rounds_unused"] == 1 and facts["history"][0]["unused"]
     assert facts["history"][0]["reason"].endswith("nothing came, so it costs nothing")
-    analyzer.shut()
+    analyzer.close()
     again = small.analyzer()
     play(small, again, helpers)
     assert [one["outcome"] for one in again.privacy()["history"]] == ["void", "released"]
@@ -203,7 +205,7 @@ def test_a_round_to_which_nobody_reports_costs_nothing(tmp_path):
     assert again.status().over
     assert again.privacy()["spent"]["eps"] == again.privacy()["statement"]["eps"] == one_round
     with pytest.raises(TooLate, match="round 1 is over"):
-        again.take(0, 1, BATCH, 0, b"")
+        again.count_part(0, 1, BATCH, 0, b"")
 
 
 @pytest.mark.parametrize("case", ["a batch was sent", "one of two has users", "nobody says anything"])
@@ -211,10 +213,10 @@ def test_a_round_of_which_something_may_have_come_stays_spent(tmp_path, case):
     small = Small(tmp_path / "fleet", settings={"clip_value": 1.0, "eps_local": 1.0}, shufflers=2)
     analyzer, void = small.analyzer(), Closed(state="void", parts=0, uploads=0, batch=BATCH)
     if case == "a batch was sent":
-        analyzer.take(0, 1, BATCH, 0, small.content(0))
+        analyzer.count_part(0, 1, BATCH, 0, small.content(0))
     if case == "nobody says anything":
         analyzer.note_closed(0, 1, void)
-        analyzer.give_up(1)
+        analyzer.give_up_round(1)
     else:
         analyzer.note_closed(0, 1, void)
         uploads = 1 if case == "one of two has users" else 0
@@ -233,7 +235,7 @@ def test_a_share_that_does_not_open_spoils_the_round(tmp_path):
         for user in range(USERS):
             packed = small.content(user, index=index)
             last = packed[-1] ^ (index == 1 and user == 0)
-            analyzer.take(index, 1, BATCH, user, packed[:-1] + bytes([last]))
+            analyzer.count_part(index, 1, BATCH, user, packed[:-1] + bytes([last]))
         analyzer.note_closed(index, 1, Closed(state="sent", parts=USERS, uploads=USERS, batch=BATCH))
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
     assert np.array_equal(decode_vector(analyzer.model(1), DIM), np.zeros(DIM))
@@ -251,7 +253,7 @@ def test_the_training_ends_when_the_budget_does(tmp_path):
     assert analyzer.status().over
     assert analyzer.status().round == 1
     assert analyzer.ledger.total[0] == pytest.approx(one)
-    analyzer.shut()
+    analyzer.close()
     assert small.analyzer().status().over  # also after it is started again
 
 
@@ -260,13 +262,13 @@ def test_a_ledger_or_a_book_from_an_older_copy_is_refused(tmp_path, restored):
     small = Small(tmp_path / "fleet")
     analyzer, helpers = small.analyzer(), small.shufflers()
     play(small, analyzer, helpers)
-    analyzer.shut()
+    analyzer.close()
     copy, home = tmp_path / "copy", tmp_path / "fleet" / "analyzer"
     shutil.copy(home / restored, copy)
     analyzer = small.analyzer()
     play(small, analyzer, helpers)
-    analyzer.shut()
-    small.analyzer().shut()  # as it was left
+    analyzer.close()
+    small.analyzer().close()  # as it was left
     shutil.copy(copy, home / restored)
     with pytest.raises(ValueError, match=f"so {restored} is older: restore book.db and ledger.db from one backup"):
         small.analyzer()
@@ -276,12 +278,12 @@ def test_both_from_an_older_copy_are_refused_by_the_shuffler(tmp_path):
     small = Small(tmp_path / "fleet")
     analyzer, helpers = small.analyzer(), small.shufflers()
     home = tmp_path / "fleet" / "analyzer"
-    analyzer.shut()
+    analyzer.close()
     shutil.copytree(home, tmp_path / "copy")
     analyzer = small.analyzer()
     play(small, analyzer, helpers)
     helpers[0].store.open_round(2, head=analyzer.status().head, closes=0.0)
-    analyzer.shut()
+    analyzer.close()
     shutil.rmtree(home)
     shutil.copytree(tmp_path / "copy", home)
     back = small.analyzer().status()
@@ -298,7 +300,7 @@ def test_a_round_of_other_numbers_than_its_users_send_is_spoiled(tmp_path, uploa
     for user in range(USERS):
         packed = small.content(user)
         for _ in range(copies):
-            analyzer.take(0, 1, BATCH, number, packed)
+            analyzer.count_part(0, 1, BATCH, number, packed)
             number += 1
     analyzer.note_closed(0, 1, Closed(state="sent", parts=number, uploads=uploads, batch=BATCH))
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
@@ -309,7 +311,7 @@ def test_after_closed_no_part_counts_and_two_processes_do_not_share_a_folder(tmp
     analyzer = small.analyzer()
     analyzer.note_closed(0, 1, Closed(state="sent", parts=0, uploads=USERS, batch=BATCH))
     with pytest.raises(Malformed, match="sender 0 has closed round 1"):
-        analyzer.take(0, 1, BATCH, 0, small.content(0))
+        analyzer.count_part(0, 1, BATCH, 0, small.content(0))
     with pytest.raises(ValueError, match="another process is working in"):
         small.analyzer()
 
@@ -353,19 +355,19 @@ def restored_while_forwarding(tmp_path, monkeypatch, *, closed):
         shuffler.accept(1, client=small.keys[user].public.key_id, upload=upload)
     shuffler.store.freeze(1)
     if closed:
-        shuffler.close(1)
+        shuffler.close_round(1)
     home = small.folder / "shuffler-0"
     shutil.copytree(home, tmp_path / "copy")
-    shuffler.close(1)
+    shuffler.close_round(1)
     with pytest.raises(Unreachable):
         shuffler.forward(1, Failing(analyzer, parts=2))
     assert analyzer.privacy()["messages"] == 2 * DIM
-    shuffler.shut()
+    shuffler.close()
     shutil.rmtree(home)
     shutil.copytree(tmp_path / "copy", home)
-    analyzer.shut()  # the analyzer starts again, too: what it pinned is on disk
+    analyzer.close()  # the analyzer starts again, too: what it pinned is on disk
     analyzer, (shuffler,) = small.analyzer(), small.shufflers()
-    shuffler.close(1)
+    shuffler.close_round(1)
     shuffler.forward(1, Failing(analyzer))
     assert shuffler.store.state(1) == "done"
     return small, analyzer, shuffler
@@ -393,28 +395,30 @@ def test_a_store_that_was_copied_after_closing_goes_on_with_its_batch(tmp_path, 
 def test_a_second_batch_of_one_sender_spoils_the_round(tmp_path, how):
     small = Small(tmp_path / "fleet")
     analyzer, other = small.analyzer(), bytes(16)
-    assert analyzer.take(0, 1, BATCH, 0, small.content(0)) == "accepted"
+    assert analyzer.count_part(0, 1, BATCH, 0, small.content(0)) == "accepted"
     with pytest.raises(TooLate, match="sender 0 began another batch in round 1"):
         if how == "closed":
             analyzer.note_closed(0, 1, Closed(state="sent", parts=1, uploads=USERS, batch=other))
         else:
-            analyzer.take(0, 1, other, int(how == "another part"), small.content(1))
+            analyzer.count_part(0, 1, other, int(how == "another part"), small.content(1))
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
     assert analyzer.status().round == 2
     with pytest.raises(TooLate, match="round 1 is over"):
-        analyzer.take(0, 1, BATCH, 1, small.content(1))
-    assert analyzer.take(0, 2, other, 0, small.content(0, round=2)) == "accepted"  # another round has another batch
+        analyzer.count_part(0, 1, BATCH, 1, small.content(1))
+    assert (
+        analyzer.count_part(0, 2, other, 0, small.content(0, round=2)) == "accepted"
+    )  # another round has another batch
 
 
 def test_what_is_refused_begins_no_batch(tmp_path):
     small = Small(tmp_path / "fleet")
     analyzer, other = small.analyzer(), bytes(16)
     with pytest.raises(Malformed, match="expected messages of"):
-        analyzer.take(0, 1, other, 0, small.content(0)[:-1])
+        analyzer.count_part(0, 1, other, 0, small.content(0)[:-1])
     with pytest.raises(Malformed, match="sender 0 closes round 1 with 2 parts, and 0 have come"):
         analyzer.note_closed(0, 1, Closed(state="sent", parts=2, uploads=USERS, batch=other))
     for user in range(USERS):
-        assert analyzer.take(0, 1, BATCH, user, small.content(user)) == "accepted"
+        assert analyzer.count_part(0, 1, BATCH, user, small.content(user)) == "accepted"
     analyzer.note_closed(0, 1, Closed(state="sent", parts=USERS, uploads=USERS, batch=BATCH))
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["released"]
 
@@ -422,8 +426,8 @@ def test_what_is_refused_begins_no_batch(tmp_path):
 def test_shufflers_have_batches_of_their_own(tmp_path):
     small = Small(tmp_path / "fleet", shufflers=2)
     analyzer = small.analyzer()
-    assert analyzer.take(0, 1, BATCH, 0, small.content(0)) == "accepted"
-    assert analyzer.take(1, 1, bytes(16), 0, small.content(0, index=1)) == "accepted"
+    assert analyzer.count_part(0, 1, BATCH, 0, small.content(0)) == "accepted"
+    assert analyzer.count_part(1, 1, bytes(16), 0, small.content(0, index=1)) == "accepted"
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["in one part", "in several parts"])
@@ -436,12 +440,12 @@ def test_a_message_that_is_sent_again_counts_once(tmp_path, together):
         packed = [Packed.decode(one, length=task.message_bytes) for one in sent]
         sent = [Packed(np.concatenate([one.slots for one in packed]), b"".join(one.sealed for one in packed)).encode()]
     for number, part in enumerate(sent):
-        assert analyzer.take(0, 1, BATCH, number, part) == "accepted"
+        assert analyzer.count_part(0, 1, BATCH, number, part) == "accepted"
     assert analyzer.privacy()["refused_messages"] == {"unsealable": 0, "out_of_range": 0, "repeated": DIM}
     analyzer.note_closed(0, 1, Closed(state="sent", parts=len(sent), uploads=USERS, batch=BATCH))
     model = decode_vector(analyzer.model(1), DIM)
     assert np.allclose(model, updates()[1:].sum(axis=0) / USERS, atol=1e-6)
-    assert analyzer.take(0, 2, bytes(16), 0, small.content(1, round=2)) == "accepted"
+    assert analyzer.count_part(0, 2, bytes(16), 0, small.content(1, round=2)) == "accepted"
     assert analyzer.privacy()["refused_messages"]["repeated"] == 0  # what was seen in a round is forgotten with it
 
 
@@ -449,8 +453,8 @@ def test_an_encapsulation_that_is_used_again_is_not_opened(tmp_path):
     """Whatever follows it: nobody honest uses one twice, so what is behind the second is not even looked at."""
     small = Small(tmp_path / "fleet")
     analyzer, packed = small.analyzer(), small.content(0)
-    assert analyzer.take(0, 1, BATCH, 0, packed) == "accepted"
-    assert analyzer.take(0, 1, BATCH, 1, packed[:-1] + bytes([packed[-1] ^ 1])) == "accepted"
+    assert analyzer.count_part(0, 1, BATCH, 0, packed) == "accepted"
+    assert analyzer.count_part(0, 1, BATCH, 1, packed[:-1] + bytes([packed[-1] ^ 1])) == "accepted"
     assert analyzer.privacy()["refused_messages"] == {"unsealable": 0, "out_of_range": 0, "repeated": DIM}
 
 
@@ -464,11 +468,11 @@ def test_one_message_in_two_parts_that_come_at_once_counts_once(tmp_path, monkey
         reads.append(len(repeated))
         found = read(sender, round, batch, data, repeated=repeated)
         if len(reads) == 1:
-            assert analyzer.take(0, 1, BATCH, 1, part) == "accepted"
+            assert analyzer.count_part(0, 1, BATCH, 1, part) == "accepted"
         return found
 
     monkeypatch.setattr(analyzer.incoming, "read_part", interrupted)
-    assert analyzer.take(0, 1, BATCH, 0, part) == "accepted"
+    assert analyzer.count_part(0, 1, BATCH, 0, part) == "accepted"
     assert reads == [0, 0, DIM]
     facts = analyzer.privacy()
     assert facts["messages"] == 2 * DIM
@@ -482,7 +486,7 @@ def test_one_share_that_is_sent_twice_spoils_the_round(tmp_path):
     analyzer = small.analyzer()
     for index in range(2):
         for number, user in enumerate((1, 1, 2, 3) if index else range(USERS)):
-            analyzer.take(index, 1, BATCH, number, small.content(user, index=index))
+            analyzer.count_part(index, 1, BATCH, number, small.content(user, index=index))
         analyzer.note_closed(index, 1, Closed(state="sent", parts=USERS, uploads=USERS, batch=BATCH))
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
 
@@ -498,12 +502,12 @@ def test_shufflers_that_decided_differently_let_nothing_out(tmp_path):
             shuffler.accept(1, client=small.keys[user].public.key_id, upload=upload)
     rosters = [set(shuffler.store.freeze(1)) for shuffler in helpers]
     lie = set(list(rosters[2])[:1])
-    _, told = helpers[0].decide(1, rosters[1:])
-    _, other = helpers[1].decide(1, [rosters[0], lie])  # the third told it another roster
+    _, told = helpers[0].decide_whom_to_count(1, rosters[1:])
+    _, other = helpers[1].decide_whom_to_count(1, [rosters[0], lie])  # the third told it another roster
     assert told != other
-    assert helpers[0].close(1, rosters[1:], agreed=[other, told]) == "void"
+    assert helpers[0].close_round(1, rosters[1:], agreed=[other, told]) == "void"
     with pytest.raises(ValueError, match="the rosters of round 1 are not those of before"):
-        helpers[1].decide(1, [rosters[0], rosters[2]])
+        helpers[1].decide_whom_to_count(1, [rosters[0], rosters[2]])
     helpers[1].drop_round(1)
     assert not list(helpers[1].store.parts(1, size=10))
 
@@ -517,7 +521,7 @@ def test_the_mean_of_the_last_models_is_published_when_training_is_over(tmp_path
         play(small, analyzer, helpers, round=round)
         if round == 3:
             third = decode_vector(analyzer.model(3), DIM)
-            analyzer.shut()
+            analyzer.close()
             analyzer = small.analyzer(mean)
             np.testing.assert_array_equal(decode_vector(analyzer.model(3), DIM), third)
     assert analyzer.status().over
@@ -527,7 +531,7 @@ def test_the_mean_of_the_last_models_is_published_when_training_is_over(tmp_path
     np.testing.assert_allclose(decode_vector(analyzer.model(4), DIM), third + steps[0] * (3 - count) / 2, atol=1e-6)
     said = analyzer.privacy()["statement"]["assumptions"]
     assert any(f"mean of the models after the last {count} of 4 rounds" in line for line in said)
-    analyzer.shut()
+    analyzer.close()
 
 
 def test_sums_are_divided_by_how_many_users_counted(tmp_path):

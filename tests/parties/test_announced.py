@@ -132,7 +132,7 @@ class World:
         asyncio.run(self.service._follow_analyzer())
 
     def next_round(self):
-        self.analyzer.give_up(self.analyzer.status().round)
+        self.analyzer.give_up_round(self.analyzer.status().round)
         self.follow()
 
     def user(self):
@@ -144,19 +144,19 @@ class World:
     def spent(self):
         return sorted((self.household.folder / "user-0" / "spending").glob("task-*.db"))
 
-    def shut(self):
+    def close(self):
         self.line.close()
         self.cache.shutdown()
         self.cache.server_close()
-        self.shuffler.shut()
-        self.analyzer.shut()
+        self.shuffler.close()
+        self.analyzer.close()
 
 
 @pytest.fixture
 def world(tmp_path):
     made = World(tmp_path)
     yield made
-    made.shut()
+    made.close()
 
 
 def flipped(body, headers):
@@ -385,7 +385,7 @@ def test_another_tasks_status_and_models_are_refused(tmp_path, same_keys):
         task = msgspec.structs.replace(ours.household.task, analyzer_sign=theirs.household.task.analyzer_sign)
         ours.household.task, ours.household.signed = task, sign(task, ours.household.signer)
         ours.household.policy = msgspec.structs.replace(ours.household.policy, analyzer=task.analyzer_id)
-        ours.shut()
+        ours.close()
         ours.household.folder = tmp_path / "again"
         ours.analyzer, ours.shuffler = ours.household.analyzer(), ours.household.shuffler()
         options = {"enrolled": ours.household.enrolled, "analyzer": Direct(ours.analyzer)}
@@ -407,8 +407,8 @@ def test_another_tasks_status_and_models_are_refused(tmp_path, same_keys):
     ours.line = Line(ours.cache)
     with pytest.raises(Refused, match="expected a task signed by"):  # and all of it together
         ours.user().step()
-    theirs.shut()
-    ours.shut()
+    theirs.close()
+    ours.close()
 
 
 def test_a_ledger_that_was_set_back_is_noticed_by_users(world):
@@ -448,19 +448,19 @@ def test_a_task_without_a_key_for_it_is_not_signed(tmp_path):
     assert made.analyzer.status().signature == b"" and b"analyzer_sign" not in made.household.task.body
     made.user().step()
     assert [round for round, _ in made.line.got] == [1]
-    made.shut()
+    made.close()
 
 
 def test_a_round_keeps_its_end_through_restarts_and_begins_again_if_nobody_was_there(tmp_path, monkeypatch):
     household, clock = Household(tmp_path, "privunit", rounds=3), time.time
     first = household.analyzer()
     status = first.status()
-    first.shut()
+    first.close()
     monkeypatch.setattr("dovetail.parties.analyzer.party.time.time", lambda: clock() + 300)
     second = household.analyzer()
     assert second.status() == status
-    second.shut()
+    second.close()
     monkeypatch.setattr("dovetail.parties.analyzer.party.time.time", lambda: clock() + 900)
     third = household.analyzer()
     assert third.status().closes >= status.closes + 899 and third.status().head == status.head
-    third.shut()
+    third.close()

@@ -30,7 +30,7 @@ def attacked(protocol, settings, trials, *, users=4, sabotage=lambda canaries: N
         try:
             found = lower_bound_from_scores(canaries.run(trials), delta=DELTA, confidence=CONFIDENCE)
         finally:
-            canaries.shut()
+            canaries.close()
         return canaries.statement().eps, found
 
 

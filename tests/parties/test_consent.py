@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from dovetail.cli import app
 from dovetail.parties.user.client import Client
-from dovetail.parties.user.consent import Consent, spent_on
+from dovetail.parties.user.consent import Consent, spending_by_task
 from dovetail.parties.user.policy import Refused
 
 
@@ -63,7 +63,7 @@ def test_a_kind_of_task_is_refused_for_ever(tmp_path, kind):
     run("client", "refuse", folder, kind)
     with pytest.raises(Refused, match="this user refuses tasks of the name or protocol"):
         client.report(household.signed, 1, np.zeros(6))
-    assert spent_on(folder) == [] and Consent.read(folder).known == {}
+    assert spending_by_task(folder) == [] and Consent.read(folder).known == {}
 
 
 def test_another_training_on_the_same_users_is_spent_from_the_same_lifetime(tmp_path):

@@ -18,7 +18,7 @@ from parties.test_cli_parties import new_task
 
 from dovetail.parties.common import postgresql
 from dovetail.parties.common.database import Database, Unavailable, locate_store, retry_until_available
-from dovetail.parties.common.postgresql import Postgres, _require_safe
+from dovetail.parties.common.postgresql import Postgres, _parse_secure_url
 
 SECRET = "hunter2"
 BEYOND = {
@@ -74,13 +74,13 @@ def test_a_database_on_another_machine_needs_tls_that_proves_whose_it_is(url):
 
 @pytest.mark.parametrize("url", HERE.values(), ids=HERE)
 def test_this_machine_needs_none(url):
-    assert "gssencmode" not in _require_safe(url)
+    assert "gssencmode" not in _parse_secure_url(url)
 
 
 @pytest.mark.parametrize("url", ["postgresql://u@db.example/d?sslmode=verify-full", "host=db sslmode=verify-full"])
 def test_tls_that_proves_whose_it_is_suffices_and_nothing_else_takes_its_place(url):
     """GSSAPI would be taken first, whatever `sslmode` says."""
-    said = _require_safe(url)
+    said = _parse_secure_url(url)
     assert said["sslmode"] == "verify-full" and said["gssencmode"] == "disable"
 
 
@@ -102,7 +102,7 @@ def test_the_environment_brings_no_other_machine_in(monkeypatch, name, value, ur
 
 def test_the_environment_may_ask_for_tls(monkeypatch):
     monkeypatch.setenv("PGSSLMODE", "verify-full")
-    assert _require_safe("postgresql://u@db.example/d")["sslmode"] == "verify-full"
+    assert _parse_secure_url("postgresql://u@db.example/d")["sslmode"] == "verify-full"
 
 
 @pytest.mark.parametrize("named", ["by the URL", "by the environment"])
@@ -174,9 +174,9 @@ def test_tls_is_verified_and_a_localhost_that_is_elsewhere_is_refused(monkeypatc
     with cluster(tls=True) as running:
         url = running.database()
         plain = url.partition("?")[0]
-        monkeypatch.setattr(postgresql, "_is_here", lambda address: False)
+        monkeypatch.setattr(postgresql, "_is_on_this_machine", lambda address: False)
         made = Postgres(url)
-        assert made.rows("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == [(True,)]
+        assert made.fetch_rows("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == [(True,)]
         made.close()
         with pytest.raises(ValueError, match="is on another machine"):
             Postgres(plain)
@@ -184,7 +184,7 @@ def test_tls_is_verified_and_a_localhost_that_is_elsewhere_is_refused(monkeypatc
         with pytest.raises(Unavailable) as refused:
             Postgres(other)
         assert "certificate verify failed" in str(refused.value.__cause__)
-        monkeypatch.setattr(postgresql, "_require_safe", lambda url: {"conninfo": f"{plain}?sslmode=disable"})
+        monkeypatch.setattr(postgresql, "_parse_secure_url", lambda url: {"conninfo": f"{plain}?sslmode=disable"})
         with pytest.raises(ValueError, match="is on another machine, and the connection has no TLS"):
             Postgres(plain)
 
@@ -198,7 +198,7 @@ def test_a_unix_socket_needs_no_tls(postgres, tmp_path, monkeypatch):
     (tmp_path / "pgpass").chmod(0o600)
     monkeypatch.setenv("PGPASSFILE", str(tmp_path / "pgpass"))
     made = Postgres(url.replace(f":{password}", ""))
-    assert made.rows("SELECT inet_client_addr() IS NULL") == [(True,)]
+    assert made.fetch_rows("SELECT inet_client_addr() IS NULL") == [(True,)]
     made.close()
 
 
@@ -217,7 +217,7 @@ def hold():
     time.sleep(600)
 
 if how == "leader":
-    assert made.leads()
+    assert made.is_leader()
     hold()
 elif how == "transaction":
     with made.transaction():
@@ -226,7 +226,7 @@ elif how == "exclusive":
     with made.exclusive():
         hold()
 elif how == "rows":
-    made.rows("CREATE TABLE IF NOT EXISTS sent (round BIGINT)")
+    made.fetch_rows("CREATE TABLE IF NOT EXISTS sent (round BIGINT)")
     with made.transaction(), made._connection().cursor() as cursor, cursor.copy("COPY sent FROM STDIN") as copy:
         copy.write("1\n")
         hold()
@@ -258,7 +258,7 @@ def in_turn(made, how):
     """The lock that the stopped process holds, taken by another replica."""
     if how == "leader":
         end = time.monotonic() + 60
-        while not made.leads():
+        while not made.is_leader():
             assert time.monotonic() < end
             time.sleep(0.05)
         return
@@ -293,7 +293,7 @@ def test_who_is_stopped_while_it_sends_rows_is_ended_by_who_waits(postgres, monk
             with pytest.raises(Unavailable):
                 in_turn(made, "rows")
         assert took(lambda: in_turn(made, "rows")) < 3
-        assert made.rows("SELECT COUNT(*) FROM sent") == [(0,)]
+        assert made.fetch_rows("SELECT COUNT(*) FROM sent") == [(0,)]
         made.close()
 
 
@@ -308,7 +308,7 @@ def test_who_lives_keeps_its_locks_however_long_a_step_takes(postgres, monkeypat
         if how == "leader":
             end = time.monotonic() + 4
             while time.monotonic() < end:
-                assert not made.leads()
+                assert not made.is_leader()
                 time.sleep(0.1)
         else:
             with pytest.raises(Unavailable):
@@ -324,14 +324,14 @@ def test_who_was_ended_says_so_and_goes_on(postgres, monkeypatch):
     monkeypatch.setattr(postgresql, "_SERVER", postgresql._SERVER.replace("30000", "500"))
     monkeypatch.setattr(postgresql, "_PULSE", 60.0)
     made = Postgres(postgres.database())
-    made.rows("CREATE TABLE kept (round BIGINT)")
+    made.fetch_rows("CREATE TABLE kept (round BIGINT)")
     with pytest.raises(Unavailable), made.transaction():
-        made.rows("INSERT INTO kept VALUES (1)")
+        made.fetch_rows("INSERT INTO kept VALUES (1)")
         time.sleep(1.0)
-        made.rows("INSERT INTO kept VALUES (2)")
+        made.fetch_rows("INSERT INTO kept VALUES (2)")
     with made.transaction():
-        made.rows("INSERT INTO kept VALUES (3)")
-    assert made.rows("SELECT round FROM kept") == [(3,)]
+        made.fetch_rows("INSERT INTO kept VALUES (3)")
+    assert made.fetch_rows("SELECT round FROM kept") == [(3,)]
     made.close()
 
 
@@ -340,14 +340,14 @@ def test_signs_of_life_spoil_nothing(postgres, monkeypatch):
     """They go through the same connection as rows that are sent, and questions that are asked."""
     monkeypatch.setattr(postgresql, "_PULSE", 0.001)
     made, failures = Postgres(postgres.database()), []
-    made.rows("CREATE TABLE kept (round BIGINT, user_id BIGINT)")
+    made.fetch_rows("CREATE TABLE kept (round BIGINT, user_id BIGINT)")
 
     def work(user):
         try:
             for round in range(20):
                 with made.exclusive(), made.transaction():
-                    made.insert("kept", [(round, user)] * 50)
-                    assert made.rows("SELECT ?::bigint", (round,)) == [(round,)]
+                    made.insert_rows("kept", [(round, user)] * 50)
+                    assert made.fetch_rows("SELECT ?::bigint", (round,)) == [(round,)]
         except Exception as error:
             failures.append(error)
 
@@ -356,7 +356,7 @@ def test_signs_of_life_spoil_nothing(postgres, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert failures == [] and made.rows("SELECT COUNT(*) FROM kept") == [(4 * 20 * 50,)]
+    assert failures == [] and made.fetch_rows("SELECT COUNT(*) FROM kept") == [(4 * 20 * 50,)]
     made.close()
 
 
@@ -364,7 +364,7 @@ def test_signs_of_life_spoil_nothing(postgres, monkeypatch):
 def test_every_connection_has_its_limits(postgres):
     made = Postgres(postgres.database())
     found = {
-        name: made.rows(f"SHOW {name}")[0][0]
+        name: made.fetch_rows(f"SHOW {name}")[0][0]
         for name in ("idle_in_transaction_session_timeout", "lock_timeout", "statement_timeout", "tcp_user_timeout")
     }
     assert found == {
@@ -373,10 +373,10 @@ def test_every_connection_has_its_limits(postgres):
         "statement_timeout": "5min",
         "tcp_user_timeout": "15000",
     }
-    assert made.leads()
+    assert made.is_leader()
     assert made._leader.execute("SHOW idle_session_timeout").fetchone() == ("30s",)
-    assert made.rows("SHOW idle_session_timeout") == [("0",)]
+    assert made.fetch_rows("SHOW idle_session_timeout") == [("0",)]
     with made.exclusive():
-        assert made.rows("SHOW idle_session_timeout") == [("30s",)]
-    assert made.rows("SHOW idle_session_timeout") == [("0",)]
+        assert made.fetch_rows("SHOW idle_session_timeout") == [("30s",)]
+    assert made.fetch_rows("SHOW idle_session_timeout") == [("0",)]
     made.close()

@@ -42,8 +42,8 @@ def test_an_aggregator_that_names_fewer_users_than_the_minimum_gets_nothing_from
     made_up = [bytes([i]) * 16 for i in range(20)]  # users that only the dishonest one has heard of
     lie = [*reports[:counted], *made_up]
     honest.store.freeze(1)
-    _, digest = honest.decide(1, [lie])
-    assert honest.close(1, [lie], agreed=[digest]) == "void"
+    _, digest = honest.decide_whom_to_count(1, [lie])
+    assert honest.close_round(1, [lie], agreed=[digest]) == "void"
     honest.forward(1, link := Straight(analyzer, 1))
     assert link.parts == [] and link.said[0].state == "void"
     assert list(honest.store.parts(1, size=1)) == []
@@ -53,22 +53,22 @@ def test_an_aggregator_that_names_other_users_later_gets_the_sum_of_the_first_on
     """Outcome: one set of users and one sum in a round, so that no two of them differ by a user."""
     sharing = Sharing(tmp_path, clients=USERS, min_clients=6)
     _, (_, honest), reports = taken_by_all(sharing)
-    _, digest = honest.decide(1, [reports])
+    _, digest = honest.decide_whom_to_count(1, [reports])
     with pytest.raises(ValueError, match="the rosters of round 1 are not those of before"):
-        honest.decide(1, [reports[1:]])
-    assert honest.close(1, [reports], agreed=[digest]) == "sent"
+        honest.decide_whom_to_count(1, [reports[1:]])
+    assert honest.close_round(1, [reports], agreed=[digest]) == "sent"
     ((_, first),) = honest.store.parts(1, size=1)
-    assert honest.close(1, [reports[1:]], agreed=[digest]) == "sent"
+    assert honest.close_round(1, [reports[1:]], agreed=[digest]) == "sent"
     ((_, again),) = honest.store.parts(1, size=1)
-    assert first == again and honest.store.uploads(1) == USERS
+    assert first == again and honest.store.num_uploads(1) == USERS
 
 
 def test_an_aggregator_that_decides_otherwise_than_it_says_gets_nothing(tmp_path):
     """Outcome: the honest aggregator voids a round whose users the other one did not confirm."""
     sharing = Sharing(tmp_path, clients=USERS, min_clients=6)
     _, (_, honest), reports = taken_by_all(sharing)
-    honest.decide(1, [reports])
-    assert honest.close(1, [reports], agreed=[bytes(32)]) == "void"
+    honest.decide_whom_to_count(1, [reports])
+    assert honest.close_round(1, [reports], agreed=[bytes(32)]) == "void"
 
 
 def left_of_the_victim(sharing, *, unknown=1):
@@ -84,7 +84,7 @@ def left_of_the_victim(sharing, *, unknown=1):
     found = np.zeros(form.length, np.uint32)
     for index, party in enumerate(parties):
         ((_, sealed),) = party.store.parts(1, size=1)
-        purpose = task.sum_purpose(1, index, batch=party.store.batch(1))
+        purpose = task.sum_purpose(1, index, batch=party.store.batch_id(1))
         found += decode_sum(open_sealed(sealed, sharing.ring.current().opening_key(), purpose), form.length, form.bits)
     return signed(found - known, form.bits), signed(victim, form.bits)
 
@@ -180,8 +180,8 @@ def restored_while_forwarding(sharing, *, after_closing):
         shutil.copytree(home, copy)
     with pytest.raises(Unreachable):
         parties[0].forward(1, first := Failing(analyzer, 0, silent=True))
-    analyzer.shut()  # it starts again, too: what it has seen is on disk
-    parties[0].shut()
+    analyzer.close()  # it starts again, too: what it has seen is on disk
+    parties[0].close()
     shutil.rmtree(home)
     shutil.move(copy, home)
     analyzer, parties[0] = sharing.analyzer(), sharing.aggregator(0)

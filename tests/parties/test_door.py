@@ -29,7 +29,7 @@ from dovetail.parties.http.analyzer import AnalyzerService
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.http.monitoring import serve_metrics
 from dovetail.parties.http.requests import Counts
-from dovetail.parties.http.server import BoundedServer, max_connections
+from dovetail.parties.http.server import BoundedServer, raise_connection_limit
 from dovetail.parties.http.workers import _PAGE, SharedCounts
 
 
@@ -57,7 +57,7 @@ class Opened:
 
     async def __aenter__(self):
         config = door_module.uvicorn_config(self._app, *(self._files or (None, None)))
-        self.door = BoundedServer(config, most=self.most)
+        self.door = BoundedServer(config, max_connections=self.most)
         self._task = asyncio.create_task(self.door._serve([self.listener]))
         while not self.door.started:
             await asyncio.sleep(0.01)
@@ -213,7 +213,7 @@ def test_who_is_being_served_makes_room_for_nobody(tmp_path):
 def test_a_process_with_too_few_files_does_not_begin():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
-        "from dovetail.parties.http.server import max_connections\nmax_connections()"
+        "from dovetail.parties.http.server import raise_connection_limit\nraise_connection_limit()"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "this process may open 100 files and needs at least 192" in found.stderr
@@ -221,7 +221,7 @@ def test_a_process_with_too_few_files_does_not_begin():
 
 def test_the_soft_limit_is_raised():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert max_connections() == min(hard, 1 << 16) - 128
+    assert raise_connection_limit() == min(hard, 1 << 16) - 128
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
 
 
@@ -259,7 +259,7 @@ def test_nothing_of_a_strangers_body_is_read_and_one_upload_of_a_user_at_a_time(
     )
     assert read == [1]
     assert (second.status_code, second.headers["retry-after"]) == (429, "1")
-    service._party.shut()
+    service._party.close()
 
 
 def test_counts_of_a_crew_add_up_and_outlive_their_process():
@@ -358,7 +358,7 @@ def test_health_readiness_and_metrics_say_nothing_of_users(tmp_path):
     told = asyncio.run(at_analyzer._metrics_text())
     assert "dovetail_rounds_released 0" in told and "dovetail_rounds_reserved 1" in told
     for party in parties:
-        party.shut()
+        party.close()
 
 
 def test_metrics_have_a_port_of_their_own():

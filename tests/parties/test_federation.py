@@ -36,7 +36,7 @@ def same_order(request, monkeypatch):
 
 
 def test_users_train_as_in_the_simulation(config, same_order):
-    engine, fleet = experiment.prepare(config).engine, federation.federation(config)
+    engine, fleet = experiment.prepare(config).engine, federation.load_federation(config)
     for user in range(USERS):
         training = engine.start()
         first = np.array(training.params)
@@ -58,7 +58,7 @@ def test_users_send_the_moments_of_the_simulation():
             "protocol": {"name": "fedavg"},
         }
     )
-    engine, fleet = experiment.prepare(config).engine, federation.federation(config)
+    engine, fleet = experiment.prepare(config).engine, federation.load_federation(config)
     assert engine.dim == fleet.dim == len(fleet.initial) == 66 + 110
     drawn = RoundSample(np.array([2]), 1)
     after = engine.step(engine.start(), np.array([2]), index=0, capacity=1, sample=drawn, randomness=NOISE)
@@ -69,7 +69,7 @@ def test_users_send_the_moments_of_the_simulation():
 
 
 def test_a_user_measures_its_own_records(config):
-    learned = federation.federation(config)
+    learned = federation.load_federation(config)
     facts = learned.measure(3)(learned.initial)
     rows = learned.clients.records_of(3)
     counts = np.bincount(learned.dataset.labels[rows], minlength=learned.dataset.num_classes)

@@ -59,7 +59,7 @@ from dovetail.parties.common.wire import (
     upload_path,
 )
 from dovetail.parties.flower import DovetailStrategy, LocalShuffler, Relay, dovetail_mod, mod, strategy
-from dovetail.parties.flower.messages import envelope_of, flatten, instruction, unflatten
+from dovetail.parties.flower.messages import envelope_in_reply, flatten, make_instruction, unflatten
 from dovetail.parties.user.agent import serve_agent
 from dovetail.parties.user.client import Client, Envelope, RoundCall
 from dovetail.parties.user.policy import Policy
@@ -148,7 +148,7 @@ def call_to(task: TrainingTask, round: int = 1, by: KeyPair = ANALYZER, **status
 
 
 def asked(task: TrainingTask, round: int = 1, kind: str = "train", **call) -> Message:
-    content = instruction(model_of(1, 2, 3, 4), ConfigRecord(), call_to(task, round, **call))
+    content = make_instruction(model_of(1, 2, 3, 4), ConfigRecord(), call_to(task, round, **call))
     return Message(content, 100, kind)
 
 
@@ -211,7 +211,7 @@ def test_counters_of_integers_are_no_model():
 def test_a_reply_holds_the_envelope_and_nothing_that_the_training_code_said(task, simulated):
     reply = dovetail_mod(asked(task), context_of(simulated), trained)
     assert list(reply.content) == ["dovetail"] and list(reply.content["dovetail"]) == ["envelope"]
-    envelope = envelope_of(reply)
+    envelope = envelope_in_reply(reply)
     assert (envelope.task_id, envelope.round, len(envelope.uploads)) == (task.task_id, 1, 1)
     assert SECRET not in repr(reply) and "num-examples" not in repr(reply)
 
@@ -250,7 +250,7 @@ class ListClient(NumPyClient):
 
 
 def asked_with_config(task: TrainingTask, round: int = 1, kind: str = "train") -> Message:
-    content = instruction(model_of(1, 2, 3, 4), ConfigRecord({"epochs": 2}), call_to(task, round))
+    content = make_instruction(model_of(1, 2, 3, 4), ConfigRecord({"epochs": 2}), call_to(task, round))
     return Message(content, 100, kind)
 
 
@@ -380,7 +380,7 @@ def test_a_relay_makes_no_node_spend_on_a_round_that_the_analyzer_did_not_open(t
 def test_a_node_hears_of_a_withdrawal_before_it_spends_and_remembers_it(task, simulated):
     withdrawal = (withdraw_task(SIGNER, task.task_id),)
     call = msgspec.structs.replace(call_to(task), notices=withdrawal)
-    ended = Message(instruction(model_of(1, 2, 3, 4), ConfigRecord(), call), 100, "train")
+    ended = Message(make_instruction(model_of(1, 2, 3, 4), ConfigRecord(), call), 100, "train")
     for message in (ended, asked(task)):
         assert dovetail_mod(message, context_of(simulated), trained).has_error()
     assert not list(Path(simulated["dovetail-simulation"]).rglob("task-*.db"))
@@ -447,7 +447,7 @@ def test_the_agent_of_a_node_reports_over_its_socket(task, tmp_path):
     threading.Thread(target=serve_agent, args=(client, socket), daemon=True).start()
     flower_fleet.wait_until(socket.exists, "the agent")
     context = context_of({}, **{"dovetail-agent": str(socket)})
-    assert envelope_of(dovetail_mod(asked(task), context, trained)).task_id == task.task_id
+    assert envelope_in_reply(dovetail_mod(asked(task), context, trained)).task_id == task.task_id
     unpinned = msgspec.structs.replace(task, analyzer=KeyPair.generate("seal").public)
     refused = dovetail_mod(asked(unpinned), context, trained)
     assert refused.error.reason == "this node refuses the round; its own log says why"
@@ -490,7 +490,7 @@ class Direct:
 
     def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         with gone():
-            self.analyzer.take(0, round, batch, number, part)
+            self.analyzer.count_part(0, round, batch, number, part)
 
     def report_closed(self, round: int, closed) -> None:
         with gone():
@@ -509,7 +509,7 @@ def analyzer(tmp_path, task, analyzer_keys) -> Iterator[Analyzer]:
         workers=1,
     )
     yield made
-    made.shut()
+    made.close()
 
 
 def play(analyzer: Analyzer, folder: Path) -> LocalShuffler:
@@ -632,7 +632,7 @@ def test_a_relay_that_does_not_reach_the_analyzer_ends_with_the_statement_of_the
     relayed = play(analyzer, tmp_path)
     relayed.analyzer = None
     result = Result()
-    DovetailStrategy(relayed, signer=SIGNER.public.key_id)._tell_privacy(2, result)
+    DovetailStrategy(relayed, signer=SIGNER.public.key_id)._report_privacy(2, result)
     assert said[0] == "what the signed task guarantees for its 2 rounds:"
     assert "\n".join(said[1:]) == str(certify_task(analyzer.task, 2)[0])
 
@@ -705,13 +705,13 @@ def with_weights(reply: Message) -> Message:
 
 
 def of_another_round(reply: Message) -> Message:
-    envelope = msgspec.structs.replace(envelope_of(reply), round=2)
+    envelope = msgspec.structs.replace(envelope_in_reply(reply), round=2)
     reply.content["dovetail"]["envelope"] = envelope.encode()
     return reply
 
 
 def of_another_task(reply: Message) -> Message:
-    envelope = msgspec.structs.replace(envelope_of(reply), task_id=bytes(32))
+    envelope = msgspec.structs.replace(envelope_in_reply(reply), task_id=bytes(32))
     reply.content["dovetail"]["envelope"] = envelope.encode()
     return reply
 
@@ -727,20 +727,20 @@ def in_words(reply: Message) -> Message:
 
 
 def cut(reply: Message) -> Message:
-    envelope = envelope_of(reply)
+    envelope = envelope_in_reply(reply)
     short = Upload(envelope.uploads[0].report, envelope.uploads[0].sealed[:-1])
     reply.content["dovetail"]["envelope"] = msgspec.structs.replace(envelope, uploads=(short,)).encode()
     return reply
 
 
 def under_another_name(reply: Message) -> Message:
-    envelope = msgspec.structs.replace(envelope_of(reply), sender=bytes(16))
+    envelope = msgspec.structs.replace(envelope_in_reply(reply), sender=bytes(16))
     reply.content["dovetail"]["envelope"] = envelope.encode()
     return reply
 
 
 def under_another_id(reply: Message) -> Message:
-    envelope = envelope_of(reply)
+    envelope = envelope_in_reply(reply)
     other = Upload(bytes(16), envelope.uploads[0].sealed)
     reply.content["dovetail"]["envelope"] = msgspec.structs.replace(envelope, uploads=(other,)).encode()
     return reply
@@ -772,9 +772,9 @@ def test_a_node_counts_once_in_a_round(simulated, analyzer, tmp_path):
     grid = Nodes(simulated, NODES)
 
     def twice(replies: list[Message]) -> list[Message]:
-        envelope = envelope_of(replies[1])
+        envelope = envelope_in_reply(replies[1])
         replies[1].metadata.__dict__["_src_node_id"] = replies[0].metadata.src_node_id
-        assert envelope != envelope_of(replies[0])
+        assert envelope != envelope_in_reply(replies[0])
         return [*replies, replies[0]]
 
     grid.tamper = twice
@@ -803,25 +803,25 @@ def test_a_server_app_that_was_ended_goes_on_where_it_was(simulated, analyzer, t
 
     first, grid = play(analyzer, tmp_path), Nodes(simulated, NODES)
     target = {"begin": first._shuffler.store, "take": first, "freeze": first._shuffler, "close": first._shuffler}[step]
-    name = {"begin": "open_round", "take": "take", "freeze": "close", "close": "forward"}[step]
+    name = {"begin": "open_round", "take": "deliver", "freeze": "close_round", "close": "forward"}[step]
     monkeypatch.setattr(target, name, lambda *_, **__: (_ for _ in ()).throw(KilledError()))
     with pytest.raises(KilledError):
         DovetailStrategy(first, signer=SIGNER.public.key_id).start(grid, model_of(0, 0, 0, 0))
-    first._shuffler.shut()
+    first._shuffler.close()
     DovetailStrategy(play(analyzer, tmp_path), signer=SIGNER.public.key_id).start(grid, model_of(0, 0, 0, 0))
     assert outcomes(analyzer) == ["released"] * ROUNDS
 
 
 def test_a_round_that_the_analyzer_gave_up_is_forgotten(task, simulated, analyzer, tmp_path):
     first = play(analyzer, tmp_path)
-    first.begin(analyzer.status(), 60.0)
+    first.begin_round(analyzer.status(), 60.0)
     for node in range(NODES):
-        first.take(node, envelope_of(dovetail_mod(asked(task), context_of(simulated, node), trained)))
-    first._shuffler.shut()
-    analyzer.give_up(1)
+        first.deliver(node, envelope_in_reply(dovetail_mod(asked(task), context_of(simulated, node), trained)))
+    first._shuffler.close()
+    analyzer.give_up_round(1)
     second = play(analyzer, tmp_path)
     assert second._shuffler.store.pending_rounds() == []
-    upload = envelope_of(dovetail_mod(asked(task), context_of(simulated), trained)).uploads[0]
+    upload = envelope_in_reply(dovetail_mod(asked(task), context_of(simulated), trained)).uploads[0]
     key = KeyPair.load(Path(simulated["dovetail-simulation"], "node-0", "key.json"))
     message = opened(task, upload, SHUFFLER, key)[4:]
     assert len(message) == task.message_bytes
@@ -934,7 +934,7 @@ def test_a_relay_gives_every_service_its_upload_as_the_node_signed_it(services):
         for node in (5, 6)
     ]
     for node in (0, 1, 0):  # the third time by a relay that was started again
-        Relay(urls, ca=None).take(node, envelopes[node])
+        Relay(urls, ca=None).deliver(node, envelopes[node])
     again = services.pop(2)
     assert again == services[1]  # nobody answered, so it was said again
     assert [url for url, *_ in services] == ["https://a/0", "https://b/1", "https://c/2"] * 3
@@ -943,7 +943,7 @@ def test_a_relay_gives_every_service_its_upload_as_the_node_signed_it(services):
     assert [sender for _, _, _, sender, _ in services] == [one.sender for one in sent for _ in range(3)]
     assert [signature for *_, signature in services] == [signature for one in sent for signature in one.signatures]
     with pytest.raises(ValueError, match="expected 2 uploads, one per service, got 3"):
-        Relay(urls[:2], ca=None).take(0, envelopes[0])
+        Relay(urls[:2], ca=None).deliver(0, envelopes[0])
 
 
 def test_a_relay_asks_nodes_only_when_every_service_is_there_and_takes_uploads(task, monkeypatch):
@@ -964,10 +964,10 @@ def test_a_relay_asks_nodes_only_when_every_service_is_there_and_takes_uploads(t
     monkeypatch.setattr(strategy, "IntermediaryClient", Link)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     relay = Relay(["https://a", "https://b"], ca=None)
-    relay.begin(SimpleNamespace(round=2), 60.0)  # type: ignore[arg-type]
+    relay.begin_round(SimpleNamespace(round=2), 60.0)  # type: ignore[arg-type]
     assert rounds == {"https://a": [], "https://b": []}
     with pytest.raises(Unreachable, match="away"):
-        relay.begin(SimpleNamespace(round=2), 60.0)  # type: ignore[arg-type]
+        relay.begin_round(SimpleNamespace(round=2), 60.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the task has 1 services, and dovetail-services names 2"):
         DovetailStrategy(relay, signer=SIGNER.public.key_id)
     one = Relay(["https://a"], ca=None)
@@ -995,7 +995,7 @@ def test_a_relay_between_a_grid_and_two_shuffler_services(tmp_path, monkeypatch)
         "round_seconds": 120.0,
         "delta": 1e-5,
     }
-    deployment = fleet.lay_out(tmp_path / "deployment", fields, shufflers=2, enrolled=enrolled)
+    deployment = fleet.make_deployment(tmp_path / "deployment", fields, shufflers=2, enrolled=enrolled)
     np.save(deployment.folder / "model.npy", np.zeros(4, np.float32))
     monkeypatch.setattr(mod, "_is_simulated", lambda: True)
     (tmp_path / "policy.json").write_bytes(msgspec.json.encode(fleet.lenient_policy(deployment.signed)))
@@ -1021,7 +1021,7 @@ def test_a_relay_between_a_grid_and_two_shuffler_services(tmp_path, monkeypatch)
 
 def changed_on_the_way(reply: Message) -> Message:
     """A copy of the reply whose first upload is another one than the node signed."""
-    envelope = envelope_of(reply)
+    envelope = envelope_in_reply(reply)
     other = Upload(bytes(16), envelope.uploads[0].sealed)
     changed = msgspec.structs.replace(envelope, uploads=(other, *envelope.uploads[1:]))
     return Message(RecordDict({"dovetail": ConfigRecord({"envelope": changed.encode()})}), reply_to=reply)
@@ -1045,7 +1045,7 @@ def sharing(folder: Path, monkeypatch, *, nodes: int, **fields) -> Iterator[tupl
         "max_clients": nodes,
         "delta": 1e-5,
     }
-    made = fleet.lay_out(folder / "deployment", {**asked, **fields}, aggregators=2, enrolled=enrolled)
+    made = fleet.make_deployment(folder / "deployment", {**asked, **fields}, aggregators=2, enrolled=enrolled)
     np.save(made.folder / "model.npy", np.zeros(4, np.float32))
     monkeypatch.setattr(mod, "_is_simulated", lambda: True)
     (folder / "policy.json").write_bytes(msgspec.json.encode(fleet.lenient_policy(made.signed)))
@@ -1064,7 +1064,7 @@ def sharing(folder: Path, monkeypatch, *, nodes: int, **fields) -> Iterator[tupl
 
 def envelope_in(reply: Message, **changed) -> Message:
     """A reply with the same envelope, changed on the way."""
-    envelope = msgspec.structs.replace(envelope_of(reply), **changed)
+    envelope = msgspec.structs.replace(envelope_in_reply(reply), **changed)
     return Message(RecordDict({"dovetail": ConfigRecord({"envelope": envelope.encode()})}), reply_to=reply)
 
 
@@ -1074,11 +1074,11 @@ def one_bit_off(upload: Upload) -> Upload:
 
 def forged(replies: list[Message], before: list[Message]) -> list[Message]:
     """What a relay could make of the replies of a round and of the one before; every one must be refused."""
-    mine, other = envelope_of(replies[0]), envelope_of(replies[1])
+    mine, other = envelope_in_reply(replies[0]), envelope_in_reply(replies[1])
     relay = KeyPair.generate("sign")
     path = upload_path(mine.task_id, mine.round, 0)
     signed = signature_of(relay, "POST", path, mine.uploads[0].encode())
-    old = envelope_of(before[0])
+    old = envelope_in_reply(before[0])
     return [
         envelope_in(replies[0], uploads=(one_bit_off(mine.uploads[0]), mine.uploads[1])),
         envelope_in(replies[0], uploads=mine.uploads[::-1]),  # to the other aggregator
@@ -1094,7 +1094,7 @@ def forged(replies: list[Message], before: list[Message]) -> list[Message]:
 def test_a_relay_of_shares_cannot_change_replay_or_keep_back_a_report_unnoticed(tmp_path, monkeypatch):
     """Four nodes, of whom three suffice: forgeries, an upload that one aggregator lacks, and two that both lack."""
     fields = {"min_clients": 3, "rounds": 4, "round_seconds": 12.0}
-    refused, honest = [], Relay.take
+    refused, honest = [], Relay.deliver
     with sharing(tmp_path, monkeypatch, nodes=4, **fields) as (running, grid, config):
         replies: dict[int, list[Message]] = {}
 
@@ -1115,7 +1115,7 @@ def test_a_relay_of_shares_cannot_change_replay_or_keep_back_a_report_unnoticed(
                 raise
 
         grid.tamper = tamper
-        monkeypatch.setattr(Relay, "take", half)
+        monkeypatch.setattr(Relay, "deliver", half)
         DovetailStrategy.from_config(config).start(grid, model_of(0, 0, 0, 0))
         history = running.privacy()["history"]
     assert [(one["outcome"], one["uploads"]) for one in history[:3]] == [
@@ -1176,11 +1176,11 @@ def test_relay_and_analyzer_together_have_no_update_and_no_share(tmp_path, monke
     known = {Path("carried"): seen, **files_under(made.folder / "analyzer", made.folder / "analyzer.log")}
     task, shares, analyzer_key = made.task, [], KeyRing(made.folder / "analyzer" / "keys", "seal").current()
     for reply in carried:
-        envelope = envelope_of(reply)
+        envelope = envelope_in_reply(reply)
         for index, upload in enumerate(envelope.uploads):
             assert upload.sealed in seen
             purpose = task.upload_purpose(1, index, sender=envelope.sender, report=upload.report)
-            for meant in (purpose, task.purpose(1), task.sum_purpose(1, index, batch=bytes(16))):
+            for meant in (purpose, task.message_purpose(1), task.sum_purpose(1, index, batch=bytes(16))):
                 with pytest.raises(Unsealable):
                     open_sealed(upload.sealed, analyzer_key.opening_key(), meant)
             keys = ServicePairs.find(made.folder / f"aggregator-{index}" / "keys", task.aggregators[index])
@@ -1188,7 +1188,7 @@ def test_relay_and_analyzer_together_have_no_update_and_no_share(tmp_path, monke
     assert len(shares) == 6 and len(set(shares)) == 6
     update = [planted.tobytes(), planted.astype(np.float64).tobytes()]
     assert found([*update, *shares], known) == set()
-    assert found([envelope_of(carried[0]).uploads[0].report], known)  # it is searched
+    assert found([envelope_in_reply(carried[0]).uploads[0].report], known)  # it is searched
 
 
 def answers(running: fleet.Fleet) -> bool:

@@ -82,8 +82,8 @@ def test_health_goes_red_while_the_store_hangs(tmp_path, hurried, party):
     assert began[-1] == [200, 200]
     assert hanging[-2:] == [[200, 503], [503, 503]]  # first not ready, then not healthy
     assert mended[-1] == [200, 200]
-    shuffler.shut()
-    analyzer.shut()
+    shuffler.close()
+    analyzer.close()
 
 
 def test_a_database_that_is_away_is_no_reason_to_end(hurried):

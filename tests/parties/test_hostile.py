@@ -88,7 +88,7 @@ def analyzer_of(household, up):
         part = seal(total, task.analyzer.sealing_key(), task.sum_purpose(1, 0, batch=batch))
         most, another = 1024, household.keys[1].sign  # of what is said of a round that is closed
     else:
-        sealed = seal(bytes(task.messages().size), task.analyzer.sealing_key(), task.purpose(1))
+        sealed = seal(bytes(task.messages().size), task.analyzer.sealing_key(), task.message_purpose(1))
         part = Packed.of([(0, sealed), (1, sealed)]).encode()
         most, another = PART * (4 + task.message_bytes), household.users[1]
     closed = msgspec.json.encode(Closed(state="sent", parts=1, uploads=task.max_clients, batch=batch))
@@ -480,5 +480,5 @@ def test_a_roster_is_for_the_other_shufflers_alone(tmp_path):
     assert {one.text for one in refusals} == {"not signed by a key that is enrolled here and has not expired"}
     assert msgspec.msgpack.decode(answered.content) is None
     assert service.counts == {"refused 401": 4}
-    shuffler.shut()
-    analyzer.shut()
+    shuffler.close()
+    analyzer.close()

@@ -106,9 +106,11 @@ def test_an_impostor_without_the_shufflers_key_gets_nothing_that_it_can_open(tmp
             with pytest.raises(Unsealable):
                 opened(task, upload, keys, household.users[0], index=index)
         body, length = upload.encode(), task.message_bytes
-        assert not any(opens(body[i : i + length], analyzer, task.purpose(1)) for i in range(len(body) - length + 1))
+        assert not any(
+            opens(body[i : i + length], analyzer, task.message_purpose(1)) for i in range(len(body) - length + 1)
+        )
         inside = opened(task, upload, household.shuffler_keys[index], household.users[0], index=index)
-        assert opens(inside[-length:], analyzer, task.purpose(1))  # the search finds what is there
+        assert opens(inside[-length:], analyzer, task.message_purpose(1))  # the search finds what is there
 
 
 def opens(sealed, key, purpose):

@@ -98,9 +98,9 @@ def test_an_analyzer_opens_no_round_after_the_end(tmp_path, monkeypatch):
     analyzer = sharing.analyzer()
     now = time.time()
     monkeypatch.setattr("dovetail.parties.common.task.time.time", lambda: now + 61)
-    analyzer.give_up(1)
+    analyzer.give_up_round(1)
     assert analyzer.status().over
-    analyzer.shut()
+    analyzer.close()
 
 
 def test_an_analyzer_waits_for_the_beginning(monkeypatch):
@@ -119,7 +119,7 @@ def test_a_withdrawn_task_is_over_for_analyzer_and_users(tmp_path):
     analyzer.end_task("the signer has withdrawn the task")
     assert analyzer.status().over and [one["outcome"] for one in analyzer.privacy()["history"]] == ["void"]
     analyzer.end_task("the signer has withdrawn the task")
-    analyzer.shut()
+    analyzer.close()
     client = Client(tmp_path / "user", policy=sharing.policy, key=sharing.users[0])
     client.admit(sharing.signed)
     client.receive_notices([notice])
@@ -282,7 +282,7 @@ def test_a_new_key_does_not_count_twice_in_a_round(tmp_path):
         else:
             with pytest.raises(ValueError, match="this client has another upload in round"):
                 party.accept(1, client=client, sender=pair.public.key_id, upload=upload)
-    party.shut()
+    party.close()
 
 
 # --- services that go on running
@@ -322,8 +322,8 @@ def test_services_hand_out_notices_and_heed_them_without_a_restart(tmp_path, mon
         410,
         f"this upload comes too late: the signer has withdrawn the task {sharing.task.task_id.hex()}",
     )
-    analyzer.shut()
-    party.shut()
+    analyzer.close()
+    party.close()
 
 
 def test_keys_are_rotated_and_announced_by_commands(tmp_path, command):

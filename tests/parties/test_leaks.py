@@ -81,7 +81,7 @@ class Planted:
 
     def upload(self, round):
         """The message for the analyzer, and the seal around it."""
-        message = seal(self.token, self._task.analyzer.sealing_key(), self._task.purpose(round))
+        message = seal(self.token, self._task.analyzer.sealing_key(), self._task.message_purpose(round))
         upload = sealed(self._task, Packed.of([(0, message)]).encode(), self.key, report=self.report, round=round)
         give(self._task, self._link, self.key, upload, round=round)
         return message, upload.sealed
@@ -168,7 +168,7 @@ class Listening:
 def opened(household, data, round):
     """(slot, plaintext) of a part, as the analyzer sees it."""
     packed, key = Packed.decode(data, length=household.task.message_bytes), household.ring.all_pairs()[0].opening_key()
-    bodies = [open_sealed(sealed, key, household.task.purpose(round)) for sealed in packed.ciphertexts()]
+    bodies = [open_sealed(sealed, key, household.task.message_purpose(round)) for sealed in packed.ciphertexts()]
     return list(zip(packed.slots.tolist(), bodies, strict=True))
 
 
@@ -179,13 +179,13 @@ def orders_of(household, *, rounds):
     for round in range(1, rounds + 1):
         shuffler.store.open_round(round, head=b"head", closes=0.0)
         for user, key in enumerate(household.users):
-            message = seal(bytes([user] * 16), task.analyzer.sealing_key(), task.purpose(round))
+            message = seal(bytes([user] * 16), task.analyzer.sealing_key(), task.message_purpose(round))
             upload = household.sealed(user, Packed.of([(0, message)]).encode(), round=round)
             shuffler.accept(round, client=key.public.key_id, upload=upload)
-        assert shuffler.close(round) == "sent"
+        assert shuffler.close_round(round) == "sent"
         shuffler.forward(round, ear := Listening())
         seen[tuple(body[0] for data in ear.packed for _, body in opened(household, data, round))] += 1
-    shuffler.shut()
+    shuffler.close()
     return seen
 
 
@@ -229,8 +229,8 @@ def test_a_batch_leaves_only_after_its_round_has_closed(tmp_path, monkeypatch, w
         monkeypatch.setattr("dovetail.parties.http.intermediary.time.time", lambda: now() + 601)
     asyncio.run(service._close_rounds())
     assert len(link.parts) == 1 and shuffler.store.state(1) == "done"
-    shuffler.shut()
-    analyzer.shut()
+    shuffler.close()
+    analyzer.close()
 
 
 def test_reports_and_dummies_have_one_length_and_one_look(tmp_path):
@@ -240,7 +240,7 @@ def test_reports_and_dummies_have_one_length_and_one_look(tmp_path):
     uploads = [household.envelope(user).uploads[0] for user in range(3)]
     for upload, key in zip(uploads, household.users, strict=False):
         shuffler.accept(1, client=key.public.key_id, upload=upload)
-    assert shuffler.close(1) == "sent"
+    assert shuffler.close_round(1) == "sent"
     shuffler.forward(1, link := Direct(analyzer))
     (_, _, data) = link.parts[0]
     messages = opened(household, data, 1)
@@ -254,8 +254,8 @@ def test_reports_and_dummies_have_one_length_and_one_look(tmp_path):
     assert {len(one) for one in reports | dummies} == {task.messages().size + OVERHEAD}
     assert len({one[:32] for one in reports | dummies}) == 30  # an encapsulation of its own each
     assert analyzer.privacy()["refused_messages"] == {"unsealable": 0, "out_of_range": 0, "repeated": 0}
-    shuffler.shut()
-    analyzer.shut()
+    shuffler.close()
+    analyzer.close()
 
 
 @pytest.mark.parametrize("protocol", ["privunit", "ss_topk", "ss_simple", "split_and_mix"])

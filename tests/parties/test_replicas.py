@@ -44,7 +44,7 @@ def replicas(sharing, url, count=2, **where):
     analyzers = [sharing.analyzer(home=f"home-{one}", store=url("analyzer")) for one in range(count)]
     yield aggregators, analyzers
     for party in (*aggregators[0], *aggregators[1], *analyzers):
-        party.shut()
+        party.close()
 
 
 @pytest.mark.parametrize("small", [-1, 1024], ids=["segments", "database"])
@@ -82,9 +82,9 @@ def test_a_replica_that_slept_through_a_round_knows_what_the_others_did(tmp_path
     sharing = Sharing(tmp_path, settings=SETTINGS, rounds=3)
     with replicas(sharing, url) as (_, (awake, asleep)):
         before = asleep.status()
-        awake.give_up(1)
-        awake.give_up(2)
-        asleep.give_up(1)  # it has not looked yet, and must not end another round
+        awake.give_up_round(1)
+        awake.give_up_round(2)
+        asleep.give_up_round(1)  # it has not looked yet, and must not end another round
         assert before.round == 1 and asleep.status() == awake.status() and awake.status().round == 3
         assert [one["outcome"] for one in asleep.privacy()["history"]] == ["void", "void"]
 
@@ -99,18 +99,18 @@ def test_a_replica_that_slept_counts_the_messages_of_the_round_that_is_open_now(
         assert close(parties) == ["sent", "sent"]
         parties[0].forward(1, Straight(awake, 0))
         assert asleep.privacy()["messages"] > 0
-        awake.give_up(1)
+        awake.give_up_round(1)
         assert asleep.privacy()["messages"] == 0
 
 
 def test_one_replica_leads_until_it_is_gone(tmp_path, url):
     sharing = Sharing(tmp_path, settings=SETTINGS)
     one, other = (sharing.aggregator(0, home=f"home-{i}", store=url("aggregator")) for i in range(2))
-    assert one.store.leads() and one.store.leads() and not other.store.leads()
-    one.shut()
+    assert one.store.is_leader() and one.store.is_leader() and not other.store.is_leader()
+    one.close()
     other.store._database._asked = 0.0  # it asks twice a second
-    assert other.store.leads()
-    other.shut()
+    assert other.store.is_leader()
+    other.close()
 
 
 def test_partial_sums_add_up_whichever_replica_made_them(tmp_path, url, monkeypatch):
@@ -127,7 +127,7 @@ def test_partial_sums_add_up_whichever_replica_made_them(tmp_path, url, monkeypa
                 sender=sharing.users[user].public.key_id,
             )
         roster = one.store.freeze(1)
-        one.store.add_up(1, roster[:2])
+        one.store.make_partial_sums(1, roster[:2])
         finished, sums = [], one.store._sharing.empty_sum()
         for name in roster:
             one.store._sharing.merge(sums, one.store._sum_shares(1, [name]))
@@ -136,11 +136,11 @@ def test_partial_sums_add_up_whichever_replica_made_them(tmp_path, url, monkeypa
         monkeypatch.setattr(
             other.store, "_sum_shares", lambda round, names: added.append(names) or compute(round, names)
         )
-        other.store.add_up(1, roster)
+        other.store.make_partial_sums(1, roster)
         assert added == [roster[2:]]  # the first two were there
-        assert other.store.close(1, roster=roster) == "sent" and added == [roster[2:]]
+        assert other.store.close_round(1, roster=roster) == "sent" and added == [roster[2:]]
         assert np.array_equal(finished[0], sums)
-        assert one.store._rows("SELECT * FROM partials") == [] == one.store._rows("SELECT * FROM shares")
+        assert one.store._fetch_rows("SELECT * FROM partials") == [] == one.store._fetch_rows("SELECT * FROM shares")
 
 
 def test_many_replicas_start_at_once(tmp_path, url):
@@ -150,7 +150,7 @@ def test_many_replicas_start_at_once(tmp_path, url):
     def start(where, together):
         try:
             together.wait()
-            Database(where, tables).shut()
+            Database(where, tables).close()
         except Exception as error:
             failures.append(error)
 
@@ -173,7 +173,7 @@ def test_many_replicas_start_at_once(tmp_path, url):
 def test_storage_that_goes_away_while_a_party_starts_is_waited_for(tmp_path, monkeypatch, away):
     """After so many questions it does not answer, twice; what it was asked last may have happened."""
     monkeypatch.setattr(database, "_RETRY", 0.0)
-    ask, asked = _Sqlite.rows, []
+    ask, asked = _Sqlite.fetch_rows, []
 
     def rows(self, query, values=()):
         asked.append(query)
@@ -182,7 +182,7 @@ def test_storage_that_goes_away_while_a_party_starts_is_waited_for(tmp_path, mon
             raise Unavailable("the database does not answer")
         return found
 
-    monkeypatch.setattr(_Sqlite, "rows", rows)
+    monkeypatch.setattr(_Sqlite, "fetch_rows", rows)
     sharing = Sharing(tmp_path, settings=SETTINGS, aggregators=2, rounds=2)
     aggregators, analyzer = [sharing.aggregator(index) for index in range(2)], sharing.analyzer()
     assert len(asked) > 30
@@ -194,9 +194,9 @@ def test_storage_that_goes_away_while_a_party_starts_is_waited_for(tmp_path, mon
         party.forward(1, Straight(analyzer, index))
     assert [one["outcome"] for one in analyzer.privacy()["history"]][:1] == ["released"]
     for party in (*aggregators, analyzer):
-        party.shut()
+        party.close()
     monkeypatch.setattr(database, "_PATIENCE", 0.0)
-    monkeypatch.setattr(_Sqlite, "rows", lambda *_: (_ for _ in ()).throw(Unavailable("gone")))
+    monkeypatch.setattr(_Sqlite, "fetch_rows", lambda *_: (_ for _ in ()).throw(Unavailable("gone")))
     with pytest.raises(Unavailable, match="gone"):
         sharing.aggregator(0)
 
@@ -227,25 +227,25 @@ def test_a_connection_that_is_lost_leaves_nothing_half_done(postgres):
     other = Database(url, {})
 
     def cut_off():
-        other._do(
+        other._execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE pid != pg_backend_pid() AND datname = current_database()"
         )
 
     with pytest.raises(Unavailable), database._transaction():
-        database._do("INSERT INTO made VALUES (?)", 1)
+        database._execute("INSERT INTO made VALUES (?)", 1)
         cut_off()
-        database._do("INSERT INTO made VALUES (?)", 2)
-    assert database._rows("SELECT * FROM made") == []
+        database._execute("INSERT INTO made VALUES (?)", 2)
+    assert database._fetch_rows("SELECT * FROM made") == []
     with pytest.raises(Unavailable), database._database.exclusive():
         cut_off()
         with contextlib.suppress(Unavailable):
-            database._do("INSERT INTO made VALUES (?)", 3)
-        database._do("INSERT INTO made VALUES (?)", 4)  # never on another connection, which holds no lock
-    database._do("INSERT INTO made VALUES (?)", 5)
-    assert database._rows("SELECT * FROM made") == [(5,)]
-    database.shut()
-    other.shut()
+            database._execute("INSERT INTO made VALUES (?)", 3)
+        database._execute("INSERT INTO made VALUES (?)", 4)  # never on another connection, which holds no lock
+    database._execute("INSERT INTO made VALUES (?)", 5)
+    assert database._fetch_rows("SELECT * FROM made") == [(5,)]
+    database.close()
+    other.close()
 
 
 @pytest.mark.postgres
@@ -267,15 +267,15 @@ def test_after_closing_no_table_says_who_sent_what_but_the_log_does_for_a_while(
         store.accept(Arrival(1, name, report, [(0, secrets.token_bytes(40))]))
     assert all(name in postgres.files("base") for name in names)
     store.freeze(1)
-    store.close(1)
+    store.close_round(1)
     left, (_, sent) = postgres.files("base"), next(iter(store.messages(1, size=4)))
     assert not any(name in left for name in names) and all(sealed in left for _, sealed in sent)
     places = [left.index(report) for report in reports]
     assert places == sorted(places) or places == sorted(places, reverse=True)  # in no order but their own
-    store.acknowledge(1)
+    store.delete_output(1)
     assert not any(sealed in postgres.files("base") for _, sealed in sent)
     assert all(name in postgres.files("pg_wal") for name in names)
-    store.shut()
+    store.close()
 
 
 @pytest.mark.postgres
@@ -283,14 +283,14 @@ def test_a_party_goes_on_from_a_dump(tmp_path, postgres):
     """As docs/operating.md says: of stopped parties, and the newest one."""
     sharing, url = Sharing(tmp_path, settings=SETTINGS, rounds=3), postgres.database()
     analyzer = sharing.analyzer(store=url)
-    analyzer.give_up(1)
+    analyzer.give_up_round(1)
     before = analyzer.status()
-    analyzer.shut()
+    analyzer.close()
     restored = sharing.analyzer(store=postgres.copied(url))
     assert restored.status() == before and before.round == 2
-    restored.give_up(2)
+    restored.give_up_round(2)
     assert restored.status().round == 3
-    restored.shut()
+    restored.close()
 
 
 @pytest.mark.postgres

@@ -130,7 +130,7 @@ def test_many_open_in_order_and_bad_ones_are_marked(workers):
     sealed[7], sealed[900] = b"broken", changed_at(sealed[900], -1)
     pool = Workers(workers)
     opened = pool.open_all(sealed, KEY, PURPOSE)
-    pool.shut()
+    pool.stop()
     assert [i for i, plain in enumerate(opened) if plain is None] == [7, 900]
     assert all(plain == i.to_bytes(2, "big") for i, plain in enumerate(opened) if plain is not None)
 
@@ -162,4 +162,4 @@ def test_a_worker_that_is_killed_is_replaced_and_its_work_done_again():
         for pid in list(pool._pool._processes):
             os.kill(pid, signal.SIGKILL)
         assert pool.open_all(sealed, pair.opening_key(), purpose) == bodies
-    pool.shut()
+    pool.stop()

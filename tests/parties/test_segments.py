@@ -62,12 +62,12 @@ def test_contents_are_on_disk_before_their_places_are(tmp_path, monkeypatch):
     sharing = Sharing(tmp_path)
     store, steps = sharing.aggregator(1).store, []
     store.open_round(1, head=b"", closes=0.0)
-    sync, insert = os.fdatasync, store._database.insert
+    sync, insert = os.fdatasync, store._database.insert_rows
     monkeypatch.setattr(os, "fdatasync", lambda file: (steps.append("on disk"), sync(file)))
-    monkeypatch.setattr(store._database, "insert", lambda name, rows: (steps.append(name), insert(name, rows)))
+    monkeypatch.setattr(store._database, "insert_rows", lambda name, rows: (steps.append(name), insert(name, rows)))
     assert store.accept_all(arrivals(sharing, 3)) == ["accepted"] * 3
     assert steps == ["uploads", "on disk", "places"]
-    assert store._rows("SELECT * FROM shares") == []
+    assert store._fetch_rows("SELECT * FROM shares") == []
 
 
 def test_an_upload_whose_transaction_fails_is_taken_when_it_comes_again(tmp_path, monkeypatch):
@@ -75,7 +75,7 @@ def test_an_upload_whose_transaction_fails_is_taken_when_it_comes_again(tmp_path
     store, sent = sharing.aggregator(1).store, arrivals(sharing, 2)
     store.open_round(1, head=b"", closes=0.0)
     with monkeypatch.context() as broken:
-        broken.setattr(store._database, "insert", lambda *_: 1 / 0)
+        broken.setattr(store._database, "insert_rows", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             store.accept_all(sent)
     assert store.accept_all(sent) == ["accepted"] * 2 and store.accept_all(sent) == ["known"] * 2
@@ -93,10 +93,10 @@ def test_segments_of_a_closed_round_are_swept_by_whoever_comes_next(tmp_path, mo
     roster = party.store.freeze(1)
     with monkeypatch.context() as killed:
         killed.setattr(party.store, "_drop_closed_segments", lambda: None)
-        assert party.store.close(1, roster=roster) == "sent"
+        assert party.store.close_round(1, roster=roster) == "sent"
     segments = tmp_path / "aggregator-1" / "segments"
     assert len(files(segments)) == 2
-    party.shut()
+    party.close()
     reborn = sharing.aggregator(1).store
     assert [path.parent.name for path in files(segments)] == ["2"]
     assert len(dict(reborn._stored_contents(2, [one.report for one in sent[2]]))) == 4
@@ -109,13 +109,13 @@ def test_a_replica_without_the_folder_says_so(tmp_path):
     store.accept_all(arrivals(sharing, 4))
     store._segments = None
     with pytest.raises(ValueError, match="start every replica with the same --segments"):
-        store.close(1, roster=store.freeze(1))
+        store.close_round(1, roster=store.freeze(1))
 
 
 def test_zeros_are_on_disk_before_the_file_goes(tmp_path, monkeypatch):
     segments, done = Segments(tmp_path), []
     segments.append(1, [b"a share"])
-    segments.shut()
+    segments.close()
     sync, unlink = os.fdatasync, os.unlink
 
     def synced(file):

@@ -28,15 +28,15 @@ def test_several_services_do_not_start_with_more_users_than_a_round_takes(tmp_pa
     """Each would admit others first: once every such round was void, and charged, and nobody said why."""
     write_list(tmp_path / "clients.json", 5)
     with pytest.raises(ValueError, match="2 services would admit different users first") as refused:
-        Enrolled(tmp_path / "clients.json", most=4, services=2)
+        Enrolled(tmp_path / "clients.json", max_users=4, services=2)
     assert LIMIT in str(refused.value) and "revoke some" in str(refused.value)
     write_list(tmp_path / "clients.json", 4)
-    assert len(Enrolled(tmp_path / "clients.json", most=4, services=2)) == 4
+    assert len(Enrolled(tmp_path / "clients.json", max_users=4, services=2)) == 4
 
 
 def test_one_service_says_that_not_all_of_its_users_fit(tmp_path, caplog):
     write_list(tmp_path / "clients.json", 5)
-    assert len(Enrolled(tmp_path / "clients.json", most=4)) == 5
+    assert len(Enrolled(tmp_path / "clients.json", max_users=4)) == 5
     assert LIMIT in caplog.text and "is turned away and charged for it" in caplog.text
 
 
@@ -44,7 +44,7 @@ def test_a_list_that_grows_too_long_is_followed_and_complained_about(tmp_path, c
     """It may take users off, which must hold at once."""
     monkeypatch.setattr(files, "_LOOK", 0.0)
     write_list(tmp_path / "clients.json", 4)
-    enrolled = Enrolled(tmp_path / "clients.json", most=4, services=2)
+    enrolled = Enrolled(tmp_path / "clients.json", max_users=4, services=2)
     assert caplog.text == ""
     others = write_list(tmp_path / "clients.json", 5)
     assert set(enrolled) == others

@@ -519,9 +519,9 @@ class Aggregators:
         """Those that are open, or closed and not yet sent."""
         return [round for party in self.parties for round, *_ in party.store.pending_rounds()]
 
-    def shut(self):
+    def close(self):
         for party in self.parties:
-            party.shut()
+            party.close()
 
 
 @pytest.fixture
@@ -534,9 +534,9 @@ def full(tmp_path):
     asyncio.run(aggregators.services[1]._follow_analyzer())
     for user in range(4):
         sharing.accept(aggregators.parties, user)
-    assert all(party.store.uploads(1) == 4 and party.is_full(1) for party in aggregators.parties)
+    assert all(party.store.num_uploads(1) == 4 and party.is_full(1) for party in aggregators.parties)
     yield sharing, analyzer, notices, aggregators
-    analyzer.shut()
+    analyzer.close()
 
 
 def test_without_a_withdrawal_sums_are_handed_over_and_the_next_round_opens(full):
@@ -544,7 +544,7 @@ def test_without_a_withdrawal_sums_are_handed_over_and_the_next_round_opens(full
     _, analyzer, _, aggregators = full
     aggregators.run()
     assert len(aggregators.sums) == 2 and aggregators.rounds == [2, 2] and analyzer.status().round == 2
-    aggregators.shut()
+    aggregators.close()
 
 
 def test_withdrawal_makes_aggregators_drop_their_rounds_for_good(full):
@@ -554,24 +554,24 @@ def test_withdrawal_makes_aggregators_drop_their_rounds_for_good(full):
     aggregators.run()
     assert aggregators.sums == [] and aggregators.rounds == [] and analyzer.status().round == 1
     assert all("withdrawn" in party.store.why_ended() for party in aggregators.parties)
-    analyzer.give_up(1, "nobody closes it")  # an analyzer that does not heed the notice
+    analyzer.give_up_round(1, "nobody closes it")  # an analyzer that does not heed the notice
     aggregators.run()
     assert aggregators.rounds == []
-    aggregators.shut()
+    aggregators.close()
     again = Aggregators(sharing, analyzer, Notices(sharing.signer.public.key_id))  # they lost the file
     again.run()
     assert again.rounds == [] and again.sums == []
-    again.shut()
+    again.close()
 
 
 def test_withdrawal_ends_the_analyzer_for_good(tmp_path):
     sharing = Sharing(tmp_path, "ss_simple", rounds=3)
     analyzer = sharing.analyzer()
     analyzer.end_task("the signer has withdrawn the task")
-    analyzer.shut()
+    analyzer.close()
     again = sharing.analyzer()
     assert again.status().over and [one["outcome"] for one in again.privacy()["history"]] == ["void"]
-    again.shut()
+    again.close()
 
 
 # --- users
@@ -620,7 +620,7 @@ def test_who_leaves_while_an_envelope_waits_uploads_nothing_more(tmp_path, how):
     with pytest.raises(Refused, match="left" if how == "left" else "the signer has withdrawn the task"):
         participation.step()
     assert links[1].got == [] and not list((tmp_path / "user" / "outbox").iterdir())
-    analyzer.shut()
+    analyzer.close()
 
 
 @pytest.mark.parametrize("tells", [0, 1])
@@ -636,7 +636,7 @@ def test_one_service_cannot_keep_a_withdrawal_from_users(tmp_path, tells):
             Participation(user, links, np.ones_like).step()
         links[tells].notices = list
     assert not list((tmp_path / "user" / "spending").glob("task-*"))
-    analyzer.shut()
+    analyzer.close()
 
 
 def test_python_users_have_a_witness_unless_they_say_otherwise(tmp_path, monkeypatch):

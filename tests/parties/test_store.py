@@ -43,7 +43,7 @@ def close(store, round=1, *, dummy=None, roster=None):
     if dummy:
         lacking = store.missing_dummies(round, roster=roster)
         store.add_dummies(round, [(slot, dummy(slot)) for slot, count in lacking.items() for _ in range(count)])
-    return store.close(round, roster=roster)
+    return store.close_round(round, roster=roster)
 
 
 def everything(store, round=1):
@@ -54,7 +54,7 @@ def test_what_was_accepted_leaves_once_and_whole(place):
     store = opened(place("store"))
     for client in range(4):
         assert store.accept(upload(client)) == "accepted"
-    assert store.uploads(1) == 4
+    assert store.num_uploads(1) == 4
     assert close(store) == "sent"
     sent = everything(store)
     assert sorted(sent) == sorted(message for client in range(4) for message in upload(client).content)
@@ -63,7 +63,7 @@ def test_what_was_accepted_leaves_once_and_whole(place):
     for (_, rows), (_, part) in zip(store.messages(1, size=5), store.parts(1, size=5), strict=True):
         packed = Packed.decode(part, length=8)
         assert list(zip(packed.slots.tolist(), packed.ciphertexts(), strict=True)) == rows
-    store.acknowledge(1)
+    store.delete_output(1)
     assert everything(store) == []
     assert store.state(1) == "done"
 
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_turned_away_and_changes_nothing(place, wrong, sent
     store.accept(upload(0))
     with pytest.raises(UploadRefused, match=sentence):
         store.accept(wrong)
-    assert store.uploads(1) == 1
+    assert store.num_uploads(1) == 1
     store.accept(upload(1))
     close(store)
     assert len(everything(store)) == 6
@@ -128,7 +128,7 @@ def test_below_the_minimum_nothing_ever_leaves(place):
     assert close(store) == "void"
     with pytest.raises(UploadRefused):
         store.accept(upload(1))
-    store.acknowledge(1)
+    store.delete_output(1)
     assert everything(store) == []
 
 
@@ -159,7 +159,7 @@ def test_every_slot_leaves_in_an_order_of_its_own(place):
         sent = everything(store, number)
         orders = tuple(tuple(sealed[0] for slot, sealed in sent if slot == which) for which in (0, 1))
         seen[orders] += 1
-        store.acknowledge(number)
+        store.delete_output(number)
     pairs = list(itertools.product(itertools.permutations(range(3)), repeat=2))
     assert chisquare([seen[pair] for pair in pairs]).pvalue > 1e-4
     kept = [180 if pair == (tuple(range(3)),) * 2 else 0 for pair in pairs]
@@ -179,7 +179,7 @@ def test_after_closing_the_file_does_not_say_who_sent_what(tmp_path):
     left = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert not any(name in left for name in names)
     assert all(sealed in left for _, sealed in sent)
-    store.acknowledge(1)
+    store.delete_output(1)
     left = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert not any(sealed in left for _, sealed in sent)
 
@@ -192,7 +192,7 @@ def test_many_at_once_and_many_times_count_once(place):
         store = opened(place("store"), shape)
         for one in known:
             outcomes.append(store.accept(one))
-        store.shut()
+        store.close()
 
     outcomes: list[list[str]] = [[] for _ in range(4)]
     threads = [threading.Thread(target=send, args=(outcome,)) for outcome in outcomes]
@@ -257,7 +257,7 @@ def test_only_users_on_every_roster_count_and_a_frozen_roster_is_final(place):
         store.accept(upload(4))
     assert close(store, roster={reports[0], reports[2], b"somebody else..."}) == "sent"
     assert {sealed[0] for _, sealed in everything(store)} == {0, 2}
-    assert store.uploads(1) == 2
+    assert store.num_uploads(1) == 2
     assert store.roster(1) == reports
     other = opened(place("other"))
     other.accept(upload(0, report=reports[0]))
@@ -276,10 +276,10 @@ def test_after_the_end_of_a_task_nothing_is_left_of_its_rounds(place):
     store.freeze(2)
     store.add_dummies(2, [(0, b"\xff" * 8)])
     store.end_task("withdrawn")
-    store.shut()
+    store.close()
     store = ShuffleStore(place("store"), SHAPE._replace(pad_to=4))
     for table in ("uploads", "messages", "dummies", "batch"):
-        assert store._rows(f"SELECT * FROM {table}") == [], table
+        assert store._fetch_rows(f"SELECT * FROM {table}") == [], table
     assert store.pending_rounds() == [] and store.why_ended() == "withdrawn"
     for number in (1, 2, 3):
         assert list(store.parts(number, size=9)) == []
@@ -315,12 +315,12 @@ def test_one_bad_upload_does_not_spoil_those_written_with_it(place):
     taken = store.accept_all([good, bad._replace(content=[]), good, last])
     assert [taken[0], taken[2], taken[3]] == ["accepted", "known", "accepted"]
     assert isinstance(taken[1], UploadRefused)
-    assert store.uploads(1) == 2
+    assert store.num_uploads(1) == 2
 
 
 def test_another_owner_is_refused(place):
-    ShuffleStore(place("store"), SHAPE, owner=b"one task").shut()
-    ShuffleStore(place("store"), SHAPE, owner=b"one task").shut()
+    ShuffleStore(place("store"), SHAPE, owner=b"one task").close()
+    ShuffleStore(place("store"), SHAPE, owner=b"one task").close()
     with pytest.raises(ValueError, match="is the store of another task or party"):
         ShuffleStore(place("store"), SHAPE._replace(min_uploads=1), owner=b"another")
 
@@ -341,7 +341,7 @@ def test_dummies_that_were_staged_before_a_kill_are_used(place):
     store.freeze(1)
     store.add_dummies(1, [(0, b"\xff" * 8)])
     assert store.missing_dummies(1) == {0: 1, 1: 2, 2: 2}
-    store.shut()
+    store.close()
     store = ShuffleStore(place("store"), shape)
     assert close(store, dummy=lambda slot: bytes([254, slot]) * 4) == "sent"
     marks = collections.Counter(sealed[0] for slot, sealed in everything(store) if slot == 0)
@@ -351,8 +351,8 @@ def test_dummies_that_were_staged_before_a_kill_are_used(place):
 def test_the_first_decision_stays(place):
     store = opened(place("store"))
     assert store.agreed_digest(1) is None
-    assert store.agree(1, b"first") == b"first"
-    assert store.agree(1, b"second") == b"first" == store.agreed_digest(1)
+    assert store.keep_agreed_digest(1, b"first") == b"first"
+    assert store.keep_agreed_digest(1, b"second") == b"first" == store.agreed_digest(1)
 
 
 def test_a_batch_has_a_name_that_a_copy_of_the_store_does_not_know(tmp_path):
@@ -361,17 +361,17 @@ def test_a_batch_has_a_name_that_a_copy_of_the_store_does_not_know(tmp_path):
     for client in range(3):
         store.accept(upload(client))
     with pytest.raises(ValueError, match="round 1 is open; it has a batch only after it is closed"):
-        store.batch(1)
-    store.shut()
+        store.batch_id(1)
+    store.close()
     shutil.copy(tmp_path / "store", tmp_path / "copy")
     names = []
     for path in (tmp_path / "store", tmp_path / "copy"):
         store = ShuffleStore(path, SHAPE)
         close(store)
-        names.append(store.batch(1))
+        names.append(store.batch_id(1))
         assert close(store) == "sent"  # again
-        store.shut()
-        assert ShuffleStore(path, SHAPE).batch(1) == names[-1]
+        store.close()
+        assert ShuffleStore(path, SHAPE).batch_id(1) == names[-1]
     assert [len(name) for name in names] == [BATCH_ID] * 2
     assert names[0] != names[1]
 
@@ -381,6 +381,6 @@ def test_a_store_keeps_a_log_so_that_who_reads_waits_for_no_writer(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as reader:
         assert reader.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         with store._transaction():
-            store._do("UPDATE rounds SET uploads = 4 WHERE round = 1")
+            store._execute("UPDATE rounds SET uploads = 4 WHERE round = 1")
             assert reader.execute("SELECT uploads FROM rounds").fetchall() == [(0,)]
-    store.shut()
+    store.close()

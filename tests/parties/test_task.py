@@ -17,7 +17,7 @@ from dovetail.parties.common.guarantees import calibrate_noise, certify_task
 from dovetail.parties.common.keys import KeyPair, ServiceKeys
 from dovetail.parties.common.task import SignedTask, TrainingTask, sign, verify
 from dovetail.parties.demo import demo_config
-from dovetail.parties.fleet import set_up
+from dovetail.parties.fleet import set_up_fleet
 from dovetail.parties.user.policy import Policy, Refused
 from dovetail.parties.user.spending import Later, Spending
 
@@ -144,7 +144,7 @@ def test_personal_budgets_assume_that_no_two_users_hold_one_place():
 
 @pytest.mark.parametrize(("protocol", "numbers"), [("apes", [0, 1, 2]), ("secagg", [None] * 3)])
 def test_users_of_a_fleet_have_places_where_budgets_are_personal(tmp_path, protocol, numbers):
-    set_up(tmp_path / "fleet", demo_config(protocol, clients=3), rounds=1, clients=3)
+    set_up_fleet(tmp_path / "fleet", demo_config(protocol, clients=3), rounds=1, clients=3)
     homes = [tmp_path / "fleet" / "clients" / f"user-{user}" for user in range(3)]
     assert [Policy.read(home / "policy.json").number for home in homes] == numbers
 
@@ -166,7 +166,7 @@ def test_what_sampling_is_off_by_is_taken_from_delta_and_adds_up_over_users():
     task, part = task_of(**MIXED), 1e-6
     messages = task.messages()
     off = guarantees._user_output_and_distance(task)[1]
-    assert off > 0 and off == pytest.approx(1000 * messages.distance, abs=0)
+    assert off > 0 and off == pytest.approx(1000 * messages.total_variation, abs=0)
     protocol, cohort = task.build()
     terms = {"dim": 20, "relation": protocol.relation, "spread": Spread(users=1000)}
     exact = Guarantee(protocol=protocol, cohorts=(cohort,) * 2, delta=1e-6 * (1 - part), **terms).bound().eps

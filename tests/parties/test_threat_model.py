@@ -95,7 +95,7 @@ def test_a_lie_about_chosen_coordinates_counts_as_if_they_had_been_drawn():
 def test_any_seed_is_a_direction_of_the_clip_norm_over_the_mean_projection(dim, eps_local, factor):
     """All as long, honest or not; an honest one points the right way only on average."""
     protocol = built("privunit", dim=dim, clip_norm=CLIP, eps_local=eps_local)
-    mean = protocol.local(dim).slope * CLIP
+    mean = protocol.local_randomizer(dim).slope * CLIP
     for seed in (bytes(16), b"\xff" * 16, secrets.token_bytes(16)):
         messages = protocol.messages(dim)
         shuffled, refused = messages.read(np.zeros(1, np.int64), np.frombuffer(seed, np.uint8)[None])
@@ -145,16 +145,16 @@ def test_a_dishonest_shuffler_alone_learns_a_report_and_the_local_guarantee_is_w
     task, analyzer = household.task, household.analyzer()
     victim = household.content(3, household.envelope(3, update=np.ones(20)).uploads[0])
     known = [secrets.token_bytes(16) for _ in range(7)]
-    own = [(0, seal(one, task.analyzer.sealing_key(), task.purpose(1))) for one in known]
-    analyzer.take(0, 1, bytes(16), 0, Packed.of([*own, (0, victim[4:])]).encode())
+    own = [(0, seal(one, task.analyzer.sealing_key(), task.message_purpose(1))) for one in known]
+    analyzer.count_part(0, 1, bytes(16), 0, Packed.of([*own, (0, victim[4:])]).encode())
     analyzer.note_closed(0, 1, Closed(state="sent", parts=1, uploads=8, batch=bytes(16)))
     moved = decode_vector(analyzer.model(1), 20)  # the first model was zero
     promised, without_trust = (analyzer.privacy()[name] for name in ("statement", "without_trust"))
-    analyzer.shut()
-    law = task.build()[0].local(20)
+    analyzer.close()
+    law = task.build()[0].local_randomizer(20)
     theirs = seeds.directions_of_seeds(np.frombuffer(b"".join(known), np.uint8).reshape(7, 16), 20)
     found = 8 * moved * law.slope - theirs.sum(axis=0)
-    seed = open_sealed(victim[4:], household.ring.current().opening_key(), task.purpose(1))
+    seed = open_sealed(victim[4:], household.ring.current().opening_key(), task.message_purpose(1))
     report = seeds.directions_of_seeds(np.frombuffer(seed, np.uint8)[None], 20)[0]
     np.testing.assert_allclose(found, report, atol=1e-5)  # the report, as if it had been sent by name
     assert without_trust["eps"] == pytest.approx(household.task.settings["eps_local"], rel=1e-6)

@@ -85,5 +85,5 @@ def test_an_upload_is_for_one_shuffler_and_counts_are_for_its_owner(tmp_path):
     assert [answer.status_code for answer in roster] == [401, 200]
     assert msgspec.msgpack.decode(roster[1].content) is None  # the round is open
     assert msgspec.msgpack.decode(agreed.content) is None
-    shuffler.shut()
-    analyzer.shut()
+    shuffler.close()
+    analyzer.close()

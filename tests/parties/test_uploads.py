@@ -30,7 +30,7 @@ class Posted:
 
     async def __aexit__(self, *error):
         await self.opened.__aexit__(*error)
-        self.service._party.shut()
+        self.service._party.close()
 
     @property
     def uploads(self):
@@ -157,7 +157,7 @@ def test_an_error_of_ours_is_no_fault_of_the_sender(tmp_path, monkeypatch):
     async def post():
         async with Posted(tmp_path) as posted:
             reader, writer = await posted.line()
-            monkeypatch.setattr(posted.service._party, "arrival", lambda *_, **__: 1 / 0)
+            monkeypatch.setattr(posted.service._party, "open_upload", lambda *_, **__: 1 / 0)
             writer.write(b"".join(posted.request(0)))
             return await answer(reader), posted.uploads.in_progress
 

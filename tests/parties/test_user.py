@@ -22,12 +22,12 @@ from dovetail.parties.common.wire import (
     RoundStatus,
     Unknown,
     Upload,
-    authenticate,
+    authenticate_request,
     request_headers,
     sign_status,
     upload_path,
 )
-from dovetail.parties.fleet import lay_out, lenient_policy
+from dovetail.parties.fleet import lenient_policy, make_deployment
 from dovetail.parties.user.agent import Agent
 from dovetail.parties.user.client import Client, Envelope, RoundCall
 from dovetail.parties.user.policy import Refused
@@ -47,7 +47,7 @@ FIELDS = {
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory):
-    return lay_out(tmp_path_factory.mktemp("deployment") / "fleet", FIELDS, shufflers=2, enrolled=[])
+    return make_deployment(tmp_path_factory.mktemp("deployment") / "fleet", FIELDS, shufflers=2, enrolled=[])
 
 
 def client_of(folder, signed, **changed):
@@ -92,7 +92,7 @@ def test_what_is_sealed_opens_to_the_shares_of_the_update(tmp_path, deployment):
         packed = Packed.decode(opened(task, upload, pairs[index], client.key, index=index), length=task.message_bytes)
         assert len(packed.slots) == 10  # half of the slots each
         for slot, sealed in zip(deal.slots[index][packed.slots], packed.ciphertexts(), strict=True):
-            share = int.from_bytes(open_sealed(sealed, key, task.purpose(1)), "little")
+            share = int.from_bytes(open_sealed(sealed, key, task.message_purpose(1)), "little")
             total[slot // 4] += np.uint64(share)
     protocol, _ = task.build()
     modulus, scale = protocol.modulus, protocol.scale
@@ -135,10 +135,10 @@ def test_every_upload_is_signed_by_its_user_for_one_shuffler(tmp_path, deploymen
         for path_index in (0, 1):
             path = upload_path(deployment.task.task_id, 1, path_index)
             if path_index == index:
-                assert authenticate(known, "POST", path, headers, upload.encode()) == envelope.sender
+                assert authenticate_request(known, "POST", path, headers, upload.encode()) == envelope.sender
             else:
                 with pytest.raises(Unknown, match="not signed by a key that is enrolled here"):
-                    authenticate(known, "POST", path, headers, upload.encode())
+                    authenticate_request(known, "POST", path, headers, upload.encode())
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_a_hostile_user_does_not_count_and_costs_nothing(tmp_path, attack):
     report = secrets.token_bytes(16)
     give(sharing, parties, 3, ATTACKS[attack](sharing, 3, report), report)
     assert closed(parties) == ["sent", "sent"]
-    assert [party.store.uploads(1) for party in parties] == [3, 3]
+    assert [party.store.num_uploads(1) for party in parties] == [3, 3]
     assert forwarded(analyzer, parties)["outcome"] == "released"
     assert np.allclose(decode_vector(analyzer.model(1), 6), UPDATE, atol=0.01)
     expected = [(1, sharing.users[3].public.key_id.hex())]
@@ -127,7 +127,7 @@ def test_a_public_share_that_differs_between_aggregators_does_not_divide_them(tm
     contents[which] = contents[which][:at] + bytes([contents[which][at] ^ 1]) + contents[which][at + 1 :]
     give(sharing, parties, 4, contents, report)
     assert closed(parties) == ["sent", "sent"]
-    assert parties[0].store.batch(1) == parties[1].store.batch(1)
+    assert parties[0].store.batch_id(1) == parties[1].store.batch_id(1)
     assert forwarded(analyzer, parties) == {"round": 1, "outcome": "released", "uploads": 3, "accuracy": None}
 
 
@@ -183,7 +183,7 @@ def test_a_round_has_one_key_and_one_answer(tmp_path):
     assert parts[0] != parts[1]
     honest, other = parties
     assert honest.verifiers(1, 0) is None
-    honest.exchange(1, [Peer(other)])
+    honest.agree_and_close(1, [Peer(other)])
     told = honest.verifiers(1, 0)
     assert told.total == 4
 
@@ -192,9 +192,9 @@ def test_a_round_has_one_key_and_one_answer(tmp_path):
             return bytes(32)
 
     with pytest.raises(ValueError, match="form another key for round 1 than before"):
-        honest.exchange(1, [Another(other)])
+        honest.agree_and_close(1, [Another(other)])
     assert honest.verifiers(1, 0) == told
-    honest.shut()
+    honest.close()
     again = sharing.aggregator(0)
     assert again.verifiers(1, 0) == told
     assert closed([again, other]) == ["sent", "sent"]
@@ -272,7 +272,7 @@ def test_long_answers_come_in_pages(tmp_path, monkeypatch):
         sharing.accept(parties, user, update=UPDATE)
     for party in parties:
         party.store.freeze(1)
-    parties[0].exchange(1, [Peer(parties[1])])
+    parties[0].agree_and_close(1, [Peer(parties[1])])
     whole = parties[0].verifiers(1, 0)
     monkeypatch.setattr("dovetail.parties.aggregator.store._PAGE", 2 * len(whole.results[0]))
     pages = [parties[0].verifiers(1, first).results for first in (0, 2, 4)]
@@ -296,8 +296,8 @@ def test_an_aggregator_that_tells_nonsense_gets_users_refused_and_crashes_nobody
     for party in parties:
         party.store.freeze(1)
     for _ in range(3):
-        state = parties[0].exchange(1, [Liar(parties[1])])
-        parties[1].exchange(1, [Peer(parties[0])]) if parties[1].store.state(1) == "frozen" else None
+        state = parties[0].agree_and_close(1, [Liar(parties[1])])
+        parties[1].agree_and_close(1, [Peer(parties[0])]) if parties[1].store.state(1) == "frozen" else None
     assert state == "void"  # one of four is left, and three are the minimum
     assert len(names(tmp_path)) == 3
 
@@ -309,7 +309,7 @@ def test_after_a_round_nothing_says_who_sent_what(tmp_path):
         sharing.accept(parties, user, update=UPDATE)
     closed(parties)
     forwarded(analyzer, parties)
-    parties[0].shut()
+    parties[0].close()
     for path in (tmp_path / "aggregator-0").glob("*"):
         if path.is_file():
             assert not any(pair.public.key_id in path.read_bytes() for pair in sharing.users), path
@@ -332,7 +332,7 @@ def test_the_statement_says_what_proofs_rest_on(tmp_path):
     certified, local = certify_task(proven.task, 2)
     without, _ = certify_task(plain.task, 2)
     assert certified.eps == without.eps < 20
-    assert proven.task.contribution().distance > 0 == plain.task.contribution().distance
+    assert proven.task.contribution().total_variation > 0 == plain.task.contribution().total_variation
     assert any("zero-knowledge error" in part.on for part in certified.proof.spent)
     assert "docs/proofs/verified.md" in str(certified.proof)
     assert local.is_unbounded
@@ -417,7 +417,7 @@ def test_over_the_network(tmp_path, monkeypatch):
 def test_what_every_user_and_every_aggregator_is_off_by_adds_up(tmp_path, settings):
     task = verified_task(tmp_path, aggregators=3, clients=7, settings=settings).task
     shared, off = _user_output_and_distance(task)
-    by_users, by_aggregators = [shared.distance] * 7, [shared.noise_distance] * 3
+    by_users, by_aggregators = [shared.total_variation] * 7, [shared.noise_total_variation] * 3
     assert off == pytest.approx(math.fsum(by_users + by_aggregators), rel=1e-12, abs=0)
-    assert (shared.distance > 0) == (settings.get("noise") == "users" or not settings)
-    assert (shared.noise_distance > 0) == ("noise" not in settings)
+    assert (shared.total_variation > 0) == (settings.get("noise") == "users" or not settings)
+    assert (shared.noise_total_variation > 0) == ("noise" not in settings)

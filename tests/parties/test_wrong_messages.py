@@ -27,11 +27,13 @@ def bad_message(task, how):
     if how == "unsealable":
         return secrets.token_bytes(task.message_bytes)
     if how == "another round":
-        return seal(bytes(task.messages().size), task.analyzer.sealing_key(), task.purpose(2))
+        return seal(bytes(task.messages().size), task.analyzer.sealing_key(), task.message_purpose(2))
     if how == "another key":
         other = KeyPair.generate("seal").public
-        return seal(bytes(task.messages().size), other.sealing_key(), task.purpose(1))
-    return seal(b"\xff" * task.messages().size, task.analyzer.sealing_key(), task.purpose(1))  # no level, no share
+        return seal(bytes(task.messages().size), other.sealing_key(), task.message_purpose(1))
+    return seal(
+        b"\xff" * task.messages().size, task.analyzer.sealing_key(), task.message_purpose(1)
+    )  # no level, no share
 
 
 @pytest.mark.parametrize(
@@ -90,11 +92,11 @@ def one_round(household, *, bad, bad_users=1):
     rosters = [shuffler.store.freeze(1) for shuffler in shufflers]
     links = [Direct(analyzer, i) for i in range(len(shufflers))]
     for i, shuffler in enumerate(shufflers):
-        shuffler.close(1, [roster for j, roster in enumerate(rosters) if j != i])
+        shuffler.close_round(1, [roster for j, roster in enumerate(rosters) if j != i])
         shuffler.forward(1, links[i])
-    facts = {**analyzer.privacy(), "batch": shufflers[0].store.batch(1)}
+    facts = {**analyzer.privacy(), "batch": shufflers[0].store.batch_id(1)}
     for party in (*shufflers, analyzer):
-        party.shut()
+        party.close()
     return {**facts, "last_refused": facts["refused_messages"]}, links[0].said
 
 
@@ -161,9 +163,9 @@ def test_an_upload_that_its_sender_did_not_seal_to_this_shuffler_is_refused(tmp_
         Malformed, match="this upload is not sealed to shuffler 0 for round 1 by the key that signed it"
     ):
         shuffler.accept(1, client=client, upload=wrong(household, upload))
-    assert shuffler.store.uploads(1) == 0
+    assert shuffler.store.num_uploads(1) == 0
     assert shuffler.accept(1, client=client, upload=upload) == "accepted"
-    shuffler.shut()
+    shuffler.close()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
@@ -251,7 +253,7 @@ def test_below_the_minimum_nothing_is_sent_or_kept(tmp_path, monkeypatch, client
     ids = [key.public.key_id for key in household.users]
     assert all(message in kept for message in messages[:50]) and all(one in kept for one in ids[:50])
     assert link.parts == []
-    assert link.said == [(1, Closed(state="void", parts=0, uploads=clients, batch=shuffler.store.batch(1)))]
+    assert link.said == [(1, Closed(state="void", parts=0, uploads=clients, batch=shuffler.store.batch_id(1)))]
     left = b"".join(files_under(tmp_path / "shuffler-0", tmp_path / "analyzer").values())
     assert not any(message in left for message in messages) and not any(one in left for one in ids)
     assert (late.status_code, service.counts["refused 410"]) == (410, 1)
@@ -260,5 +262,5 @@ def test_below_the_minimum_nothing_is_sent_or_kept(tmp_path, monkeypatch, client
     ended = {"round": 1, "outcome": "void", "uploads": clients, "accuracy": None, "reason": reason}
     assert analyzer.privacy()["history"] == [ended]
     assert analyzer.status().round == 2 and analyzer.model(1) == analyzer.model(0)
-    shuffler.shut()
-    analyzer.shut()
+    shuffler.close()
+    analyzer.close()

@@ -23,7 +23,7 @@ import numpy as np
 
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.ledger import LedgerEntry
-from dovetail.parties.fleet import Deployment, lay_out
+from dovetail.parties.fleet import Deployment, make_deployment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Oracle:
             "delta": 1e-5,
         }
         between = {"aggregators" if self.shared else "shufflers": self.services}
-        deployment = lay_out(folder, fields, enrolled=[key.public for key in keys], **between, **options)
+        deployment = make_deployment(folder, fields, enrolled=[key.public for key in keys], **between, **options)
         np.save(folder / "model.npy", np.zeros(users + 1, np.float32))
         return deployment
 

@@ -51,7 +51,7 @@ def closed(parties, round=1, *, tries=6):
     states = []
     for _ in range(tries):
         states = [
-            party.exchange(round, [Peer(other) for other in parties if other is not party])
+            party.agree_and_close(round, [Peer(other) for other in parties if other is not party])
             if party.store.state(round) == "frozen"
             else party.store.state(round)
             for party in parties

@@ -80,7 +80,7 @@ class SignBits(Protocol):
         return "eps_local"
 
     @property
-    def local(self) -> BinaryRandomizedResponse:
+    def local_randomizer(self) -> BinaryRandomizedResponse:
         return BinaryRandomizedResponse(self.require("eps_local"))
 
     def layout(self, dim: int) -> Layout:
@@ -88,7 +88,7 @@ class SignBits(Protocol):
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         position = jnp.clip(x / (2 * self.clip_value) + 0.5, 0.0, 1.0)
-        return Reports(slot=None, value=self.local(position, key=key), valid=jnp.ones(len(x), bool))
+        return Reports(slot=None, value=self.local_randomizer(position, key=key), valid=jnp.ones(len(x), bool))
 
     def messages(self, dim: int) -> SentBits:
         return SentBits(
@@ -96,7 +96,7 @@ class SignBits(Protocol):
         )
 
     def tally(self, reports: ShuffledReports, dim: int) -> jax.Array:
-        centred = jnp.where(reports.valid, 2 * self.local.debias(reports.value) - 1, 0.0)
+        centred = jnp.where(reports.valid, 2 * self.local_randomizer.debias(reports.value) - 1, 0.0)
         if reports.slot is None:
             return centred.sum(axis=0)
         return jnp.zeros(dim).at[reports.slot].add(centred)

@@ -112,7 +112,7 @@ def is_owed(case, protocol, obligation):
         case "sum path":
             return case.name in scaled and not case.adaptive
         case "fast path":
-            return isinstance(protocol, Fast) and protocol.summable
+            return isinstance(protocol, Fast) and protocol.is_summable
         case "NaN and infinity count as zero":
             return case.name != "local_sub" and (not promises_nothing(protocol) or protocol.needs_norms)
         case "without noise it is the plain mean":
@@ -163,7 +163,7 @@ def test_sums_over_clients_are_in_full_precision(case, protocol, updates):
     """No product may be coarser (TF32 on a GPU): it would make a sum of clipped vectors longer than the clip norm."""
     found = products(lambda x: tally_of(protocol, reports_of(protocol, x)), updates)
     way = fast_path(protocol, DIM)
-    if way.summable:
+    if way.is_summable:
         found += products(lambda x: testing.tally_on_fast_path(case.bench, x, 0), updates)
     if way.clip_norm_at(protocol.init(DIM)) is not None:
         found += products(
@@ -273,8 +273,10 @@ def shuffled_event_matches(case, protocol, mechanism, updates):
         each = 1 if case.name == "privunit" else layout.reports_per_client
         assert mechanism.report.eps_local == pytest.approx(each * protocol.eps_local)
         return
-    ends = np.linspace(0, 1, protocol.local.num_reports or 7)
-    log = protocol.local.log_density(ends[:, None] * ((protocol.local.num_reports or 2) - 1), np.array([[0.0, 1.0]]))
+    ends = np.linspace(0, 1, protocol.local_randomizer.num_reports or 7)
+    log = protocol.local_randomizer.log_density(
+        ends[:, None] * ((protocol.local_randomizer.num_reports or 2) - 1), np.array([[0.0, 1.0]])
+    )
     assert np.abs(log[:, 0] - log[:, 1]).max() == pytest.approx(mechanism.report.eps_local, rel=1e-9)
     in_slot = np.asarray(messages.valid).reshape(len(messages.valid), -1).sum(axis=0)
     released = np.broadcast_to(in_slot, DIM)
@@ -469,9 +471,9 @@ def test_uncalibrated_noise_cannot_run():
     with pytest.raises(ValueError, match="to be set or calibrated"):
         _ = protocols.build("dp_fl", {"clip_norm": 1.0}).std
     with pytest.raises(ValueError, match="to be set or calibrated"):
-        _ = protocols.build("ldp_fl", {"clip_norm": 1.0}).local
+        _ = protocols.build("ldp_fl", {"clip_norm": 1.0}).local_randomizer
     with pytest.raises(ValueError, match="to be set or calibrated"):
-        _ = protocols.build("ss_simple", {"clip_value": 1.0}).local
+        _ = protocols.build("ss_simple", {"clip_value": 1.0}).local_randomizer
     with pytest.raises(ValueError, match="noise to calibrate"):
         protocols.build("fedavg", {}).with_noise(1.0)
 

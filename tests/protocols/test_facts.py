@@ -50,7 +50,7 @@ def test_facts_are_filled_in(name):
     cls = PROTOCOLS[name]
     assert cls.name == name
     assert cls.references
-    assert all(references.entry(key) for key in cls.references)
+    assert all(references.find_entry(key) for key in cls.references)
     assert not issubclass(cls, Claimed) or callable(cls.formula)
 
 
@@ -120,7 +120,7 @@ def test_a_protocol_without_a_fast_path_is_summed_by_its_messages():
     xs, keys = jnp.arange(12.0).reshape(4, 3), jax.random.split(jax.random.key(0), 4)
     path = fast_path(Slow(), 3)
     assert not isinstance(Slow(), Fast)
-    assert path.summable
+    assert path.is_summable
     assert path.scaling(jnp.ones(1), ()) is None
     collected = path.collect(xs, jnp.array([True, True, False, True]), (), keys=keys)
     np.testing.assert_allclose(path.finish(collected, key=keys[0]), xs[0] + xs[1] + xs[3])
@@ -130,8 +130,8 @@ def test_a_protocol_without_a_fast_path_is_summed_by_its_messages():
 def test_sums_do_not_serve_where_a_shuffler_pads_and_no_fast_path_says_how():
     cohort = Cohort(participation=Everyone(), size=USERS, min_size=USERS)
     padded = SsTopk(eps_local=0.5, k=2).settle(cohort, 10)
-    assert fast_path(padded, 10).summable
-    assert not fast_path(Slow(inner=padded), 10).summable
+    assert fast_path(padded, 10).is_summable
+    assert not fast_path(Slow(inner=padded), 10).is_summable
 
 
 def test_what_flame_says_of_indices_stands_beside_what_the_shuffler_learns():

@@ -82,7 +82,7 @@ def test_what_every_contribution_is(case: str) -> None:
     assert sums.length == DIM
     most = CLIENTS * (2 * sums.grid.reach - 1)
     assert 2 ** (sums.bits - 1) <= most < 2**sums.bits <= 2**32, "the fewest bits that hold everybody's highest cell"
-    assert 0 < sums.distance <= 2.0**-200
+    assert 0 < sums.total_variation <= 2.0**-200
     assert sums.noise(sampler=seeded()) is None
     for x in (np.zeros(DIM), np.full(DIM, 1e30), np.full(DIM, np.nan), np.full(DIM, -np.inf, np.float32)):
         integers = sums.draw(x, sampler=seeded(1), budget=budget_of(protocol, 7))

@@ -303,10 +303,10 @@ def test_dummies_exist_where_slots_are_padded(case: Case) -> None:
 def test_distance_and_assumptions_are_stated(case: Case) -> None:
     messages = case.messages
     if hasattr(messages, "noise"):
-        assert messages.distance == case.dim * messages.noise.distance > 0
-        assert messages.distance < 2.0**-230
+        assert messages.total_variation == case.dim * messages.noise.distance > 0
+        assert messages.total_variation < 2.0**-230
     else:
-        assert messages.distance == 0
+        assert messages.total_variation == 0
     assert any("operating systems" in assumption for assumption in messages.assumptions)
     assert any("AES-128" in assumption for assumption in messages.assumptions) == (case.name == "privunit")
 
@@ -346,7 +346,7 @@ def test_told_reports_have_the_law_that_is_accounted(parameters: dict[str, Any],
 
 
 def test_the_binary_response_is_the_exact_one_with_two_levels() -> None:
-    local = Case("ss_simple", RR2).protocol.local
+    local = Case("ss_simple", RR2).protocol.local_randomizer
     exact = ExactRandomizedResponse(1.0, levels=2)
     assert float(exact.prob_truth) == pytest.approx(1 - local.gamma, rel=1e-15)
     assert float(exact.prob_truth) == pytest.approx(local.prob_truth, rel=1e-15)

@@ -183,7 +183,7 @@ def test_at_the_size_of_the_headline_a_user_shares_28_bits_and_noise_is_that_of_
     assert contribution.bits == 28
     assert contribution.length * contribution.bits / 8 < 21_100
     assert ours.settled_protocol.noise_multiplier <= mixed.settled_protocol.noise_multiplier * 1.0001
-    assert contribution.distance <= 6010 * 2.0**-240
+    assert contribution.total_variation <= 6010 * 2.0**-240
     rounding = 60_000 / 4 / event_of(ours.settled_protocol, ours.cohorts[0], 6010).noise_variance
     assert rounding < 1e-5
     assert ours.settled_protocol.encoding(6010).norm / (ours.settled_protocol.scale * 0.2) < 1.002
@@ -238,8 +238,8 @@ def test_the_clients_noise_adds_up_to_the_certified_law():
     assert not accepts(values, 0.9 * variance)
     assert not accepts(values, 1.1 * variance)
     assert contribution.noise(sampler=draws) is None
-    assert 0 < contribution.distance < 1e-60
-    assert contribution.noise_distance == 0
+    assert 0 < contribution.total_variation < 1e-60
+    assert contribution.noise_total_variation == 0
 
 
 def test_an_aggregators_noise_has_the_certified_law_alone():
@@ -252,8 +252,8 @@ def test_an_aggregators_noise_has_the_certified_law_alone():
     assert not accepts(values, 8.0)
     assert not accepts(values, 10.0)
     assert not contribution.draw(np.zeros(WIDE), sampler=draws).any(), "a client brings none"
-    assert contribution.distance == 0
-    assert 0 < contribution.noise_distance < 1e-60
+    assert contribution.total_variation == 0
+    assert 0 < contribution.noise_total_variation < 1e-60
 
 
 def test_noise_of_any_variance_is_a_sum_of_draws_that_fit_a_table(monkeypatch):

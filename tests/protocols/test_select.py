@@ -15,14 +15,14 @@ from scipy import stats
 from dovetail.engine.devices import AXIS, make_mesh
 from dovetail.mechanisms import BinaryRandomizedResponse
 from dovetail.protocols.flame import _select
-from dovetail.protocols.flame._select import signed_counts, top_mask, top_slots
+from dovetail.protocols.flame._select import signed_counts, top_candidates, top_mask
 
 ALPHA = 1e-4
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def select(x: jax.Array, k: int) -> tuple[jax.Array, _select.Selected]:
-    return top_mask(x, k), top_slots(x, k)
+    return top_mask(x, k), top_candidates(x, k)
 
 
 def oracle(x: np.ndarray, k: int) -> np.ndarray:

@@ -171,7 +171,7 @@ def test_views_are_what_was_sent():
     ("build", "sentence"),
     [
         (lambda: BinarySum(eps_local=0.0), "expected eps_local > 0"),
-        (lambda: BinarySum().local, "expected eps_local to be set or calibrated"),
+        (lambda: BinarySum().local_randomizer, "expected eps_local to be set or calibrated"),
         (
             lambda: BinarySum(eps_local=1.0).settle(COHORT, 2),
             r"expected one number per user \(dim = 1\) with 'binary_sum'",
@@ -194,7 +194,7 @@ def test_views_are_what_was_sent():
         (lambda: RealSum(method="split", noise_multiplier=0.0), "expected noise_multiplier > 0"),
         (lambda: RealSum(noise_multiplier=1.0), "expected no noise_multiplier with method='single'"),
         (lambda: RealSum().settle(COHORT, 1), "expected eps_local to be set or calibrated"),
-        (lambda: RealSum(eps_local=1.0).local, "expected levels to be given or settled"),
+        (lambda: RealSum(eps_local=1.0).local_randomizer, "expected levels to be given or settled"),
         (lambda: RealSum(method="split").settle(COHORT, 1), "expected noise_multiplier to be set or calibrated"),
     ],
 )

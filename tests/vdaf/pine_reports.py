@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from dovetail.parties.user.hostile import lie_with as hostile
+from dovetail.parties.user.hostile import make_lying as hostile
 from dovetail.vdaf.field import FIELD64
 from dovetail.vdaf.norms import NormLayout
 from dovetail.vdaf.pine import Pine

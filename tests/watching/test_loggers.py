@@ -10,7 +10,7 @@ from dovetail import experiment
 from dovetail.experiment import config
 from dovetail.statements import Bound
 from dovetail.watching import MLflow, TensorBoard, WandB
-from dovetail.watching.loggers import scores
+from dovetail.watching.loggers import scores_by_name
 
 CONFIG = {
     "task": {"name": "tiny:TASK"},
@@ -74,7 +74,7 @@ def test_scores_are_finite_numbers_and_eps_has_its_delta():
     metrics = {"loss": float("nan"), "accuracy": 0.5, "recall": [0.25, None, 1.0], "note": "text"}
     bound = Bound(eps=1.5, delta=1e-5, proof=None)
     progress = experiment.Progress(round=1, rounds=2, accuracy=0.5, spent=bound, metrics=metrics, fresh=True)
-    assert scores(progress) == {"accuracy": 0.5, "recall/0": 0.25, "recall/2": 1.0, EPS: 1.5}
+    assert scores_by_name(progress) == {"accuracy": 0.5, "recall/0": 0.25, "recall/2": 1.0, EPS: 1.5}
 
 
 def test_tensorboard(monkeypatch, tmp_path):

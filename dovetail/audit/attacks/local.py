@@ -50,7 +50,7 @@ def attack_privunit_round(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[
     opposite = attack_two_counts(attack, others, (away, towards), (towards, away), (away, towards))
     attacks = [dataclasses.replace(opposite, slack=opposite.slack + (others + 1) * away * 4 * _CAP_ERROR)]
     if dim >= _LEAST_DIM:
-        attacks.append(_attack_three_caps(towards, away, others, dim, protocol.local(dim).cap.threshold))
+        attacks.append(_attack_three_caps(towards, away, others, dim, protocol.local_randomizer(dim).cap.threshold))
     return attacks
 
 
@@ -105,7 +105,7 @@ def _prob_longer_in_plane(length: np.ndarray, dim: int) -> np.ndarray:
 
 def cap_probs(protocol: PrivUnit, dim: int) -> tuple[float, float]:
     """The probabilities that a message falls into the cap around its sender's direction, and into the opposite cap."""
-    cap = protocol.local(dim).cap
+    cap = protocol.local_randomizer(dim).cap
     if cap.threshold <= 0:
         raise NotApplicable(f"opposite caps overlap at threshold={cap.threshold}: the attack needs a threshold above 0")
     mass = accounting.cap_mass(dim=dim, threshold=cap.threshold) * (1 + _ROUNDED_DOWN)

@@ -32,7 +32,7 @@ _VALUE = "the victim's own noisy value"
 @attacks_on_own_reports.register(ReportedSum)
 def attack_sum_client(protocol: ReportedSum, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on a user's randomized responses, one report in every slot."""
-    local = protocol.local
+    local = protocol.local_randomizer
     return _own.attacks_on_reports(Report(kind="rr", eps_local=local.eps_local, levels=local.levels), protocol.slots)
 
 

@@ -21,7 +21,7 @@ from dovetail.parties.common.sealing import Purpose, seal
 from dovetail.parties.common.sharing import proof_nonce
 from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import BATCH_ID, Verifiers
-from dovetail.parties.intermediary.party import Intermediary, all_answers
+from dovetail.parties.intermediary.party import Intermediary, all_or_none
 from dovetail.parties.intermediary.store import State
 
 __all__ = ["Aggregator"]
@@ -72,33 +72,33 @@ class Aggregator(Intermediary[SumStore]):
         """Bytes of a share."""
         return self._sharing.size(self.index)
 
-    def exchange(self, round: int, peers: Sequence[IntermediaryClient]) -> State:
+    def agree_and_close(self, round: int, peers: Sequence[IntermediaryClient]) -> State:
         """Agree with the others on whom to count, on whose proofs hold where there are proofs, and close.
 
         Parts of the round's key travel with the rosters, and verifiers with the digests of what was agreed: verifying
         takes one exchange. Where users' proofs do not hold the round goes on without them.
         """
         if not isinstance(self.store, VerifiedStore):
-            return super().exchange(round, peers)
+            return super().agree_and_close(round, peers)
         if (state := self.store.state(round)) not in ("unknown", "open", "frozen"):
             return state
-        rosters = all_answers([peer.roster(round) for peer in peers])
-        parts = all_answers([peer.challenge(round) for peer in peers])
+        rosters = all_or_none([peer.roster(round) for peer in peers])
+        parts = all_or_none([peer.challenge(round) for peer in peers])
         own = self.store.challenge(round)
         if rosters is None or parts is None or own is None:
             return "frozen"
-        roster, digest = self.decide(round, rosters)
+        roster, digest = self.decide_whom_to_count(round, rosters)
         counted = set() if roster is None else roster
         self.store.compute_verifiers(round, counted, round_key(self.task.task_id, round, [own, *parts]))
-        agreed = all_answers([peer.agreed_digest(round) for peer in peers])
+        agreed = all_or_none([peer.agreed_digest(round) for peer in peers])
         if agreed is None or any(other != digest for other in agreed):
-            return "frozen" if agreed is None else self.close(round, rosters, agreed=agreed)
-        verifiers = all_answers([peer.verifiers(round, reports=len(counted)) for peer in peers])
+            return "frozen" if agreed is None else self.close_round(round, rosters, agreed=agreed)
+        verifiers = all_or_none([peer.verifiers(round, reports=len(counted)) for peer in peers])
         if verifiers is None:
             return "frozen"
         valid = self.store.decide_valid(round, counted, verifiers)
         self.store.write_refused(self._folder / REFUSED)
-        return self.close(round, rosters, agreed=agreed, valid=valid)
+        return self.close_round(round, rosters, agreed=agreed, valid=valid)
 
     def challenge(self, round: int) -> bytes | None:
         """Its part of the key that a round's proofs are tested with, once the round is frozen."""
@@ -117,7 +117,7 @@ class Aggregator(Intermediary[SumStore]):
     def _prepare_close(self, round: int, roster: Collection[bytes] | None) -> None:
         """Make partial sums, outside of the transaction that closes the round."""
         if roster is not None:
-            self.store.add_up(round, roster)
+            self.store.make_partial_sums(round, roster)
 
     def _batch_id(self, digest: bytes) -> bytes:
         """The same at all aggregators that agree, so that the analyzer notices if they do not."""
@@ -126,5 +126,5 @@ class Aggregator(Intermediary[SumStore]):
     def _seal_noisy_sum(self, round: int, total: np.ndarray) -> bytes:
         """The sum with this aggregator's noise, sealed to the analyzer."""
         noise = self._contribution.noise(sampler=self._sampler)
-        purpose = self.task.sum_purpose(round, self.index, batch=self.store.batch(round))
+        purpose = self.task.sum_purpose(round, self.index, batch=self.store.batch_id(round))
         return seal(self._sharing.encode_sum(total, noise), self.task.analyzer.sealing_key(), purpose)

@@ -61,7 +61,7 @@ class Segments:
             _write_contents(self._file, contents)
             os.fdatasync(self._file)
         except BaseException:
-            self.shut()  # nobody knows where it ends
+            self.close()  # nobody knows where it ends
             raise
         self._end = at
         return places
@@ -94,7 +94,7 @@ class Segments:
     def drop(self, round: int) -> None:
         """Overwrite and delete the segments of a round; several processes may do so at once."""
         if self._round == round:
-            self.shut()
+            self.close()
         if self._segment_path(round).is_symlink():
             _LOG.warning(
                 "%s is a symbolic link: it was removed, and what it points to was left alone", self._segment_path(round)
@@ -108,14 +108,14 @@ class Segments:
         with contextlib.suppress(OSError):  # somebody was faster, or still has a file open on a network's volume
             self._segment_path(round).rmdir()
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Close the segment that is appended to."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
 
     def _begin_segment(self, round: int) -> None:
-        self.shut()
+        self.close()
         folder = self._segment_path(round)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = secrets.token_bytes(_NAME)

@@ -120,7 +120,7 @@ class SumStore(RoundStore):
 
     def parts(self, round: int, *, size: int) -> Iterator[tuple[int, bytes]]:
         """The only part: the sealed sum."""
-        row = self._one("SELECT sealed FROM sums WHERE round = ?", round)
+        row = self._fetch_row("SELECT sealed FROM sums WHERE round = ?", round)
         if row is not None:
             yield 0, row[0]
 
@@ -128,20 +128,20 @@ class SumStore(RoundStore):
         """The share in the stored content of an upload."""
         return content
 
-    def add_up(self, round: int, roster: Collection[bytes]) -> None:
+    def make_partial_sums(self, round: int, roster: Collection[bytes]) -> None:
         """Make the missing partial sums of the reports on a frozen round's roster."""
         for names in self._chunk_reports(roster):
-            if self._partial_sum(round, names) is None:
+            if self._stored_partial_sum(round, names) is None:
                 partial = self._sum_shares(round, names).tobytes()
                 with self._transaction():
                     if self.state(round) != "frozen":
                         return
                     query = "INSERT INTO partials VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-                    self._do(query, round, _digest_of_names(names), partial)
+                    self._execute(query, round, _digest_of_names(names), partial)
 
-    def close(self, round: int, *, roster: Collection[bytes] | None = None, batch: bytes | None = None) -> State:
+    def close_round(self, round: int, *, roster: Collection[bytes] | None = None, batch: bytes | None = None) -> State:
         """Close a frozen round; its shares are gone for good when this ends."""
-        state = super().close(round, roster=roster, batch=batch)
+        state = super().close_round(round, roster=roster, batch=batch)
         self._drop_closed_segments()
         return state
 
@@ -150,11 +150,11 @@ class SumStore(RoundStore):
         super().end_task(reason)
         self._drop_closed_segments()
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Close the database and the segments."""
-        super().shut()
+        super().close()
         if self._segments is not None:
-            self._segments.shut()
+            self._segments.close()
 
     def _drop_closed_segments(self) -> None:
         """Drop the segments of closed rounds, also of those whose process died before it could."""
@@ -164,24 +164,25 @@ class SumStore(RoundStore):
                     self._segments.drop(round)
 
     def _write_contents(self, arrivals: Sequence[Arrival]) -> None:
+        """Store small shares in the database, large ones in segments, which are on disk before their places are."""
         if self._segments is None or all(len(arrival.content) <= _SMALL for arrival in arrivals):
             rows = [(arrival.round, arrival.report, arrival.content) for arrival in arrivals]
-            self._database.insert("shares", rows)
+            self._database.insert_rows("shares", rows)
             return
         for round in {arrival.round for arrival in arrivals}:
             group = [arrival for arrival in arrivals if arrival.round == round]
             places = self._segments.append(round, [arrival.content for arrival in group])
             placed = [(round, arrival.report, *place) for arrival, place in zip(group, places, strict=True)]
-            self._database.insert("places", placed)
+            self._database.insert_rows("places", placed)
 
     def _stored_contents(self, round: int, names: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """The named reports with their stored contents, in any order."""
         for low in range(0, len(names), _AT_A_TIME):
             group = names[low : low + _AT_A_TIME]
             where = f"WHERE round = ? AND report IN ({','.join('?' * len(group))})"
-            yield from self._rows(f"SELECT report, share FROM shares {where}", round, *group)
+            yield from self._fetch_rows(f"SELECT report, share FROM shares {where}", round, *group)
             query = f"SELECT report, segment, at, size FROM places {where} ORDER BY segment, at"
-            placed = self._rows(query, round, *group)
+            placed = self._fetch_rows(query, round, *group)
             if placed and self._segments is None:
                 raise ValueError(
                     f"shares of round {round} are in segments, and this process has no folder for them: "
@@ -192,13 +193,14 @@ class SumStore(RoundStore):
                 yield from zip((row[0] for row in placed), contents, strict=True)
 
     def _make_output(self, round: int) -> None:
+        """Add up partial sums, missing ones made here, and store what `finish` makes of the total."""
         total = self._sharing.empty_sum()
         for names in self._chunk_reports(
-            name for (name,) in self._rows("SELECT report FROM uploads WHERE round = ?", round)
+            name for (name,) in self._fetch_rows("SELECT report FROM uploads WHERE round = ?", round)
         ):
-            partial = self._partial_sum(round, names)
+            partial = self._stored_partial_sum(round, names)
             self._sharing.merge(total, self._sum_shares(round, names) if partial is None else partial)
-        self._do("INSERT INTO sums VALUES (?, ?)", round, self._finish(round, total))
+        self._execute("INSERT INTO sums VALUES (?, ?)", round, self._finish(round, total))
 
     def _chunk_reports(self, reports: Iterable[bytes]) -> list[list[bytes]]:
         """Reports in order, some at a time: always the same for the same reports."""
@@ -207,6 +209,7 @@ class SumStore(RoundStore):
         return [names[low : low + step] for low in range(0, len(names), step)]
 
     def _sum_shares(self, round: int, names: Sequence[bytes]) -> np.ndarray:
+        """The sum of these reports' shares; refuses if one is missing, for then aggregators' sums would differ."""
         total = self._sharing.empty_sum()
         count = 0
         for _, content in self._stored_contents(round, names):
@@ -219,8 +222,10 @@ class SumStore(RoundStore):
             )
         return total
 
-    def _partial_sum(self, round: int, names: Sequence[bytes]) -> np.ndarray | None:
-        row = self._one("SELECT total FROM partials WHERE round = ? AND reports = ?", round, _digest_of_names(names))
+    def _stored_partial_sum(self, round: int, names: Sequence[bytes]) -> np.ndarray | None:
+        row = self._fetch_row(
+            "SELECT total FROM partials WHERE round = ? AND reports = ?", round, _digest_of_names(names)
+        )
         return None if row is None else np.frombuffer(row[0], self._sharing.empty_sum().dtype)
 
 
@@ -249,15 +254,15 @@ class VerifiedStore(SumStore):
         still = "SELECT round FROM rounds WHERE state IN ('open', 'frozen')"
         with self._transaction():
             for table in ("challenges", "verifiers"):
-                self._do(f"DELETE FROM {table} WHERE round < ? AND round NOT IN ({still})", round)
+                self._execute(f"DELETE FROM {table} WHERE round < ? AND round NOT IN ({still})", round)
 
     def challenge(self, round: int) -> bytes | None:
         """This aggregator's part of the round's key, drawn while the round is frozen, and kept."""
         with self._transaction():
             if self.state(round) == "frozen":
                 query = "INSERT INTO challenges (round, part) VALUES (?, ?) ON CONFLICT DO NOTHING"
-                self._do(query, round, secrets.token_bytes(SEED))
-        row = self._one("SELECT part FROM challenges WHERE round = ?", round)
+                self._execute(query, round, secrets.token_bytes(SEED))
+        row = self._fetch_row("SELECT part FROM challenges WHERE round = ?", round)
         return None if row is None else row[0]
 
     def compute_verifiers(self, round: int, roster: Collection[bytes], key: bytes) -> None:
@@ -265,13 +270,13 @@ class VerifiedStore(SumStore):
         with self._transaction():
             if (state := self.state(round)) != "frozen":
                 raise ValueError(f"round {round} is {state}; proofs are tested while it is frozen")
-            self._do("UPDATE challenges SET key = ? WHERE round = ? AND key IS NULL", key, round)
-        if self._one("SELECT key FROM challenges WHERE round = ?", round) != (key,):
+            self._execute("UPDATE challenges SET key = ? WHERE round = ? AND key IS NULL", key, round)
+        if self._fetch_row("SELECT key FROM challenges WHERE round = ?", round) != (key,):
             raise ValueError(
                 f"the aggregators form another key for round {round} than before: one of them has lost its part, "
                 "or its store was restored from an older copy"
             )
-        done = {row[0] for row in self._rows("SELECT report FROM verifiers WHERE round = ?", round)}
+        done = {row[0] for row in self._fetch_rows("SELECT report FROM verifiers WHERE round = ?", round)}
         missing = sorted(set(roster) - done)
         proof = self._sharing.proof
         step = max(1, _AT_ONCE // proof.num_elements)
@@ -284,7 +289,7 @@ class VerifiedStore(SumStore):
                 for name, report, answer in zip(names, reports, answers, strict=True)
             ]
             with self._transaction():
-                self._database.many("INSERT INTO verifiers VALUES (?, ?, ?) ON CONFLICT DO NOTHING", rows)
+                self._database.execute_many("INSERT INTO verifiers VALUES (?, ?, ?) ON CONFLICT DO NOTHING", rows)
 
     def verifiers(self, round: int, first: int = 0) -> Verifiers | None:
         """Verifiers in the order of reports, from the one with this number on; None while some are missing.
@@ -294,7 +299,7 @@ class VerifiedStore(SumStore):
         agreed = self.agreed_digest(round)
         if agreed is None:
             return None
-        names = self._rows("SELECT report FROM verifiers WHERE round = ? ORDER BY report", round)
+        names = self._fetch_rows("SELECT report FROM verifiers WHERE round = ? ORDER BY report", round)
         if hashlib.sha256(b"".join(name for (name,) in names)).digest() != agreed:
             return None
         size = max(1, _PAGE // (self._sharing.proof.verifier_size + _DIGEST))
@@ -334,7 +339,7 @@ class VerifiedStore(SumStore):
         """Whose proofs did not hold: a round and the id of a user each."""
         return [
             {"round": round, "user": client.hex()}
-            for round, client in self._rows("SELECT round, client FROM refused ORDER BY round, client")
+            for round, client in self._fetch_rows("SELECT round, client FROM refused ORDER BY round, client")
         ]
 
     def write_refused(self, path: Path) -> None:
@@ -355,19 +360,22 @@ class VerifiedStore(SumStore):
                 f"{len(names) - len(contents)} of {len(names)} shares of round {round} are missing: restore database "
                 "and segments from one backup, or wait until the analyzer gives up the round"
             )
-        return [self._sharing.report(contents[name][KEPT_NONCE:], contents[name][:KEPT_NONCE]) for name in names]
+        return [
+            self._sharing.report_to_verify(contents[name][KEPT_NONCE:], contents[name][:KEPT_NONCE]) for name in names
+        ]
 
     def _kept_verifiers(self, round: int, first: int, count: int) -> list[bytes]:
         query = "SELECT told FROM verifiers WHERE round = ? ORDER BY report LIMIT ? OFFSET ?"
-        return [verifier for (verifier,) in self._rows(query, round, count, first)]
+        return [verifier for (verifier,) in self._fetch_rows(query, round, count, first)]
 
     def _note_refused(self, round: int, reports: set[bytes]) -> None:
+        """Keep for good which users sent these reports, for `refused_users`."""
         query = (
             "INSERT INTO refused SELECT round, client FROM uploads WHERE round = ? AND report = ? "
             "ON CONFLICT DO NOTHING"
         )
         with self._transaction():
-            self._database.many(query, [(round, report) for report in sorted(reports)])
+            self._database.execute_many(query, [(round, report) for report in sorted(reports)])
 
 
 def _has_one_public_share(proof: ProofSystem, row: Sequence[bytes]) -> bool:

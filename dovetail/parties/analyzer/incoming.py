@@ -45,7 +45,7 @@ class Incoming(abc.ABC):
         """The most bytes that a part has."""
 
     @abc.abstractmethod
-    def marks(self, sender: int, data: bytes) -> list[bytes]:
+    def replay_marks(self, sender: int, data: bytes) -> list[bytes]:
         """A mark for each message of a part, by which repetitions are recognised; refuses a part of another form."""
 
     @abc.abstractmethod
@@ -70,7 +70,7 @@ class Incoming(abc.ABC):
             store: what was counted.
         """
 
-    def shut(self) -> None:  # noqa: B027 - most have no processes
+    def stop_workers(self) -> None:  # noqa: B027 - most have no processes
         """End the worker processes, if there are any."""
 
     def _has_one_count(self, closures: Mapping[int, Closed]) -> bool:
@@ -95,7 +95,7 @@ class ShuffledParts(Incoming):
         """Bytes of a part that is full of messages, with their slots."""
         return Packed.size(PART, length=self._length)
 
-    def marks(self, sender: int, data: bytes) -> list[bytes]:
+    def replay_marks(self, sender: int, data: bytes) -> list[bytes]:
         """The beginnings of the encapsulated keys."""
         packed = Packed.decode(data, length=self._length)
         slots = self._deal.slots[sender]
@@ -111,7 +111,7 @@ class ShuffledParts(Incoming):
         slots = self._deal.slots[sender]
         kept = [i for i in range(len(packed.slots)) if i not in repeated]
         ciphertexts = packed.ciphertexts()
-        bodies = self._workers.open_all([ciphertexts[i] for i in kept], self._key, self._task.purpose(round))
+        bodies = self._workers.open_all([ciphertexts[i] for i in kept], self._key, self._task.message_purpose(round))
         opened = [i for i, body in zip(kept, bodies, strict=True) if body is not None]
         rows = np.frombuffer(b"".join(body for body in bodies if body is not None), np.uint8)
         tally, out_of_range = self._learner.tally(
@@ -134,13 +134,13 @@ class ShuffledParts(Incoming):
                 expected = layout.padding.pad_to * len(slots)
             elif self._messages.per_client < self._messages.slots:
                 expected = uploads * self._messages.per_client
-            if store.messages(round, shuffler) != expected:
+            if store.num_messages(round, shuffler) != expected:
                 return False
         return layout.shufflers == 1 or not any(store.refusals(round))
 
-    def shut(self) -> None:
+    def stop_workers(self) -> None:
         """End the worker processes."""
-        self._workers.shut()
+        self._workers.stop()
 
 
 class SharedSums(Incoming):
@@ -155,7 +155,7 @@ class SharedSums(Incoming):
         """Bytes of a sealed sum."""
         return self._sharing.sum_size + OVERHEAD
 
-    def marks(self, sender: int, data: bytes) -> list[bytes]:
+    def replay_marks(self, sender: int, data: bytes) -> list[bytes]:
         """The beginning of the encapsulated key."""
         if len(data) != self.max_part_bytes:
             raise Malformed(f"a sealed sum of this task has {self.max_part_bytes} bytes, and this one {len(data)}")
@@ -177,7 +177,7 @@ class SharedSums(Incoming):
     def is_complete(self, round: int, closures: Mapping[int, Closed], store: AnalyzerStore) -> bool:
         """Whether every aggregator sent a sum, over the same users."""
         batches = {closed.batch for closed in closures.values()}
-        has_all = all(store.parts(round, sender) == 1 for sender in closures)
+        has_all = all(store.num_parts(round, sender) == 1 for sender in closures)
         return self._has_one_count(closures) and len(batches) == 1 and has_all
 
 

@@ -128,6 +128,7 @@ class Learner:
         return users if same else self._cohort.size
 
     def _measures_of(self, estimate: np.ndarray, size: int) -> dict[str, Any]:
+        """The task's statistics, which stand behind the model in the estimate of a round with `size` users."""
         task = self._task
         if not task.measures:
             return {}

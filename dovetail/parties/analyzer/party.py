@@ -32,7 +32,7 @@ from dovetail.parties.analyzer.incoming import incoming_of
 from dovetail.parties.analyzer.learning import Learner, Learning
 from dovetail.parties.analyzer.store import AnalyzerStore, Refusals, Stale, StoredModel
 from dovetail.parties.common.database import locate_store, retry_until_available
-from dovetail.parties.common.files import hold
+from dovetail.parties.common.files import lock_folder
 from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.keys import KeyRing
 from dovetail.parties.common.ledger import Ledger, Overspent
@@ -87,7 +87,7 @@ class Analyzer:
         self.signed = signed
         self.task: TrainingTask = verify(signed, signer=signer, fresh=False)
         self._learner = Learner(self.task, learning)
-        self._alone = hold(folder)
+        self._alone = lock_folder(folder)
         key = keys.find(self.task.analyzer.key_id).opening_key()
         self._round_signer = _RoundSigner(self.task, keys)
         self.incoming = incoming_of(self.task, key, self._learner, workers=workers)
@@ -117,12 +117,12 @@ class Analyzer:
     def _catch_up(self) -> None:
         """See what other replicas reserved and ended; open the next round if the one that should have died."""
         self.ledger.refresh()
-        if (ended := self._store.last_ended()) >= self._round + self._over:
+        if (ended := self._store.last_ended_round()) >= self._round + self._over:
             self._open_round(ended + 1)
 
     def _refresh(self) -> None:
         """Catch up with other replicas if they have ended a round."""
-        if self._store.last_ended() >= self._round + self._over:
+        if self._store.last_ended_round() >= self._round + self._over:
             with self._take_turn():
                 pass
 
@@ -152,7 +152,9 @@ class Analyzer:
         """The signature of the model after a round; empty if the task names no key for it."""
         return self._round_signer.model_signature(round, data)
 
-    def take(self, sender: int, round: int, batch: bytes, number: int, data: bytes) -> Literal["accepted", "known"]:
+    def count_part(
+        self, sender: int, round: int, batch: bytes, number: int, data: bytes
+    ) -> Literal["accepted", "known"]:
         """Count a part of a batch, once.
 
         Arguments:
@@ -168,7 +170,7 @@ class Analyzer:
             self._refresh()
             self._refuse_other_round(round)
         self._refuse_second_batch(sender, round, batch)
-        marks = self.incoming.marks(sender, data)
+        marks = self.incoming.replay_marks(sender, data)
         if self._store.has_part(round, sender, number):
             self._refuse_redrawn_part(sender, round, marks)
             return "known"
@@ -181,7 +183,7 @@ class Analyzer:
                 if sender in self._store.closures(round):
                     raise Malformed(f"sender {sender} has closed round {round}, and cannot add part {number}")
                 with contextlib.suppress(Stale):
-                    if self._store.count(round, sender, batch, number, marks=marks, **part._asdict()):
+                    if self._store.count_part(round, sender, batch, number, marks=marks, **part._asdict()):
                         return "accepted"
                     self._refuse_redrawn_part(sender, round, marks)
                     return "known"
@@ -193,7 +195,7 @@ class Analyzer:
                 return  # the answer to the first time was lost
             self._refuse_other_round(round)
             self._refuse_second_batch(sender, round, closed.batch)
-            counted = self._store.parts(round, sender)
+            counted = self._store.num_parts(round, sender)
             if closed.state == "sent" and counted != closed.parts:
                 raise Malformed(
                     f"sender {sender} closes round {round} with {closed.parts} parts, and {counted} have come"
@@ -204,7 +206,7 @@ class Analyzer:
     def _refuse_second_batch(self, sender: int, round: int, batch: bytes) -> None:
         """End a round in which a sender begins another batch: its store was restored, or it is not honest."""
         with self._take_turn():
-            if self._store.batch(round, sender) in (None, batch):
+            if self._store.batch_of_sender(round, sender) in (None, batch):
                 return
             self._end_spoiled_round(round, _why_restored(self.task, sender, "began a second batch"))
         raise TooLate(f"sender {sender} began another batch in round {round}, which is spoiled")
@@ -227,7 +229,7 @@ class Analyzer:
         self._store.end_round(round, "spoiled", uploads=0, accuracy=None, reason=reason)
         self._open_round(round + 1)
 
-    def give_up(self, round: int, reason: str | None = None) -> None:
+    def give_up_round(self, round: int, reason: str | None = None) -> None:
         """End a round that some shuffler or aggregator never closed: nothing of it is used."""
         with self._take_turn():
             if round == self._round and not self._over:
@@ -240,14 +242,14 @@ class Analyzer:
         with self._take_turn():
             if not self._over:
                 self._store.end_task(reason)
-                self._open_round(self._store.last_ended() + 1)
+                self._open_round(self._store.last_ended_round() + 1)
 
     @property
     def progress(self) -> tuple[int, int]:
         """The open round, and how many of its messages have come: where these stand still, somebody may be down."""
         with self._lock:
             self._refresh()
-            return self._round, self._store.messages(self._round)
+            return self._round, self._store.num_messages(self._round)
 
     def privacy(self) -> dict[str, Any]:
         """The statement for the rounds that were reserved, what was spent of the budget, and how each round ended."""
@@ -257,11 +259,11 @@ class Analyzer:
             notes = self._learner.notes
             return _privacy_facts(self.task, self.ledger, self._store, round=self._round, notes=notes)
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Close files and database, and end the worker processes."""
         self.ledger.close()
-        self._store.shut()
-        self.incoming.shut()
+        self._store.close()
+        self.incoming.stop_workers()
         self._alone.close()
 
     def _resume(self) -> None:
@@ -271,6 +273,7 @@ class Analyzer:
             self._resume_exclusively()
 
     def _resume_exclusively(self) -> None:
+        """Do what `_resume` says, while no other replica does."""
         first = self._store.model(0)
         if first is None or first.head is None:  # never started, or killed before it had its first model
             if len(self.ledger.entries) > 1:
@@ -278,9 +281,9 @@ class Analyzer:
                     f"book.db is empty but ledger.db has {len(self.ledger.entries)} entries: {_ONE_BACKUP}"
                 )
             self._propose_model(0, self._learner.initial_leaves())
-            self._store.confirm(0, self.ledger.head)
+            self._store.confirm_release(0, self.ledger.head)
         _check_same_backup(self.ledger, self._store)
-        self._open_round(self._store.last_ended() + 1)
+        self._open_round(self._store.last_ended_round() + 1)
         if not self._over:
             self._end_if_complete()
 
@@ -314,6 +317,7 @@ class Analyzer:
             raise TooLate(f"round {round} is over")
 
     def _end_if_complete(self) -> None:
+        """End the open round once all senders have closed it: void, spoiled or released; then open the next one."""
         closures = self._store.closures(self._round)
         if len(closures) < len(self.task.intermediaries):
             return
@@ -321,7 +325,7 @@ class Analyzer:
         uploads = min(closed.uploads for closed in closures.values())
         if (why := _why_void(self.task, closures)) is not None:
             unused = all(closed.state == "void" and closed.uploads == 0 for closed in closures.values())
-            unused = unused and not any(self._store.parts(round, sender) for sender in closures)
+            unused = unused and not any(self._store.num_parts(round, sender) for sender in closures)
             why = f"{why}; nothing came, so it costs nothing" if unused else why
             self._store.end_round(round, "void", uploads=uploads, accuracy=None, reason=why, unused=unused)
         elif not self.incoming.is_complete(round, closures, self._store):
@@ -332,16 +336,17 @@ class Analyzer:
         self._open_round(round + 1)
 
     def _release_model(self, round: int, uploads: int) -> None:
+        """Keep the model, enter its hash in the ledger, bind both: after a kill in between the same model follows."""
         sums = self._store.tally(round) or self._learner.zero_sums()
         leaves, measures = self._learner.step(self._store.released_model(round - 1).leaves, sums, users=uploads)
         proposed = self._propose_model(round, leaves)
-        self._store.confirm(round, self.ledger.release(round, model=proposed.digest))
+        self._store.confirm_release(round, self.ledger.release(round, model=proposed.digest))
         accuracy = self._learner.score(proposed.leaves)
         self._store.end_round(round, "released", uploads=uploads, accuracy=accuracy, measured=measures)
 
     def _propose_model(self, round: int, leaves: list[np.ndarray]) -> StoredModel:
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).digest()
-        self._store.propose(StoredModel(round, leaves, digest, None))
+        self._store.propose_model(StoredModel(round, leaves, digest, None))
         return self._store.model(round) or StoredModel(round, leaves, digest, None)
 
 
@@ -357,7 +362,7 @@ def _check_same_backup(ledger: Ledger, store: AnalyzerStore) -> None:
             )
         head = ledger.release(released.round, model=released.model)
         if kept.head is None:  # killed between the ledger and the store
-            store.confirm(released.round, head)
+            store.confirm_release(released.round, head)
         ledger.check(model=kept.digest, head=kept.head or head)
     last_released = 0 if released is None else released.round
     newest = store.model()
@@ -367,7 +372,7 @@ def _check_same_backup(ledger: Ledger, store: AnalyzerStore) -> None:
             f"{last_released}, so ledger.db is older: {_ONE_BACKUP}"
         )
     reserved = max(entry.round for entry in ledger.entries)
-    ended = store.last_ended()
+    ended = store.last_ended_round()
     if ended > reserved:
         raise ValueError(
             f"book.db ended round {ended}, and ledger.db reserved none after {reserved}, so ledger.db is older: "
@@ -448,7 +453,7 @@ def _privacy_facts(
             for number, outcome, uploads, accuracy, measures in store.outcomes()
         ],
         "refused_messages": store.refusals(round)._asdict(),
-        "messages": store.messages(round),
+        "messages": store.num_messages(round),
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.parties.common.database import Database
 from dovetail.parties.common.wire import Closed, Malformed
 
@@ -93,36 +93,36 @@ class AnalyzerStore(Database):
         is opened again.
         """
         with self._transaction():
-            (closes,) = self._one("SELECT closes FROM openings WHERE round = ?", round) or (None,)
-            begun = self._one("SELECT 1 FROM batches WHERE round = ?", round) is not None
+            (closes,) = self._fetch_row("SELECT closes FROM openings WHERE round = ?", round) or (None,)
+            begun = self._fetch_row("SELECT 1 FROM batches WHERE round = ?", round) is not None
             if closes is None or (closes < now and not begun):
                 closes = math.ceil(now + seconds)
                 query = "INSERT INTO openings VALUES (?, ?) ON CONFLICT (round) DO UPDATE SET closes = excluded.closes"
-                self._do(query, round, closes)
+                self._execute(query, round, closes)
         return int(closes)
 
-    def batch(self, round: int, sender: int) -> bytes | None:
+    def batch_of_sender(self, round: int, sender: int) -> bytes | None:
         """The batch of a sender in a round: the first of which anything was counted, or that the sender closed with."""
-        row = self._one("SELECT batch FROM batches WHERE round = ? AND sender = ?", round, sender)
+        row = self._fetch_row("SELECT batch FROM batches WHERE round = ? AND sender = ?", round, sender)
         return None if row is None else row[0]
 
     def has_part(self, round: int, sender: int, number: int) -> bool:
         """Whether a part of a sender's batch was counted."""
         query = "SELECT 1 FROM parts WHERE round = ? AND sender = ? AND number = ?"
-        return self._one(query, round, sender, number) is not None
+        return self._fetch_row(query, round, sender, number) is not None
 
     def repeated_marks(self, round: int, marks: Sequence[bytes]) -> set[int]:
         """The places of marks that the round has already, in parts that were counted or earlier in this list."""
         repeated = set()
         query = f"SELECT mark FROM marks WHERE round = ? AND mark IN ({','.join('?' * len(marks))})"
-        seen = {mark for (mark,) in self._rows(query, round, *marks)}
+        seen = {mark for (mark,) in self._fetch_rows(query, round, *marks)}
         for place, mark in enumerate(marks):
             if mark in seen:
                 repeated.add(place)
             seen.add(mark)
         return repeated
 
-    def count(
+    def count_part(
         self,
         round: int,
         sender: int,
@@ -158,18 +158,18 @@ class AnalyzerStore(Database):
                     f"part {number} of sender {sender} was read before another part with its messages was counted"
                 )
             self._pin_batch(round, sender, batch)
-            self._do("INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?, ?)", round, sender, number, messages, *refused)
+            self._execute("INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?, ?)", round, sender, number, messages, *refused)
             query = "INSERT INTO marks VALUES (?, ?) ON CONFLICT DO NOTHING"
-            self._database.many(query, [(round, mark) for mark in marks])
+            self._database.execute_many(query, [(round, mark) for mark in marks])
             so_far = self.tally(round)
             total = list(tally) if so_far is None else [a + b for a, b in zip(so_far, tally, strict=True)]
             query = "INSERT INTO tallies VALUES (?, ?) ON CONFLICT (round) DO UPDATE SET leaves = excluded.leaves"
-            self._do(query, round, _pack_leaves(total))
+            self._execute(query, round, _pack_leaves(total))
             return True
 
     def tally(self, round: int) -> list[np.ndarray] | None:
         """The sums of a round so far; None before anything was counted."""
-        row = self._one("SELECT leaves FROM tallies WHERE round = ?", round)
+        row = self._fetch_row("SELECT leaves FROM tallies WHERE round = ?", round)
         return None if row is None else _unpack_leaves(row[0])
 
     def refusals(self, round: int) -> Refusals:
@@ -178,12 +178,16 @@ class AnalyzerStore(Database):
             "SELECT COALESCE(SUM(unsealable), 0), COALESCE(SUM(out_of_range), 0), COALESCE(SUM(repeated), 0) "
             "FROM parts WHERE round = ?"
         )
-        return Refusals(*map(int, self._one(query, round) or (0, 0, 0)))
+        return Refusals(*map(int, self._fetch_row(query, round) or (0, 0, 0)))
 
-    def messages(self, round: int, sender: int | None = None) -> int:
+    def num_messages(self, round: int, sender: int | None = None) -> int:
         """How many messages of a round have come, from one sender or from all."""
         query = "SELECT COALESCE(SUM(messages), 0) FROM parts WHERE round = ?"
-        row = self._one(query, round) if sender is None else self._one(f"{query} AND sender = ?", round, sender)
+        row = (
+            self._fetch_row(query, round)
+            if sender is None
+            else self._fetch_row(f"{query} AND sender = ?", round, sender)
+        )
         return int((row or (0,))[0])
 
     def note_closed(self, round: int, sender: int, closed: Closed) -> None:
@@ -192,45 +196,45 @@ class AnalyzerStore(Database):
         The batch that it names becomes the sender's if it has none; the caller has refused another one before.
         """
         with self._transaction():
-            row = self._one("SELECT said FROM closed WHERE round = ? AND sender = ?", round, sender)
+            row = self._fetch_row("SELECT said FROM closed WHERE round = ? AND sender = ?", round, sender)
             body = msgspec.json.encode(closed)
             if row is not None and row[0] != body:
                 raise Malformed(f"sender {sender} has closed round {round} with other numbers before")
             self._pin_batch(round, sender, closed.batch)
-            self._do("INSERT INTO closed VALUES (?, ?, ?) ON CONFLICT DO NOTHING", round, sender, body)
+            self._execute("INSERT INTO closed VALUES (?, ?, ?) ON CONFLICT DO NOTHING", round, sender, body)
 
     def closures(self, round: int) -> dict[int, Closed]:
         """How each sender closed a round, by its index."""
-        rows = self._rows("SELECT sender, said FROM closed WHERE round = ?", round)
-        return {sender: msgspec.json.decode(body, type=ready(Closed)) for sender, body in rows}
+        rows = self._fetch_rows("SELECT sender, said FROM closed WHERE round = ?", round)
+        return {sender: msgspec.json.decode(body, type=resolve_fields(Closed)) for sender, body in rows}
 
-    def parts(self, round: int, sender: int) -> int:
+    def num_parts(self, round: int, sender: int) -> int:
         """How many parts of a sender's batch were counted."""
-        row = self._one("SELECT COUNT(*) FROM parts WHERE round = ? AND sender = ?", round, sender)
+        row = self._fetch_row("SELECT COUNT(*) FROM parts WHERE round = ? AND sender = ?", round, sender)
         return int((row or (0,))[0])
 
-    def propose(self, stored: StoredModel) -> None:
+    def propose_model(self, stored: StoredModel) -> None:
         """Keep a model that the ledger has not released yet; the first one of a round stays."""
         values = (stored.round, _pack_leaves(stored.leaves), stored.digest)
         with self._transaction():
-            self._do("INSERT INTO models VALUES (?, ?, ?, NULL) ON CONFLICT DO NOTHING", *values)
+            self._execute("INSERT INTO models VALUES (?, ?, ?, NULL) ON CONFLICT DO NOTHING", *values)
 
-    def confirm(self, round: int, head: bytes) -> None:
+    def confirm_release(self, round: int, head: bytes) -> None:
         """Bind a model to the ledger entry that released it."""
         with self._transaction():
-            self._do("UPDATE models SET head = ? WHERE round = ?", head, round)
+            self._execute("UPDATE models SET head = ? WHERE round = ?", head, round)
 
     def model(self, round: int | None = None) -> StoredModel | None:
         """The model after a round (None: the last one), whether or not it was released; None if there is none."""
         where = "ORDER BY round DESC LIMIT 1" if round is None else "WHERE round = ?"
         query = f"SELECT round, leaves, digest, head FROM models {where}"
-        row = self._one(query, *([] if round is None else [round]))
+        row = self._fetch_row(query, *([] if round is None else [round]))
         return None if row is None else StoredModel(row[0], _unpack_leaves(row[1]), row[2], row[3])
 
     def released_model(self, round: int) -> StoredModel:
         """The last model that was released up to a round."""
         query = "SELECT MAX(round) FROM models WHERE round <= ? AND head IS NOT NULL"
-        (number,) = self._one(query, round) or (None,)
+        (number,) = self._fetch_row(query, round) or (None,)
         stored = None if number is None else self.model(number)
         if stored is None:
             raise ValueError("book.db has no released model: restore book.db and ledger.db from one backup")
@@ -262,27 +266,27 @@ class AnalyzerStore(Database):
         body = msgspec.json.encode({name: value for name, value in notes.items() if value}).decode()
         with self._transaction():
             query = "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-            self._do(query, round, outcome, uploads, accuracy, body)
+            self._execute(query, round, outcome, uploads, accuracy, body)
             for table in ("tallies", "marks"):
-                self._database.clear(table, round)
+                self._database.delete_round(table, round)
 
     def _pin_batch(self, round: int, sender: int, batch: bytes) -> None:
         """Note the batch of a sender in a round; the first one stays."""
-        self._do("INSERT INTO batches VALUES (?, ?, ?) ON CONFLICT DO NOTHING", round, sender, batch)
+        self._execute("INSERT INTO batches VALUES (?, ?, ?) ON CONFLICT DO NOTHING", round, sender, batch)
 
     def end_task(self, reason: str) -> None:
         """Note that the task ended before its time, and why; the first reason stays."""
         with self._transaction():
-            self._do("INSERT INTO ended SELECT ? WHERE NOT EXISTS (SELECT 1 FROM ended)", reason)
+            self._execute("INSERT INTO ended SELECT ? WHERE NOT EXISTS (SELECT 1 FROM ended)", reason)
 
     def why_ended(self) -> str | None:
         """Why the task ended before its time; None if it goes on."""
-        row = self._one("SELECT reason FROM ended")
+        row = self._fetch_row("SELECT reason FROM ended")
         return None if row is None else str(row[0])
 
-    def last_ended(self) -> int:
+    def last_ended_round(self) -> int:
         """The number of the last round that ended; 0 before the first has."""
-        (last,) = self._one("SELECT MAX(round) FROM outcomes") or (None,)
+        (last,) = self._fetch_row("SELECT MAX(round) FROM outcomes") or (None,)
         return 0 if last is None else int(last)
 
     def unused_rounds(self, *, before: float = math.inf) -> set[int]:
@@ -291,7 +295,7 @@ class AnalyzerStore(Database):
 
     def outcomes(self) -> list[tuple[int, Outcome, int, float | None, dict[str, Any]]]:
         """Every round that ended: number, outcome, users who counted, accuracy after it, measures and reason."""
-        rows = self._rows("SELECT * FROM outcomes ORDER BY round")
+        rows = self._fetch_rows("SELECT * FROM outcomes ORDER BY round")
         return [(*row[:-1], msgspec.json.decode(row[-1])) for row in rows]
 
 

@@ -121,19 +121,19 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
 class Backend(Interface):
     """What a store needs of a database. All threads of a process may use it, one after the other."""
 
-    def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+    def fetch_rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         """Execute a statement; the rows that it returns, if any."""
 
-    def many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
+    def execute_many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
         """Execute a statement with the values of each of these rows."""
 
-    def insert(self, table: str, rows: Sequence[Sequence[object]]) -> None:
+    def insert_rows(self, table: str, rows: Sequence[Sequence[object]]) -> None:
         """Add rows to a table, with a value for each of its columns."""
 
-    def clear(self, table: str, round: int) -> None:
+    def delete_round(self, table: str, round: int) -> None:
         """Delete what a table has of a round, so that as little of it lingers as the database can help."""
 
-    def script(self, statements: str) -> None:
+    def execute_script(self, statements: str) -> None:
         """Execute several statements, without values."""
 
     def transaction(self) -> AbstractContextManager[None]:
@@ -142,10 +142,10 @@ class Backend(Interface):
     def exclusive(self) -> AbstractContextManager[None]:
         """Keep out all others who ask for the same, for several transactions; ends when its holder dies, too."""
 
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this is the leader among replicas, which it stays until it dies or is cut off."""
 
-    def tidy(self) -> None:
+    def purge_log(self) -> None:
         """Remove what was deleted from the log, where the database can."""
 
     def close(self) -> None:
@@ -161,24 +161,24 @@ class _Sqlite:
         self._database = connect(path, "secure_delete = ON", "temp_store = MEMORY", *pragmas, timeout=60)
         self._files: dict[str, IO[bytes]] = {}
 
-    def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+    def fetch_rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         with self._lock:
             return self._database.execute(query, tuple(values)).fetchall()
 
-    def many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
+    def execute_many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
         self._database.executemany(query, rows)
 
-    def insert(self, table: str, rows: Sequence[Sequence[object]]) -> None:
+    def insert_rows(self, table: str, rows: Sequence[Sequence[object]]) -> None:
         """Many with one statement: Python's lock is let go of and waited for once per statement, not once per row."""
         for low in range(0, len(rows), _ROWS):
             chunk = rows[low : low + _ROWS]
             places = ",".join([f"({','.join('?' * len(chunk[0]))})"] * len(chunk))
             self._database.execute(f"INSERT INTO {table} VALUES {places}", [value for row in chunk for value in row])
 
-    def clear(self, table: str, round: int) -> None:
+    def delete_round(self, table: str, round: int) -> None:
         self._database.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
 
-    def script(self, statements: str) -> None:
+    def execute_script(self, statements: str) -> None:
         for statement in filter(str.strip, statements.split(";")):
             self._database.execute(statement.strip())
 
@@ -193,7 +193,7 @@ class _Sqlite:
         with self._lock, self._file_lock("exclusive"):
             yield
 
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         with self._lock:
             try:
                 fcntl.flock(self._lock_file("leader"), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,7 +201,7 @@ class _Sqlite:
                 return False
             return True
 
-    def tidy(self) -> None:
+    def purge_log(self) -> None:
         with self._lock:
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -253,40 +253,43 @@ class Database:
 
     def _migrate_all(self, migrations: Mapping[str, Sequence[str]]) -> None:
         with self._transaction():
-            self._database.script(_VERSIONS)
+            self._database.execute_script(_VERSIONS)
             for name, steps in migrations.items():
                 self._migrate(name, steps)
 
     def _migrate(self, name: str, steps: Sequence[str]) -> None:
-        (version,) = self._one("SELECT version FROM versions WHERE store = ?", name) or (0,)
+        """Bring the tables of one store to the newest version; refuses those of a newer Dovetail."""
+        (version,) = self._fetch_row("SELECT version FROM versions WHERE store = ?", name) or (0,)
         if version > len(steps):
             raise ValueError(
                 f"{name} is of version {version}, which a newer Dovetail has made; this one knows versions up to "
                 f"{len(steps)}: install the newer one"
             )
         for statements in steps[version:]:
-            self._database.script(statements)
+            self._database.execute_script(statements)
         if version < len(steps):
             query = "INSERT INTO versions VALUES (?, ?) ON CONFLICT (store) DO UPDATE SET version = excluded.version"
-            self._do(query, name, len(steps))
+            self._execute(query, name, len(steps))
 
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this replica is the leader, which does what one of them must do."""
-        return self._database.leads()
+        return self._database.is_leader()
 
-    def shut(self) -> None:
-        """Close it."""
+    def close(self) -> None:
+        """Close the file, or the connection."""
         self._database.close()
 
-    def _one(self, query: str, *values: object) -> Any | None:
-        rows = self._database.rows(query, values)
+    def _fetch_row(self, query: str, *values: object) -> Any | None:
+        """The first row of a query; None without any."""
+        rows = self._database.fetch_rows(query, values)
         return rows[0] if rows else None
 
-    def _rows(self, query: str, *values: object) -> list[Any]:
-        return self._database.rows(query, values)
+    def _fetch_rows(self, query: str, *values: object) -> list[Any]:
+        return self._database.fetch_rows(query, values)
 
-    def _do(self, query: str, *values: object) -> None:
-        self._database.rows(query, values)
+    def _execute(self, query: str, *values: object) -> None:
+        """Execute a statement whose rows nobody needs."""
+        self._database.fetch_rows(query, values)
 
     def _transaction(self) -> AbstractContextManager[None]:
         return self._database.transaction()

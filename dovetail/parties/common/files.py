@@ -11,9 +11,9 @@ from typing import IO, Generic, TypeVar
 
 import msgspec
 
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 
-__all__ = ["WatchedFile", "hold", "read_json"]
+__all__ = ["WatchedFile", "lock_folder", "read_json"]
 
 _LOG = logging.getLogger(__name__)
 _Content = TypeVar("_Content")
@@ -31,14 +31,14 @@ def read_json(path: Path, kind: type[_Content], what: str) -> _Content:
     if not path.is_file():
         raise FileNotFoundError(f"expected {what} in {str(path)!r}, which is no file")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ready(kind))
+        return msgspec.json.decode(path.read_bytes(), type=resolve_fields(kind))
     except msgspec.MsgspecError as error:
         raise ValueError(
             f"expected {what} in {str(path)!r}, which this version cannot read as one ({error})"
         ) from error
 
 
-def hold(folder: Path) -> IO[bytes]:
+def lock_folder(folder: Path) -> IO[bytes]:
     """Lock a folder for this process, until the file that is returned is closed; refuses one that another has locked.
 
     The folder is made if need be, and its owner alone can read it.

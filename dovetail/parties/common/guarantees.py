@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from dovetail import _validate, protocols
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.guarantee import Guarantee, Spread
 from dovetail.parties.common.task import TrainingTask, cohort_of
 from dovetail.statements import Spent, Statement, no_guarantee
@@ -95,14 +95,15 @@ def _user_output_and_distance(task: TrainingTask) -> tuple[protocols.Messages | 
     """What leaves users, and how far at most the law of a round is from the one that is accounted."""
     if not task.aggregators:
         messages = task.messages()
-        return messages, messages.distance * task.max_clients
+        return messages, messages.total_variation * task.max_clients
     shared = task.contribution()
-    return shared, shared.distance * task.max_clients + shared.noise_distance * len(task.aggregators)
+    return shared, shared.total_variation * task.max_clients + shared.noise_total_variation * len(task.aggregators)
 
 
 @functools.lru_cache(maxsize=256)
 def _certify_task_body(body: bytes, rounds: int) -> tuple[Statement, Statement]:
-    task = msgspec.json.decode(body, type=ready(TrainingTask))
+    """What `certify_task` returns, by the task's JSON, so that equal tasks are certified once."""
+    task = msgspec.json.decode(body, type=resolve_fields(TrainingTask))
     protocol, cohort = task.build()
     sent, distance = _user_output_and_distance(task)
     delta = task.delta * (1 - _SAMPLING_SHARE) if distance else task.delta

@@ -20,7 +20,7 @@ import httpx
 import msgspec
 import numpy as np
 
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.parties.common.keys import KeyPair, PublicKey
 from dovetail.parties.common.notices import SignedNotice
 from dovetail.parties.common.task import SignedTask, task_id_of
@@ -114,7 +114,7 @@ class _ServiceClient:
         """The task as this service hands it out, asked for once; whoever uses it verifies the signature."""
         if self._signed is None:
             try:
-                self._signed = msgspec.json.decode(self._ask("GET", "/v1/task"), type=ready(SignedTask))
+                self._signed = msgspec.json.decode(self._ask("GET", "/v1/task"), type=resolve_fields(SignedTask))
             except msgspec.MsgspecError as error:
                 raise Rejected(
                     f"{self.url} did not send a signed task: is it the address of a service of Dovetail?"
@@ -124,8 +124,8 @@ class _ServiceClient:
     def status(self) -> RoundStatus:
         """Where the training of its task stands, as the analyzer has signed it."""
         try:
-            data = self._ask("GET", "/v1/status", most=_LARGEST_SENTENCE)
-            status = msgspec.json.decode(data, type=ready(RoundStatus))
+            data = self._ask("GET", "/v1/status", max_bytes=_LARGEST_SENTENCE)
+            status = msgspec.json.decode(data, type=resolve_fields(RoundStatus))
             check_status(status, task_id=task_id_of(self.task().body), key=self._status_key())
         except msgspec.MsgspecError as error:
             raise Rejected(f"{self.url} did not send a status of a training that this version can read") from error
@@ -136,8 +136,8 @@ class _ServiceClient:
     def notices(self) -> list[SignedNotice]:
         """What the task's signer has announced, as far as this service says; whoever uses it verifies it."""
         try:
-            data = self._ask("GET", "/v1/notices", most=_LARGEST_NOTICES)
-            return msgspec.json.decode(data, type=list[ready(SignedNotice)])  # type: ignore[misc]
+            data = self._ask("GET", "/v1/notices", max_bytes=_LARGEST_NOTICES)
+            return msgspec.json.decode(data, type=list[resolve_fields(SignedNotice)])  # type: ignore[misc]
         except msgspec.MsgspecError as error:
             raise Rejected(f"{self.url} did not send notices that this version can read") from error
 
@@ -152,8 +152,8 @@ class _ServiceClient:
 
     def signed_model(self, round: int, *, dim: int | None = None) -> tuple[bytes, bytes]:
         """The model after a round as bytes, and the analyzer's signature of it (empty if it signs nothing)."""
-        most = _LARGEST if dim is None else 4 * dim
-        data, headers = self._answer("GET", f"{self._path_prefix}/models/{round}", most=most)
+        max_bytes = _LARGEST if dim is None else 4 * dim
+        data, headers = self._answer("GET", f"{self._path_prefix}/models/{round}", max_bytes=max_bytes)
         decode_vector(data, dim)
         if (key := self._status_key()) is None:
             return data, b""
@@ -168,13 +168,13 @@ class _ServiceClient:
     def _status_key(self) -> PublicKey | None:
         """The key that the analyzer signs with, by the task as this service tells it: whoever uses it verifies it."""
         try:
-            return msgspec.json.decode(self.task().body, type=ready(_Named)).analyzer_sign
+            return msgspec.json.decode(self.task().body, type=resolve_fields(_Named)).analyzer_sign
         except (msgspec.MsgspecError, ValueError) as error:
             raise Rejected(f"{self.url} sent a task that this version cannot read") from error
 
     def answers(self, path: str) -> bool:
         """True if the service answers on this path with status 200; else it raises what the others do."""
-        self._ask("GET", path, most=_LARGEST_SENTENCE)
+        self._ask("GET", path, max_bytes=_LARGEST_SENTENCE)
         return True
 
     def counts(self) -> dict[str, int]:
@@ -194,21 +194,23 @@ class _ServiceClient:
         path: str,
         body: bytes = b"",
         *,
-        most: int = _LARGEST,
+        max_bytes: int = _LARGEST,
         signed: dict[str, str] | None = None,
     ) -> tuple[bytes, Mapping[str, str]]:
-        """Body and headers of the answer to a request, of `most` bytes at most."""
+        """Body and headers of the answer to a request, of `max_bytes` bytes at most."""
         headers = signed or ({} if self._key is None else sign_request(self._key, method, path, body))
         content = bytearray()
-        deadline = time.monotonic() + self._timeout + most / _SLOWEST_RATE
+        deadline = time.monotonic() + self._timeout + max_bytes / _SLOWEST_RATE
         try:
             with self._http.stream(method, path, content=body, headers={**headers, **_PLAIN}) as answer:
                 if answer.headers.get("content-encoding", "identity") != "identity":  # it may unfold to anything
                     raise Rejected(f"{self.url} sent a compressed answer: turn compression off in the proxy before it")
                 for chunk in answer.iter_raw():
                     content += chunk
-                    if len(content) > max(most, _LARGEST_SENTENCE):
-                        raise Rejected(f"the answer of {self.url} is longer than {most} bytes, the most for {path}")
+                    if len(content) > max(max_bytes, _LARGEST_SENTENCE):
+                        raise Rejected(
+                            f"the answer of {self.url} is longer than {max_bytes} bytes, the most for {path}"
+                        )
                     if time.monotonic() > deadline:
                         raise Unreachable(f"{self.url} sent only part of its answer in time")
         except httpx.HTTPError as error:
@@ -265,7 +267,7 @@ class IntermediaryClient(_ServiceClient):
         results: list[bytes] = []
         while True:
             path = f"{self._path_prefix}/rounds/{round}/verifiers/{len(results)}"
-            page = msgspec.msgpack.decode(self._ask("GET", path), type=ready(Verifiers) | None)
+            page = msgspec.msgpack.decode(self._ask("GET", path), type=resolve_fields(Verifiers) | None)
             if page is None or page.total != reports or not (page.results or len(results) == reports):
                 return None
             results += page.results

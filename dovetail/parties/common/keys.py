@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from dovetail import _validate
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 
 __all__ = ["KEY_ID", "KeyPair", "KeyRing", "PublicKey", "ServiceKeys", "ServicePairs"]
 
@@ -157,7 +157,7 @@ class KeyPair:
         if path.stat().st_mode & 0o077:
             raise ValueError(f"others than its owner can read the key file {str(path)!r}: chmod 600 it")
         try:
-            stored = msgspec.json.decode(path.read_bytes(), type=ready(_Stored))
+            stored = msgspec.json.decode(path.read_bytes(), type=resolve_fields(_Stored))
             public = _PRIVATE[stored.use].from_private_bytes(stored.private).public_key().public_bytes_raw()
         except (msgspec.DecodeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is not a key file of this version ({error})") from error

@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from dovetail import _validate
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.parties.common.database import Database
 
 __all__ = ["Ledger", "LedgerEntry", "Overspent"]
@@ -89,7 +89,7 @@ class Ledger(Database):
         opening = LedgerEntry(kind="open", task_id=task_id, round=0, eps=_none_if_infinite(eps), delta=delta)
         self._entries, self._hashes = self._read_entries()
         if not self._entries:
-            with self._only_writer():
+            with self._as_only_writer():
                 if not self._entries:
                     self._append_entry(opening)
         if self._entries[0] != opening:
@@ -105,7 +105,7 @@ class Ledger(Database):
         body = _first_body(path)
         if not isinstance(body, bytes):
             raise ValueError(f"{str(path)!r} holds no ledger")
-        first = msgspec.json.decode(body, type=ready(LedgerEntry))
+        first = msgspec.json.decode(body, type=resolve_fields(LedgerEntry))
         return cls(path, task_id=first.task_id, eps=first.bound, delta=first.delta)
 
     @staticmethod
@@ -155,7 +155,7 @@ class Ledger(Database):
             raise ValueError(f"expected eps >= 0, got eps={eps!r}")
         _validate.non_negative(delta=delta)
         entry = LedgerEntry(kind="reserve", task_id=self._task_id, round=round, eps=_none_if_infinite(eps), delta=delta)
-        with self._only_writer():
+        with self._as_only_writer():
             earlier = self._find_entry("reserve", round)
             if earlier is not None:
                 if abs(eps - earlier.bound) > _SAME * earlier.bound or delta != earlier.delta:
@@ -190,7 +190,7 @@ class Ledger(Database):
         """
         if len(model) != 32:
             raise ValueError(f"expected a model's SHA-256 of 32 bytes, got {len(model)} bytes")
-        with self._only_writer():
+        with self._as_only_writer():
             reservation = self._find_entry("reserve", round)
             earlier = self._find_entry("release", round)
             if reservation is None:
@@ -221,15 +221,11 @@ class Ledger(Database):
 
         Returns: whether they wrote anything.
         """
-        (last,) = self._one("SELECT MAX(number) FROM entries") or (None,)
+        (last,) = self._fetch_row("SELECT MAX(number) FROM entries") or (None,)
         if last is not None and last + 1 == len(self._entries):
             return False
         self._entries, self._hashes = self._read_entries()
         return True
-
-    def close(self) -> None:
-        """Close the file, or the connection."""
-        self.shut()
 
     @property
     def _task_id(self) -> bytes:
@@ -239,7 +235,7 @@ class Ledger(Database):
         return next((entry for entry in self._entries if entry.kind == kind and entry.round == round), None)
 
     @contextlib.contextmanager
-    def _only_writer(self) -> Iterator[None]:
+    def _as_only_writer(self) -> Iterator[None]:
         """One writer at a time, also among processes; what others wrote is read first."""
         with self._transaction():
             self._entries, self._hashes = self._read_entries()
@@ -248,21 +244,22 @@ class Ledger(Database):
     def _append_entry(self, entry: LedgerEntry) -> None:
         body = msgspec.json.encode(entry)
         digest = _hash_entry(self._hashes[-1] if self._hashes else _EMPTY, body)
-        self._do("INSERT INTO entries VALUES (?, ?, ?)", len(self._entries), body, digest)
+        self._execute("INSERT INTO entries VALUES (?, ?, ?)", len(self._entries), body, digest)
         self._entries.append(entry)
         self._hashes.append(digest)
 
     def _read_entries(self) -> tuple[list[LedgerEntry], list[bytes]]:
+        """All entries with their hashes; refuses a chain that was changed, for what was spent is then unknown."""
         entries: list[LedgerEntry] = []
         hashes: list[bytes] = []
         before = _EMPTY
-        for number, body, digest in self._rows("SELECT number, body, hash FROM entries ORDER BY number"):
+        for number, body, digest in self._fetch_rows("SELECT number, body, hash FROM entries ORDER BY number"):
             if number != len(entries) or not isinstance(body, bytes) or digest != _hash_entry(before, body):
                 raise ValueError(
                     f"the ledger in {self._where} was changed at entry {number}, so what was spent is not known: "
                     "restore it from a backup"
                 )
-            entries.append(msgspec.json.decode(body, type=ready(LedgerEntry)))
+            entries.append(msgspec.json.decode(body, type=resolve_fields(LedgerEntry)))
             hashes.append(digest)
             before = digest
         return entries, hashes

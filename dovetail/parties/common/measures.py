@@ -26,7 +26,7 @@ __all__ = [
     "is_held_out",
     "measures_by_name",
     "read_measures",
-    "size_of_measures",
+    "total_size_of_measures",
     "update_norm",
 ]
 
@@ -114,10 +114,10 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         statistic: dict[str, Any] = {"shares": (sums / total).tolist(), "std": std / total}
         if self.kind == "histogram":
             below = np.maximum.accumulate(np.cumsum(sums)[:-1] / total)
-            statistic["quantiles"] = {str(q): self._quantile(below, q) for q in (0.25, 0.5, 0.75, 0.9)}
+            statistic["quantiles"] = {str(q): self._edge_at_quantile(below, q) for q in (0.25, 0.5, 0.75, 0.9)}
         return statistic
 
-    def _quantile(self, below: np.ndarray, q: float) -> float:
+    def _edge_at_quantile(self, below: np.ndarray, q: float) -> float:
         """The first edge below which there is the part q of users, or the last edge."""
         return float(self.edges[min(int(np.searchsorted(below, q)), len(self.edges) - 1)])
 
@@ -135,7 +135,7 @@ def measures_by_name(names: Sequence[str], *, classes: int) -> tuple[Measure, ..
     return tuple(Measure(kind=kind, classes=classes if kind == "labels" else 0) for kind in kinds if kind in names)
 
 
-def size_of_measures(measures: Sequence[Measure]) -> int:
+def total_size_of_measures(measures: Sequence[Measure]) -> int:
     """Coordinates of all of them together."""
     return sum(measure.size for measure in measures)
 
@@ -162,10 +162,8 @@ def check_measures(
         )
     if not measures:
         return
-    if not dim > size_of_measures(measures):
-        raise ValueError(
-            f"the measures take {size_of_measures(measures)} coordinates, which leaves none for updates of dim={dim}"
-        )
+    if not dim > (size := total_size_of_measures(measures)):
+        raise ValueError(f"the measures take {size} coordinates, which leaves none for updates of dim={dim}")
     if not shared or clip_norm is None:
         raise ValueError(
             "measures are added up beside vectors clipped in norm: use protocol secagg, or give no measures"

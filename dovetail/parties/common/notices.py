@@ -25,7 +25,7 @@ from typing import Literal
 
 import msgspec
 
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.files import write_atomically
 from dovetail.parties.common.files import read_json
 from dovetail.parties.common.keys import KeyPair, PublicKey, ServiceKeys
@@ -285,7 +285,7 @@ class Notices:
             left += fresh
         return reached
 
-    def standing(self, key_id: bytes) -> tuple[bytes, ...]:
+    def standing_digests(self, key_id: bytes) -> tuple[bytes, ...]:
         """The digests of a key's notices that count now: what the rotation of that key lists, beside its tasks."""
         return tuple(digest_of(signed) for signed in self.signed if signed.signer.key_id == key_id)
 
@@ -350,6 +350,7 @@ class Notices:
         return key in self._lineage and key not in self._disputed
 
     def _remember(self, signed: SignedNotice, notice: Notice) -> None:
+        """Count a withdrawal or a rotation that is in force, once; revocations count by `_revoke`."""
         if notice.kind == "withdraw" and notice.task_id not in self._withdrawn:
             self._withdrawn.add(notice.task_id)
             self.signed.append(signed)
@@ -409,7 +410,7 @@ def _sign_notice(pair: KeyPair, notice: Notice) -> SignedNotice:
 def _read_if_signed(signed: SignedNotice) -> Notice | None:
     """The notice, if everybody who must sign it has, and it announces something; else None."""
     try:
-        notice = msgspec.json.decode(signed.body, type=ready(Notice))
+        notice = msgspec.json.decode(signed.body, type=resolve_fields(Notice))
         notice.check()
         message = _announcement_message(signed.body)
         has_successor = notice.kind == "revoke" and notice.rotation is not None

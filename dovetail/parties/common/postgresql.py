@@ -61,7 +61,7 @@ _TYPES = {"BLOB": "BYTEA", "INTEGER": "BIGINT", "REAL": "DOUBLE PRECISION"}
 
 
 @functools.lru_cache(maxsize=256)
-def _translate(query: str) -> str:
+def _to_postgres_sql(query: str) -> str:
     """Translate a query to PostgreSQL's dialect."""
     if query.lstrip().startswith("CREATE"):
         query = re.sub(r"\)\s*STRICT(,\s*WITHOUT ROWID)?|\)\s*WITHOUT ROWID", ")", query)
@@ -78,7 +78,7 @@ def _advisory_lock_sql(kind: str, name: str) -> str:
     return f"SELECT {kind}({_lock_key_sql(name)})"
 
 
-def _require_safe(url: str) -> dict[str, Any]:
+def _parse_secure_url(url: str) -> dict[str, Any]:
     """Parse the URL of a store; refuses one that leads to another machine without TLS that proves which one it is.
 
     The environment counts as libpq counts it (PGHOST, PGHOSTADDR, PGSSLMODE); a service file could name any host.
@@ -95,7 +95,7 @@ def _require_safe(url: str) -> dict[str, Any]:
     effective |= {name: str(value) for name, value in options.items() if value is not None}
     if effective.get("service"):
         raise ValueError("a store's URL must name its host itself, not a service file (service=, PGSERVICE)")
-    remote = next((address for address in _addresses(effective) if not _is_here(address)), None)
+    remote = next((address for address in _server_addresses(effective) if not _is_on_this_machine(address)), None)
     if remote is None:
         return options
     if (mode := effective.get("sslmode")) != "verify-full":
@@ -106,7 +106,7 @@ def _require_safe(url: str) -> dict[str, Any]:
     return {**options, "sslmode": mode, "gssencmode": "disable"}  # GSSAPI would be taken instead of TLS
 
 
-def _addresses(options: dict[str, str]) -> list[str]:
+def _server_addresses(options: dict[str, str]) -> list[str]:
     """Where libpq would connect to: addresses count before the names that belong to them."""
     hosts = options.get("host", "").split(",")
     addresses = options.get("hostaddr", "").split(",")
@@ -114,7 +114,7 @@ def _addresses(options: dict[str, str]) -> list[str]:
     return [address.strip() or host.strip() for host, address in pairs]
 
 
-def _is_here(address: str) -> bool:
+def _is_on_this_machine(address: str) -> bool:
     """Whether an address is a Unix socket (also an unnamed one, the default) or on this machine alone."""
     if not address or address[0] in "/@" or address == "localhost":
         return True
@@ -128,7 +128,7 @@ class Postgres:
     """One database, or one schema of it if the URL sets a search path."""
 
     def __init__(self, url: str) -> None:
-        self._options = _require_safe(url)
+        self._options = _parse_secure_url(url)
         self._lock = threading.RLock()
         self._main = self._connect()
         self._main_lock = threading.Lock()  # whatever goes through the main connection, one after the other
@@ -141,62 +141,67 @@ class Postgres:
         self._shut = threading.Event()
         threading.Thread(target=self._send_signs_of_life, daemon=True).start()
 
-    def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+    def fetch_rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         """Execute a statement; the rows that it returns, if any."""
-        with self._lock, self._using_main():
-            cursor = self._main_connection().execute(_translate(query), values, binary=True)
+        with self._lock, self._use_main_connection():
+            cursor = self._main_connection().execute(_to_postgres_sql(query), values, binary=True)
             return cursor.fetchall() if cursor.description else []
 
-    def many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
+    def execute_many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
         """Execute a statement with the values of each of these rows, without waiting for each."""
-        with self._lock, self._using_main(), self._main_connection().cursor() as cursor:
-            cursor.executemany(_translate(query), rows)
+        with self._lock, self._use_main_connection(), self._main_connection().cursor() as cursor:
+            cursor.executemany(_to_postgres_sql(query), rows)
 
-    def insert(self, table: str, rows: Sequence[Sequence[object]]) -> None:
+    def insert_rows(self, table: str, rows: Sequence[Sequence[object]]) -> None:
         """Add rows to a table as a stream of bytes, which is several times faster than statements."""
         if table not in self._columns:
             query = (
                 "SELECT atttypid::regtype::text FROM pg_attribute WHERE attrelid = ?::regclass AND attnum > 0 "
                 "AND NOT attisdropped ORDER BY attnum"
             )
-            self._columns[table] = [kind for (kind,) in self.rows(query, (table,))]
+            self._columns[table] = [kind for (kind,) in self.fetch_rows(query, (table,))]
         statement = f"COPY {table} FROM STDIN (FORMAT BINARY)"
-        with self._lock, self._using_main(), self._main_connection().cursor() as cursor, cursor.copy(statement) as copy:
+        with (
+            self._lock,
+            self._use_main_connection(),
+            self._main_connection().cursor() as cursor,
+            cursor.copy(statement) as copy,
+        ):
             copy.set_types(self._columns[table])
             for row in rows:
                 copy.write_row(row)
 
-    def clear(self, table: str, round: int) -> None:
+    def delete_round(self, table: str, round: int) -> None:
         """Give the table's files back where it holds nothing else; else delete rows."""
-        if self.rows(f"SELECT 1 FROM {table} WHERE round != ? LIMIT 1", (round,)):
-            self.rows(f"DELETE FROM {table} WHERE round = ?", (round,))
+        if self.fetch_rows(f"SELECT 1 FROM {table} WHERE round != ? LIMIT 1", (round,)):
+            self.fetch_rows(f"DELETE FROM {table} WHERE round = ?", (round,))
         else:
-            self.rows(f"TRUNCATE {table}")
+            self.fetch_rows(f"TRUNCATE {table}")
 
-    def script(self, statements: str) -> None:
+    def execute_script(self, statements: str) -> None:
         """Execute several statements, without values."""
         for statement in filter(str.strip, statements.split(";")):
-            self.rows(statement.strip())
+            self.fetch_rows(statement.strip())
             if match := re.match(r"CREATE TABLE IF NOT EXISTS (\w+)", statement.strip()):
                 self._keep_uncompressed(match[1])
 
     def _keep_uncompressed(self, table: str) -> None:
         """What parties keep as bytes is random or sealed: PostgreSQL would try in vain to compress it."""
         query = "SELECT attname FROM pg_attribute WHERE attrelid = ?::regclass AND atttypid = 'bytea'::regtype"
-        for (column,) in self.rows(query, (table,)):
-            self.rows(f"ALTER TABLE {table} ALTER COLUMN {column} SET STORAGE EXTERNAL")
+        for (column,) in self.fetch_rows(query, (table,)):
+            self.fetch_rows(f"ALTER TABLE {table} ALTER COLUMN {column} SET STORAGE EXTERNAL")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Take the writer's lock among all replicas; what was done is on disk at the end, or undone if it fails."""
         with self._lock:
-            self.rows("BEGIN")
+            self.fetch_rows("BEGIN")
             self._since = time.monotonic()
             self._busy = True
             try:
                 self._wait_for("pg_advisory_xact_lock", "writer")
                 yield
-                self.rows("COMMIT")
+                self.fetch_rows("COMMIT")
             except BaseException:
                 self._roll_back()
                 raise
@@ -211,16 +216,16 @@ class Postgres:
             self._since = time.monotonic()
             self._pinned = True
             try:
-                self.rows(_LEADER)
+                self.fetch_rows(_LEADER)
                 yield
             finally:
                 self._pinned = False
                 with contextlib.suppress(Unavailable):
                     if not self._main.closed:
-                        self.rows(_advisory_lock_sql("pg_advisory_unlock", "exclusive"))
-                        self.rows("SET idle_session_timeout = 0")
+                        self.fetch_rows(_advisory_lock_sql("pg_advisory_unlock", "exclusive"))
+                        self.fetch_rows("SET idle_session_timeout = 0")
 
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this replica holds the leader's lock, on a connection of its own."""
         try:
             if self._leader is not None:
@@ -241,7 +246,7 @@ class Postgres:
             self._close_leader()
         return False
 
-    def tidy(self) -> None:
+    def purge_log(self) -> None:
         """Nothing: what was deleted lingers in PostgreSQL's log until that is recycled."""
 
     def close(self) -> None:
@@ -254,7 +259,7 @@ class Postgres:
     def _wait_for(self, kind: str, name: str) -> None:
         """Take a lock; if that takes too long, end the session of a holder that is stuck, and raise `Unavailable`."""
         try:
-            self.rows(_advisory_lock_sql(kind, name))
+            self.fetch_rows(_advisory_lock_sql(kind, name))
         except Unavailable as error:
             if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 with contextlib.suppress(psycopg.Error, Unavailable), self._connect() as other:
@@ -316,7 +321,9 @@ class Postgres:
     @staticmethod
     def _check_server(connection: psycopg.Connection[Any]) -> None:
         """Refuse a server that others can listen to, that is too old, or that forgets."""
-        if not (_is_here(connection.info.hostaddr) or connection.pgconn.ssl_in_use):  # a localhost that is elsewhere
+        if not (
+            _is_on_this_machine(connection.info.hostaddr) or connection.pgconn.ssl_in_use
+        ):  # a localhost that is elsewhere
             raise ValueError(
                 f"the database at {connection.info.hostaddr} is on another machine, and the connection has no TLS: add "
                 "?sslmode=verify-full&sslrootcert=FILE to the URL of the store"
@@ -335,7 +342,7 @@ class Postgres:
                 raise ValueError(f"the database has {name} = off and may lose what it commits: turn it on")
 
     @contextlib.contextmanager
-    def _using_main(self) -> Iterator[None]:
+    def _use_main_connection(self) -> Iterator[None]:
         try:
             with self._main_lock:
                 yield

@@ -146,7 +146,7 @@ class Workers:
         """The ciphertexts of these plaintexts, in their order, each under an encapsulation of its own."""
         return self._spread_over_workers(_seal_chunk, plaintexts, key.public_bytes_raw(), purpose)
 
-    def shut(self) -> None:
+    def stop(self) -> None:
         """End the processes."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
@@ -154,6 +154,7 @@ class Workers:
     def _spread_over_workers(
         self, work: Callable[..., list[Any]], items: Sequence[bytes], key: bytes, purpose: Purpose
     ) -> list[Any]:
+        """The results of `work` in the items' order; in this process if they are few, or if processes keep dying."""
         size = max(1, min(_CHUNK, -(-len(items) // self.workers)))
         chunks = [items[i : i + size] for i in range(0, len(items), size)]
         for _ in range(_REPLACED):

@@ -220,11 +220,11 @@ class VerifiedSharing(Sharing):
                 f"this is not a share of {self._length} field elements with its proof: its first bytes differ"
             )
         try:
-            self.proof.check_encoding(index, self.report(content, bytes(_NONCE)))
+            self.proof.check_encoding(index, self.report_to_verify(content, bytes(_NONCE)))
         except Malencoded as error:
             raise Malformed(str(error)) from error
 
-    def report(self, content: bytes, nonce: bytes) -> SharedReport:
+    def report_to_verify(self, content: bytes, nonce: bytes) -> SharedReport:
         """A share with its proof, as the proof system verifies it."""
         body = content[FIELD_HEAD:]
         return SharedReport(nonce, body[: self.proof.public_size], body[self.proof.public_size :])
@@ -235,7 +235,7 @@ class VerifiedSharing(Sharing):
 
     def add(self, total: np.ndarray, content: bytes, index: int) -> None:
         """Add a share, in the field."""
-        self.merge(total, self.proof.output_share(index, self.report(content, b"").share))
+        self.merge(total, self.proof.output_share(index, self.report_to_verify(content, b"").share))
 
     def merge(self, total: np.ndarray, other: np.ndarray) -> None:
         """Add a sum, in the field."""
@@ -365,7 +365,7 @@ def pack(values: np.ndarray, bits: int) -> bytes:
     padded.reshape(-1)[: len(values)] = values.astype(np.uint64) & np.uint64(2**bits - 1)
     out = np.zeros((groups, bits), np.uint8)
     for place in range(8):
-        for byte, shift in _bytes_of_place(place, bits):
+        for byte, shift in _bytes_holding_integer(place, bits):
             part = padded[:, place] << np.uint64(shift) if shift >= 0 else padded[:, place] >> np.uint64(-shift)
             out[:, byte] |= part.astype(np.uint8)
     return out.tobytes()[: _packed_size(len(values), bits)]
@@ -380,7 +380,7 @@ def unpack(data: bytes | memoryview, count: int, bits: int) -> np.ndarray:
     rows = raw.reshape(groups, bits)
     out = np.zeros((groups, 8), np.uint64)
     for place in range(8):
-        for byte, shift in _bytes_of_place(place, bits):
+        for byte, shift in _bytes_holding_integer(place, bits):
             part = rows[:, byte].astype(np.uint64)
             out[:, place] |= part >> np.uint64(shift) if shift >= 0 else part << np.uint64(-shift)
     return (out & np.uint64(2**bits - 1)).astype(np.uint32).reshape(-1)[:count]
@@ -397,7 +397,7 @@ class _Stream:
         return unpack(self._cipher.update(bytes(_packed_size(count, bits))), count, bits)
 
 
-def _bytes_of_place(place: int, bits: int) -> Sequence[tuple[int, int]]:
+def _bytes_holding_integer(place: int, bits: int) -> Sequence[tuple[int, int]]:
     """The bytes of a group of eight that hold the integer at a place, and at which bit of each it begins."""
     first = place * bits // 8
     last = ((place + 1) * bits - 1) // 8

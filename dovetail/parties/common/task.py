@@ -21,10 +21,10 @@ import msgspec
 import numpy as np
 
 from dovetail import _validate, protocols
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.events import Everyone
 from dovetail.parties.common.keys import KeyPair, PublicKey, ServiceKeys
-from dovetail.parties.common.measures import Measure, check_measures, size_of_measures
+from dovetail.parties.common.measures import Measure, check_measures, total_size_of_measures
 from dovetail.parties.common.sealing import OVERHEAD, REPORT_ID, Purpose
 from dovetail.parties.common.sharing import Sharing, sharing_of
 from dovetail.parties.common.wire import Packed
@@ -123,7 +123,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for use in ("sign", "seal"):
             if len({getattr(keys, use).public for keys in self.intermediaries}) < len(self.intermediaries):
                 raise ValueError(f"two shufflers or aggregators have the same key to {use} with: each needs its own")
-        self._check_window()
+        self._check_time_window()
         check_measures(
             self.measures,
             held_out=self.held_out,
@@ -145,7 +145,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def model_dim(self) -> int:
         """Length of the model and of an update: `dim` without the measures."""
-        return self.dim - size_of_measures(self.measures)
+        return self.dim - total_size_of_measures(self.measures)
 
     def build(self) -> tuple[protocols.Protocol, protocols.Cohort]:
         """The protocol object that every party runs, and the cohort it is settled on."""
@@ -205,7 +205,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Which shuffler holds which slots."""
         return assign_slots(self.messages(), len(self.shufflers))
 
-    def purpose(self, round: int) -> Purpose:
+    def message_purpose(self, round: int) -> Purpose:
         """What reports and dummies of a round are sealed for."""
         return Purpose(task_id=self.task_id, round=round, role="report", key_id=self.analyzer.key_id)
 
@@ -228,7 +228,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             body = body.removesuffix(absent) + b"}" if body.endswith(absent) else body
         return body
 
-    def _check_window(self) -> None:
+    def _check_time_window(self) -> None:
         _validate.non_negative(**_validate.not_none(begins=self.begins, ends=self.ends))
         if self.ends is not None and self.ends <= (self.begins or 0):
             raise ValueError(f"a task must end after it begins: begins={self.begins}, ends={self.ends}")
@@ -294,7 +294,7 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
     if not signed.signer.has_signed(_message_to_sign(signed.body), signed.signature):
         raise ValueError(f"the task does not bear the signature of {signer.hex()}: it was changed after it was signed")
     try:
-        task = msgspec.json.decode(signed.body, type=ready(TrainingTask))
+        task = msgspec.json.decode(signed.body, type=resolve_fields(TrainingTask))
     except msgspec.MsgspecError as error:
         raise ValueError(f"this is not a task of this version ({error})") from error
     if task.body != signed.body:

@@ -46,8 +46,7 @@ __all__ = [
     "Unknown",
     "Upload",
     "Verifiers",
-    "authenticate",
-    "check_head",
+    "authenticate_request",
     "check_model",
     "check_status",
     "decode_vector",
@@ -58,6 +57,7 @@ __all__ = [
     "sign_status",
     "signature_of",
     "upload_path",
+    "verify_request_head",
 ]
 
 PART = 4096  # messages that travel to the analyzer at a time
@@ -217,7 +217,9 @@ class RequestHead(NamedTuple):
             raise Unknown(_STRANGER)
 
 
-def check_head(keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str]) -> RequestHead:
+def verify_request_head(
+    keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str]
+) -> RequestHead:
     """Verify the signature of a request by its head alone, so that nothing of a stranger's body need be read.
 
     Whatever is wrong, the refusal is the same, and takes as long: it does not tell whose keys are known.
@@ -248,14 +250,14 @@ def check_head(keys: Mapping[bytes, PublicKey], method: str, path: str, headers:
     return RequestHead(key_id, length, digest)
 
 
-def authenticate(
+def authenticate_request(
     keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str], body: bytes
 ) -> bytes:
     """Verify a whole request; refuses one of any other sender than these.
 
     Returns: the id of the key that it was signed with.
     """
-    head = check_head(keys, method, path, headers)
+    head = verify_request_head(keys, method, path, headers)
     head.check(body)
     return head.sender
 

@@ -12,16 +12,16 @@ import msgspec
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.parties.user.client import Envelope, RoundCall
 
 __all__ = [
-    "envelope_of",
-    "evaluated",
-    "facts_of",
+    "envelope_in_reply",
+    "evaluation_reply",
+    "facts_in_reply",
     "flatten",
-    "instruction",
     "instruction_to_client",
+    "make_instruction",
     "parameters_key",
     "read_instruction",
     "reply_with",
@@ -34,7 +34,7 @@ _OLDER = {"train": "fitins", "evaluate": "evaluateins"}  # what messages to a `c
 _FACTS = {"loss": ("eval_loss",), "accuracy": ("eval_accuracy", "eval_acc")}  # and how Flower's own examples call them
 
 
-def instruction(arrays: ArrayRecord, config: ConfigRecord, call: RoundCall) -> RecordDict:
+def make_instruction(arrays: ArrayRecord, config: ConfigRecord, call: RoundCall) -> RecordDict:
     """What a node is sent in a round.
 
     Arguments:
@@ -55,7 +55,7 @@ def read_instruction(message: Message) -> tuple[RoundCall, ArrayRecord]:
     if not isinstance(body, bytes):
         raise ValueError("the message lacks the signed task and the round's signed status")
     try:
-        call = msgspec.json.decode(body, type=ready(RoundCall))
+        call = msgspec.json.decode(body, type=resolve_fields(RoundCall))
     except msgspec.MsgspecError as error:
         raise ValueError(f"the message calls to a round in a form that this version does not read ({error})") from error
     return call, next(iter(message.content.array_records.values()))
@@ -79,7 +79,7 @@ def instruction_to_client(content: RecordDict, kind: str) -> RecordDict:
     return RecordDict({parameters_key(kind): numbered, f"{_OLDER[kind]}.config": config})
 
 
-def facts_of(reply: Message) -> dict[str, float | list[float]]:
+def facts_in_reply(reply: Message) -> dict[str, float | list[float]]:
     """The numbers in the reply of evaluating code, by name; `loss` and `accuracy` also under Flower's usual names."""
     if not reply.has_content():
         raise ValueError("the evaluating code replied with an error")
@@ -101,7 +101,7 @@ def facts_of(reply: Message) -> dict[str, float | list[float]]:
     return facts
 
 
-def evaluated(message: Message) -> Message:
+def evaluation_reply(message: Message) -> Message:
     """The reply of a node that has evaluated: that it did, and none of what it found."""
     return Message(RecordDict({_DOVETAIL: ConfigRecord({_EVALUATED: True})}), reply_to=message)
 
@@ -112,7 +112,7 @@ def reply_with(envelope: Envelope, message: Message) -> Message:
     return Message(RecordDict({_DOVETAIL: record}), reply_to=message)
 
 
-def envelope_of(reply: Message) -> Envelope:
+def envelope_in_reply(reply: Message) -> Envelope:
     """The envelope in a node's reply; refuses a reply with anything beside it."""
     content = reply.content
     record = content.config_records.get(_DOVETAIL)

@@ -29,8 +29,8 @@ from flwr.common.constant import ErrorCode
 from dovetail.parties.common.http_clients import Rejected
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.flower.messages import (
-    evaluated,
-    facts_of,
+    evaluation_reply,
+    facts_in_reply,
     flatten,
     instruction_to_client,
     parameters_key,
@@ -61,34 +61,34 @@ def dovetail_mod(message: Message, context: Context, call_next: Callable[[Messag
     """
     kind = message.metadata.message_type.partition(".")[0]
     if kind not in ("train", "evaluate"):
-        return _refusal(message, "this node answers messages to train and to evaluate alone")
+        return _refusal_reply(message, "this node answers messages to train and to evaluate alone")
     # Flower sends the words of any exception to the server: none may get past here
     try:
         call, arrays = read_instruction(message)
         before = flatten(arrays)
-        shapes = _shapes(arrays)
+        shapes = _named_shapes(arrays)
         reporter = _reporter(context)
     except Exception as error:
         _LOG.error("%s: %s", type(error).__name__, error)
-        return _refusal(message, "this node cannot train this task or this model; its own log says why")
+        return _refusal_reply(message, "this node cannot train this task or this model; its own log says why")
     doing = "training" if kind == "train" else "evaluation"
     try:
         reply = _ask_app(kind, message, context, call_next)
         if kind == "evaluate":
-            _keep_facts(context, call, facts_of(reply))
-            return evaluated(message)
+            _keep_facts(context, call, facts_in_reply(reply))
+            return evaluation_reply(message)
         update = _trained_model(reply, shapes, named=not _is_of_client_fn(context)) - before
     except Exception:
         _LOG.exception("%s failed", doing)
-        return _refusal(message, f"{doing} failed on this node; the error stays in its own log")
+        return _refusal_reply(message, f"{doing} failed on this node; the error stays in its own log")
     try:
         return reply_with(reporter.answer(call, update, _facts_for(context, call)), message)
     except (Refused, Rejected) as reason:
         _LOG.error("refused: %s", reason)
-        return _refusal(message, "this node refuses the round; its own log says why")
+        return _refusal_reply(message, "this node refuses the round; its own log says why")
     except Exception as error:
         _LOG.error("not reported: %s: %s", type(error).__name__, error)
-        return _refusal(message, "this node's agent did not answer")
+        return _refusal_reply(message, "this node's agent did not answer")
 
 
 def _ask_app(
@@ -135,17 +135,17 @@ def _trained_model(reply: Message, shapes: Shapes, *, named: bool) -> np.ndarray
     if not reply.has_content() or len(reply.content.array_records) != 1:
         raise ValueError("the training code must reply with exactly one model (ArrayRecord)")
     (arrays,) = reply.content.array_records.values()
-    given = _shapes(arrays)
+    given = _named_shapes(arrays)
     if (given != shapes) if named else ([shape for _, shape in given] != [shape for _, shape in shapes]):
         raise ValueError(f"the training code must reply with the arrays {shapes}, and gave {given}")
     return flatten(arrays)
 
 
-def _shapes(arrays: ArrayRecord) -> Shapes:
+def _named_shapes(arrays: ArrayRecord) -> Shapes:
     return [(name, array.numpy().shape) for name, array in arrays.items()]
 
 
-def _refusal(message: Message, sentence: str) -> Message:
+def _refusal_reply(message: Message, sentence: str) -> Message:
     return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=sentence), reply_to=message)
 
 

@@ -39,7 +39,7 @@ from dovetail.parties.common.keys import ServicePairs
 from dovetail.parties.common.notices import SignedNotice
 from dovetail.parties.common.task import TrainingTask, task_id_of, verify
 from dovetail.parties.common.wire import RoundStatus
-from dovetail.parties.flower.messages import envelope_of, flatten, instruction, unflatten
+from dovetail.parties.flower.messages import envelope_in_reply, flatten, make_instruction, unflatten
 from dovetail.parties.shuffler import Shuffler
 from dovetail.parties.user.client import Envelope, RoundCall
 from dovetail.statements import Statement
@@ -178,7 +178,7 @@ class DovetailStrategy:
             }
             _LOG.info("after round %d of %d: %s", done, self.task.rounds, shown)
             if status.over:
-                self._tell_privacy(done, result)
+                self._report_privacy(done, result)
                 return result
             self._run_round(
                 grid, status, result.arrays, train_config or ConfigRecord(), evaluate_config or ConfigRecord()
@@ -193,28 +193,29 @@ class DovetailStrategy:
         config: ConfigRecord,
         evaluate_config: ConfigRecord | None = None,
     ) -> None:
+        """Call the nodes to a round and deliver what they reply; an evaluation that is asked for comes first."""
         deadline = time.monotonic() + self.task.round_seconds
-        nodes = self._gather(grid, status.round, time.monotonic() + _GATHERING * self.task.round_seconds)
-        self._delivery.begin(status, deadline - time.monotonic())
+        nodes = self._wait_for_nodes(grid, status.round, time.monotonic() + _GATHERING * self.task.round_seconds)
+        self._delivery.begin_round(status, deadline - time.monotonic())
         call = RoundCall(signed=self._signed, status=status, notices=tuple(self._delivery.notices()))
-        ask = functools.partial(self._ask, grid, nodes, status.round)
+        ask = functools.partial(self._send_and_receive, grid, nodes, status.round)
         reasons: collections.Counter[str] = collections.Counter()
         count = 0
         if self._asks_to_evaluate:
             seconds = _EVALUATING * (deadline - time.monotonic())
-            content = instruction(arrays, evaluate_config or ConfigRecord(), call)
+            content = make_instruction(arrays, evaluate_config or ConfigRecord(), call)
             count = self._count_evaluated(ask(MessageType.EVALUATE, content, seconds), reasons)
             _LOG.info("round %d: %d of %d nodes evaluated", status.round, count, len(nodes))
         if count or not self._asks_to_evaluate:
-            content = instruction(arrays, config, call)
+            content = make_instruction(arrays, config, call)
             replies = ask(MessageType.TRAIN, content, deadline - time.monotonic())
-            count = self._pass_on(replies, status.round, reasons)
+            count = self._deliver_envelopes(replies, status.round, reasons)
             _LOG.info("round %d: %d of %d nodes reported", status.round, count, len(nodes))
-        self._delivery.finish(status.round)
+        self._delivery.finish_round(status.round)
         if not count:
-            raise ValueError(_why_nobody(status.round, len(nodes), reasons, seconds=self.task.round_seconds))
+            raise ValueError(_reason_for_no_reports(status.round, len(nodes), reasons, seconds=self.task.round_seconds))
 
-    def _ask(
+    def _send_and_receive(
         self, grid: Grid, nodes: Sequence[int], round: int, kind: str, content: RecordDict, seconds: float
     ) -> Iterable[Message]:
         """The replies of these nodes to a message, as far as they come in time."""
@@ -232,7 +233,7 @@ class DovetailStrategy:
                 count += 1
         return count
 
-    def _gather(self, grid: Grid, round: int, until: float) -> list[int]:
+    def _wait_for_nodes(self, grid: Grid, round: int, until: float) -> list[int]:
         """The nodes of a round: all that are there, or as many as the task lets in."""
         while len(nodes := list(grid.get_node_ids())) < self.task.min_clients:
             if time.monotonic() >= until:
@@ -243,7 +244,7 @@ class DovetailStrategy:
             time.sleep(_POLL)
         return _SYSTEM.sample(nodes, min(len(nodes), self.task.max_clients))
 
-    def _pass_on(self, replies: Iterable[Message], round: int, reasons: collections.Counter[str]) -> int:
+    def _deliver_envelopes(self, replies: Iterable[Message], round: int, reasons: collections.Counter[str]) -> int:
         """Hand every envelope on, and count those that were taken, and the reasons why others were not."""
         taken: set[int] = set()
         for reply in replies:
@@ -253,10 +254,10 @@ class DovetailStrategy:
                 _LOG.warning("a node did not report: %s", reply.error.reason)
                 continue
             try:
-                envelope = envelope_of(reply)
+                envelope = envelope_in_reply(reply)
                 if (envelope.task_id, envelope.round) != (self.task.task_id, round):
                     raise ValueError(f"the envelope is of round {envelope.round}, or of another task")
-                self._delivery.take(node, envelope)
+                self._delivery.deliver(node, envelope)
                 taken.add(node)
             except (ValueError, Unreachable) as reason:
                 reasons[f"its reply was not taken: {reason}"] += 1
@@ -277,7 +278,7 @@ class DovetailStrategy:
                 raise TimeoutError(f"the analyzer has not ended round {round} in time: see its log")
             time.sleep(_POLL)
 
-    def _tell_privacy(self, rounds: int, result: Result) -> None:
+    def _report_privacy(self, rounds: int, result: Result) -> None:
         """Log the statement at the end, and add the task's measures to the result.
 
         The analyzer's own statement is the one that counts, for it knows which rounds cost nothing and how the
@@ -305,7 +306,7 @@ class DovetailStrategy:
             _LOG.info("%s", line)
 
 
-def _why_nobody(round: int, nodes: int, reasons: collections.Counter[str], *, seconds: float) -> str:
+def _reason_for_no_reports(round: int, nodes: int, reasons: collections.Counter[str], *, seconds: float) -> str:
     """Why the run stops after a round without any report."""
     if reasons:
         reason, count = reasons.most_common(1)[0]
@@ -353,15 +354,15 @@ class Delivery(Interface):
         """What the task's signer has announced, for the nodes, which verify it."""
         ...
 
-    def begin(self, status: RoundStatus, seconds: float) -> None:
+    def begin_round(self, status: RoundStatus, seconds: float) -> None:
         """Begin to take envelopes of a round, for so many seconds."""
         ...
 
-    def take(self, node: int, envelope: Envelope) -> None:
+    def deliver(self, node: int, envelope: Envelope) -> None:
         """Take the envelope of a node, once; a ValueError says why not."""
         ...
 
-    def finish(self, round: int) -> None:
+    def finish_round(self, round: int) -> None:
         """Say that no more envelopes come for a round."""
         ...
 
@@ -391,7 +392,7 @@ class LocalShuffler:
         open_round = analyzer.status().round
         for round, _, _ in self._shuffler.store.pending_rounds():
             if round != open_round:
-                self.finish(round)
+                self.finish_round(round)
 
     def check(self, task: TrainingTask) -> None:
         """The shuffler has checked it already."""
@@ -400,20 +401,20 @@ class LocalShuffler:
         """The notices that the analyzer hands out."""
         return self.source.notices()
 
-    def begin(self, status: RoundStatus, seconds: float) -> None:
+    def begin_round(self, status: RoundStatus, seconds: float) -> None:
         """Open the round in the store; what it took before stays."""
         self._shuffler.store.open_round(status.round, head=status.head, closes=time.time() + seconds)
 
-    def take(self, node: int, envelope: Envelope) -> None:
+    def deliver(self, node: int, envelope: Envelope) -> None:
         """Put the node's upload into the store."""
         if len(envelope.uploads) != 1:
             raise ValueError(f"expected an envelope with one upload, for one shuffler, got {len(envelope.uploads)}")
         (upload,) = envelope.uploads
         self._shuffler.accept(envelope.round, client=_client_id(node), upload=upload, sender=envelope.sender)
 
-    def finish(self, round: int) -> None:
+    def finish_round(self, round: int) -> None:
         """Shuffle and forward, or forget what is below the minimum."""
-        self._shuffler.close(round)
+        self._shuffler.close_round(round)
         _retry(functools.partial(self._shuffler.forward, round, self.source))
 
 
@@ -451,19 +452,19 @@ class Relay:
         """The notices that any of the services hands out."""
         return [notice for service in self._services for notice in service.notices()]
 
-    def begin(self, status: RoundStatus, seconds: float) -> None:
+    def begin_round(self, status: RoundStatus, seconds: float) -> None:
         """Wait until every service takes uploads for the round: they follow the analyzer themselves."""
         for service in self._services:
             _retry(functools.partial(_require_round, service, status.round))
 
-    def take(self, node: int, envelope: Envelope) -> None:
+    def deliver(self, node: int, envelope: Envelope) -> None:
         """Pass every upload on to the service it is for."""
         if len(envelope.uploads) != len(self._services) or len(envelope.signatures) != len(self._services):
             raise ValueError(f"expected {len(self._services)} uploads, one per service, got {len(envelope.uploads)}")
         for index, service in enumerate(self._services):
             _retry(functools.partial(envelope.send_upload, index, service))
 
-    def finish(self, round: int) -> None:
+    def finish_round(self, round: int) -> None:
         """Nothing: the services close a round themselves, when it is full or its time is up."""
 
 

@@ -14,21 +14,21 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import BATCH_ID, Closed, Malformed
-from dovetail.parties.http.monitoring import Pulse, health_routes, metrics_of, serve_metrics, status_page
+from dovetail.parties.http.monitoring import Pulse, health_routes, prometheus_text, serve_metrics, status_page
 from dovetail.parties.http.requests import (
     Counts,
     ServiceApp,
     authenticate_head,
     cacheable_response,
     model_response,
-    number_of,
-    path_of,
+    number_in_path,
     read_body,
     repeat_forever,
+    routed_path,
 )
 
 __all__ = ["AnalyzerService"]
@@ -104,35 +104,37 @@ class AnalyzerService:
         return JSONResponse(dict(self.counts))
 
     async def _get_model(self, request: Request) -> Response:
-        round = number_of(request.path_params, self._analyzer.task.task_id)
+        round = number_in_path(request.path_params, self._analyzer.task.task_id)
         model = await asyncio.to_thread(self._analyzer.model, round)
         return model_response(request, model, self._analyzer.model_signature(round, model))
 
     async def _take_part(self, request: Request) -> Response:
+        """Count a part that an intermediary sends; its sender is verified before the body is read."""
         task = self._analyzer.task
-        round = number_of(request.path_params, task.task_id)
-        number = number_of(request.path_params, task.task_id, "number")
+        round = number_in_path(request.path_params, task.task_id)
+        number = number_in_path(request.path_params, task.task_id, "number")
         batch = _parse_batch(request.path_params["batch"])
-        sender, body = await self._authenticate(request, most=self._analyzer.incoming.max_part_bytes)
-        outcome = await asyncio.to_thread(self._analyzer.take, sender, round, batch, number, body)
+        sender, body = await self._authenticate(request, max_bytes=self._analyzer.incoming.max_part_bytes)
+        outcome = await asyncio.to_thread(self._analyzer.count_part, sender, round, batch, number, body)
         self.counts[outcome] += 1
         return PlainTextResponse(outcome)
 
     async def _note_closed(self, request: Request) -> Response:
-        round = number_of(request.path_params, self._analyzer.task.task_id)
-        sender, body = await self._authenticate(request, most=1024)
+        """Note that an intermediary says it has closed a round."""
+        round = number_in_path(request.path_params, self._analyzer.task.task_id)
+        sender, body = await self._authenticate(request, max_bytes=1024)
         try:
-            closed = msgspec.json.decode(body, type=ready(Closed))
+            closed = msgspec.json.decode(body, type=resolve_fields(Closed))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Malformed(f"this does not say how a round was closed: {error}") from error
         await asyncio.to_thread(self._analyzer.note_closed, sender, round, closed)
         self.counts["closed"] += 1
         return PlainTextResponse("closed")
 
-    async def _authenticate(self, request: Request, *, most: int) -> tuple[int, bytes]:
+    async def _authenticate(self, request: Request, *, max_bytes: int) -> tuple[int, bytes]:
         """The index of the shuffler or aggregator that sends a request, and its body."""
-        head = authenticate_head(self._keys, request.method, path_of(request), request.headers, most=most)
-        body = await read_body(request.receive, most=head.length)
+        head = authenticate_head(self._keys, request.method, routed_path(request), request.headers, max_bytes=max_bytes)
+        body = await read_body(request.receive, max_bytes=head.length)
         head.check(body)
         return self._senders[head.sender], body
 
@@ -159,7 +161,7 @@ class AnalyzerService:
         }
         if spent is not None and budget:  # a ratio: eps itself is in statements alone
             gauges["budget_spent"] = spent / budget
-        return metrics_of(self.counts.counts_of_all_processes(), gauges)
+        return prometheus_text(self.counts.counts_of_all_processes(), gauges)
 
     async def _check_progress(self) -> None:
         """End a training that was withdrawn, and give up a round that nobody closes."""
@@ -171,7 +173,7 @@ class AnalyzerService:
             self._seen = progress
             self._since = time.monotonic()
         elif time.monotonic() - self._since > self._analyzer.task.round_seconds + self._grace:
-            await asyncio.to_thread(self._analyzer.give_up, progress[0])
+            await asyncio.to_thread(self._analyzer.give_up_round, progress[0])
 
 
 def _parse_batch(text: str) -> bytes:

@@ -22,17 +22,17 @@ from starlette.routing import Route
 from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient, Unreachable
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.notices import Notices
-from dovetail.parties.common.wire import CLOCK_SKEW, RoundStatus, TooLate, Unknown, authenticate
+from dovetail.parties.common.wire import CLOCK_SKEW, RoundStatus, TooLate, Unknown, authenticate_request
 from dovetail.parties.http import requests
-from dovetail.parties.http.monitoring import Pulse, health_routes, metrics_of, serve_metrics
+from dovetail.parties.http.monitoring import Pulse, health_routes, prometheus_text, serve_metrics
 from dovetail.parties.http.requests import (
     Backoff,
     Counts,
     ServiceApp,
     cacheable_response,
-    number_of,
-    path_of,
+    number_in_path,
     repeat_forever,
+    routed_path,
 )
 from dovetail.parties.http.uploads import Uploads
 from dovetail.parties.intermediary.party import Intermediary
@@ -138,11 +138,11 @@ class IntermediaryService:
     async def _get_counts(self, request: Request) -> Response:
         """For its owner alone: whoever watches the counts knows when uploads come."""
         own = self._party.key.public
-        authenticate({own.key_id: own}, "GET", path_of(request), request.headers, b"")
+        authenticate_request({own.key_id: own}, "GET", routed_path(request), request.headers, b"")
         return JSONResponse(self.counts.counts_of_all_processes())
 
     async def _get_model(self, request: Request) -> Response:
-        round = number_of(request.path_params, self._party.task.task_id)
+        round = number_in_path(request.path_params, self._party.task.task_id)
         if self._model is None or self._model[0] != round:
             current = "none" if self._model is None else f"that after round {self._model[0]}"
             raise TooLate(f"the model after round {round} is not here; the current one is {current}")
@@ -167,13 +167,14 @@ class IntermediaryService:
 
     def _round_of_authentic_peer(self, request: Request) -> int:
         """The round that another shuffler or aggregator of the task asks about."""
-        round = number_of(request.path_params, self._party.task.task_id)
+        round = number_in_path(request.path_params, self._party.task.task_id)
         if not self._others:
             raise Unknown(f"this task has one {self._party.kind}, so that no other may ask about a round")
-        authenticate(self._others, "GET", path_of(request), request.headers, b"")
+        authenticate_request(self._others, "GET", routed_path(request), request.headers, b"")
         return round
 
     async def _work_in_background(self) -> None:
+        """Write uploads and follow the analyzer; only the process that coordinates closes rounds and serves metrics."""
         look = _PAUSE if self._coordinates else _LOOK
         duties = [
             self._uploads.write_groups(),
@@ -201,7 +202,7 @@ class IntermediaryService:
         round = 0 if self._status is None else self._status.round
         uploads = await asyncio.to_thread(self._party.store.uploads, round)
         over = self._status is not None and self._status.over
-        return metrics_of(
+        return prometheus_text(
             self.counts.counts_of_all_processes(), {"round": round, "round_uploads": uploads, "over": over}
         )
 
@@ -270,7 +271,7 @@ class IntermediaryService:
 
     async def _is_leader(self) -> bool:
         """Whether this replica opens, closes and forwards rounds: one replica at a time does."""
-        return self._coordinates and await asyncio.to_thread(self._party.store.leads)
+        return self._coordinates and await asyncio.to_thread(self._party.store.is_leader)
 
     async def _close_rounds(self) -> None:
         """Close rounds that are full or whose time is up, and forward those that are closed."""
@@ -285,7 +286,7 @@ class IntermediaryService:
                 await asyncio.to_thread(store.freeze, round)
                 state = "frozen"
             if state == "frozen":
-                state = await asyncio.to_thread(self._party.exchange, round, self._peers)
+                state = await asyncio.to_thread(self._party.agree_and_close, round, self._peers)
             if state in ("void", "sent"):
                 await asyncio.to_thread(self._party.forward, round, self._analyzer)
 

@@ -35,8 +35,8 @@ __all__ = [
     "Pulse",
     "health_routes",
     "log_as_json",
-    "metrics_of",
     "notify_systemd",
+    "prometheus_text",
     "serve_metrics",
     "status_page",
 ]
@@ -79,7 +79,7 @@ class Pulse:
         self._worked: float | None = None  # and when without an error
         self._report_alive: Callable[[], None] | None = None
 
-    def guard(self, report_alive: Callable[[], None]) -> None:
+    def kill_when_hanging(self, report_alive: Callable[[], None]) -> None:
         """End this process when it hangs; as long as it does not, `report_alive` is called every few seconds."""
         self._report_alive = report_alive
 
@@ -135,7 +135,7 @@ def health_routes(ready: Callable[[], bool], pulse: Pulse | None = None) -> list
     return [Route("/healthz", healthz), Route("/readyz", readyz)]
 
 
-def metrics_of(counts: Mapping[str, int], gauges: Gauges) -> str:
+def prometheus_text(counts: Mapping[str, int], gauges: Gauges) -> str:
     """Counts and gauges in the text format of Prometheus."""
     lines = [f"# TYPE {_PREFIX}requests_total counter"]
     lines += [f'{_PREFIX}requests_total{{outcome="{name}"}} {count}' for name, count in sorted(counts.items())]

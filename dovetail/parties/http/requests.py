@@ -34,7 +34,7 @@ from dovetail.parties.common.wire import (
     TooEarly,
     TooLate,
     Unknown,
-    check_head,
+    verify_request_head,
 )
 from dovetail.parties.http.monitoring import Pulse
 from dovetail.parties.intermediary.store import UploadRefused
@@ -48,11 +48,11 @@ __all__ = [
     "authenticate_head",
     "cacheable_response",
     "model_response",
-    "number_of",
-    "path_of",
+    "number_in_path",
     "read_body",
     "refusal_response",
     "repeat_forever",
+    "routed_path",
 ]
 
 _STATUS: dict[type[Exception], int] = {
@@ -121,6 +121,7 @@ class ServiceApp(Starlette):
 
     @contextlib.asynccontextmanager
     async def _run_in_background(self) -> AsyncIterator[None]:
+        """Run the background work and the pulse for as long as the application serves."""
         tasks = [] if self._work is None else [asyncio.create_task(self._work())]
         tasks += [] if self.pulse is None else [asyncio.create_task(self.pulse.beat())]
         yield
@@ -142,14 +143,14 @@ def refusal_response(error: Exception, counts: Counts) -> Response:
         kind = next((kind for kind in _STATUS if isinstance(error, kind)), None)
         status = 500 if kind is None else _STATUS[kind]
         words = " ".join(str(error).split())
-        if kind not in _WORDED and not _is_raised_by_us(error):
+        if kind not in _WORDED and not _is_raised_in_package(error):
             words = ""  # would tell a stranger how the service is made
     counts[f"refused {status}"] += 1
     headers = {"retry-after": "1"} if status == 429 else {}
     return PlainTextResponse(words or http.HTTPStatus(status).phrase.lower(), status_code=status, headers=headers)
 
 
-def _is_raised_by_us(error: Exception) -> bool:
+def _is_raised_in_package(error: Exception) -> bool:
     """Whether the line that raised an error is Dovetail's: then its words were written for whoever sent the request."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -158,26 +159,26 @@ def _is_raised_by_us(error: Exception) -> bool:
 
 
 def authenticate_head(
-    keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str], *, most: int
+    keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str], *, max_bytes: int
 ) -> RequestHead:
     """Who sends a request, and how much of a body; it is all that is looked at before the body is read.
 
-    Refuses a sender who has none of these keys, and a body of more bytes than `most` or of unstated length.
+    Refuses a sender who has none of these keys, and a body of more bytes than `max_bytes` or of unstated length.
     """
     if "transfer-encoding" in headers:
         raise HTTPException(411)
     length = headers.get("content-length", "0")
-    if length.isascii() and length.isdigit() and int(length) > most:
+    if length.isascii() and length.isdigit() and int(length) > max_bytes:
         raise HTTPException(413)
-    return check_head(keys, method, path, headers)
+    return verify_request_head(keys, method, path, headers)
 
 
-async def read_body(receive: Receive, *, most: int) -> bytes:
+async def read_body(receive: Receive, *, max_bytes: int) -> bytes:
     """The body of a request, of at most so many bytes; a longer one is not read to its end, nor a slow one."""
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(SLOWEST + most / SLOWEST_RATE):
+        async with asyncio.timeout(SLOWEST + max_bytes / SLOWEST_RATE):
             more = True
             while more:
                 message = await receive()
@@ -185,7 +186,7 @@ async def read_body(receive: Receive, *, most: int) -> bytes:
                     raise ClientDisconnect
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
-                if size > most:
+                if size > max_bytes:
                     raise HTTPException(413)
                 more = message.get("more_body", False)
     except TimeoutError as error:
@@ -224,12 +225,12 @@ def model_response(request: Request, data: bytes, signature: bytes) -> Response:
     return cacheable_response(request, data, "application/octet-stream", seconds=_FOREVER, headers=headers)
 
 
-def path_of(request: Request) -> str:
+def routed_path(request: Request) -> str:
     """The path that the request was routed by; `request.url` would depend on the host that the sender states."""
     return str(request.scope["path"])
 
 
-def number_of(path_params: Mapping[str, str], task_id: bytes, name: str = "round") -> int:
+def number_in_path(path_params: Mapping[str, str], task_id: bytes, name: str = "round") -> int:
     """The round, or another number, that a path names; refuses the path of another task."""
     if path_params["task"] != task_id.hex():
         raise Malformed(f"this service runs task {task_id.hex()}, and the path names another one")

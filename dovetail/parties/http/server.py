@@ -34,11 +34,11 @@ __all__ = [
     "CLOSE_SECONDS",
     "BoundedServer",
     "Connection",
-    "address_of",
     "listen",
-    "max_connections",
+    "raise_connection_limit",
     "serve",
     "serve_on",
+    "url_of_listener",
     "uvicorn_config",
 ]
 
@@ -49,19 +49,19 @@ _SWITCH_INTERVAL = 0.001  # seconds after which the thread that writes gets its 
 _FEWEST_CONNECTIONS = 64  # below which serving makes no sense
 
 
-def max_connections() -> int:
+def raise_connection_limit() -> int:
     """How many connections this process has files for, after raising its soft limit as far as it may."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # some systems allow less than they say
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = (1 << 16 if soft == resource.RLIM_INFINITY else min(soft, 1 << 16)) - _OWN_FILES
-    if most < _FEWEST_CONNECTIONS:
+    max_connections = (1 << 16 if soft == resource.RLIM_INFINITY else min(soft, 1 << 16)) - _OWN_FILES
+    if max_connections < _FEWEST_CONNECTIONS:
         raise ValueError(
             f"this process may open {soft} files and needs at least {_OWN_FILES + _FEWEST_CONNECTIONS}: raise its "
             "limit (ulimit -n, or LimitNOFILE in systemd)"
         )
-    return most
+    return max_connections
 
 
 class BoundedServer(uvicorn.Server):
@@ -69,12 +69,12 @@ class BoundedServer(uvicorn.Server):
 
     Arguments:
         config: how connections are served: `uvicorn_config`.
-        most: connections, also those in which TLS has not begun.
+        max_connections: connections, also those in which TLS has not begun.
     """
 
-    def __init__(self, config: uvicorn.Config, *, most: int) -> None:
+    def __init__(self, config: uvicorn.Config, *, max_connections: int) -> None:
         super().__init__(config)
-        self._most = most
+        self._max_connections = max_connections
         self._in_handshake: dict[socket.socket, None] = {}  # TLS has not begun yet
         self._silent: dict[Connection, None] = {}
         self._kind = type("Connection", (Connection,), {"silent": self._silent})
@@ -118,12 +118,13 @@ class BoundedServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _accept(self, listener: socket.socket) -> None:
+        """Accept what waits, some at a time; above the limit, only in the place of a connection that is silent."""
         for _ in range(_AT_ONCE):
             try:
                 accepted, _address = listener.accept()
             except OSError:  # nobody waits any more
                 return
-            if self.num_connections >= self._most and not self._make_room():
+            if self.num_connections >= self._max_connections and not self._drop_longest_silent():
                 self.dropped["no room"] += 1
                 accepted.close()
                 continue
@@ -134,7 +135,7 @@ class BoundedServer(uvicorn.Server):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _make_room(self) -> bool:
+    def _drop_longest_silent(self) -> bool:
         """Drop the connection that has been silent for longest; False if all are being served."""
         handshake = next(iter(self._in_handshake), None)
         if handshake is not None:
@@ -151,6 +152,7 @@ class BoundedServer(uvicorn.Server):
         return True
 
     async def _start_connection(self, accepted: socket.socket) -> None:
+        """Do the TLS handshake within its time; until then the connection counts as one in a handshake."""
         options: dict[str, Any] = {}
         if self.config.ssl is not None:
             seconds = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS, "ssl_shutdown_timeout": CLOSE_SECONDS}
@@ -189,11 +191,11 @@ def serve(
         private_key: belongs to the certificate.
         ready: gets the URL as soon as connections are accepted.
     """
-    most = max_connections()
+    max_connections = raise_connection_limit()
     listener = listen(host, port)
-    ready(address_of(listener, host, tls=certificate is not None))
+    ready(url_of_listener(listener, host, tls=certificate is not None))
     notify_systemd("READY=1")
-    serve_on(app, listener, certificate=certificate, private_key=private_key, most=most)
+    serve_on(app, listener, certificate=certificate, private_key=private_key, max_connections=max_connections)
 
 
 def serve_on(
@@ -202,7 +204,7 @@ def serve_on(
     *,
     certificate: Path | None,
     private_key: Path | None,
-    most: int,
+    max_connections: int,
     report_alive: Callable[[], None] = _notify_watchdog,
 ) -> None:
     """Answer what comes to a listening socket until told to stop.
@@ -212,15 +214,17 @@ def serve_on(
         listener: a socket that listens.
         certificate: for TLS, with its private key; None: plain HTTP.
         private_key: belongs to the certificate.
-        most: connections.
+        max_connections: connections.
         report_alive: called every few seconds as long as the process works.
     """
     pulse = getattr(app, "pulse", None)
     if pulse is not None and threading.current_thread() is threading.main_thread():  # a process of its own
-        pulse.guard(report_alive)
+        pulse.kill_when_hanging(report_alive)
     sys.setswitchinterval(_SWITCH_INTERVAL)
     gc.freeze()  # the list of users need not be looked through again and again
-    BoundedServer(uvicorn_config(app, certificate, private_key), most=most).run(sockets=[listener])
+    BoundedServer(uvicorn_config(app, certificate, private_key), max_connections=max_connections).run(
+        sockets=[listener]
+    )
 
 
 def uvicorn_config(app: Any, certificate: Path | None, private_key: Path | None) -> uvicorn.Config:
@@ -259,7 +263,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def address_of(listener: socket.socket, host: str, *, tls: bool) -> str:
+def url_of_listener(listener: socket.socket, host: str, *, tls: bool) -> str:
     """The URL of a listening socket."""
     return f"{'https' if tls else 'http'}://{host}:{listener.getsockname()[1]}"
 
@@ -321,7 +325,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """A request has come whole."""
         if self.cycle.response_complete:  # it was refused before all of it had come
-            self._await_request()
+            self._expect_request_within()
         else:
             self._waiting = None
         super().on_message_complete()
@@ -336,7 +340,7 @@ class Connection(HttpToolsProtocol):
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
         else:
-            self._await_request(_IDLE if self._waiting is None else _LINGER)
+            self._expect_request_within(_IDLE if self._waiting is None else _LINGER)
 
     def pause_writing(self) -> None:
         """The client does not read what is sent to it."""
@@ -348,7 +352,7 @@ class Connection(HttpToolsProtocol):
         self._unread = None
         super().resume_writing()
 
-    def _await_request(self, seconds: float = _IDLE) -> None:
+    def _expect_request_within(self, seconds: float = _IDLE) -> None:
         self._set_deadline(seconds)
         self.silent[self] = None
 

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import Malformed, RequestHead, TooLate, Upload
-from dovetail.parties.http.requests import Counts, authenticate_head, number_of, read_body, refusal_response
+from dovetail.parties.http.requests import Counts, authenticate_head, number_in_path, read_body, refusal_response
 from dovetail.parties.intermediary.enrolment import user_of
 from dovetail.parties.intermediary.party import Intermediary
 from dovetail.parties.intermediary.store import Accepted, Arrival, RoundClosed, RoundNotOpen, UploadRefused
@@ -78,18 +78,20 @@ class Uploads:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take an upload; what it raises is answered by the application around it."""
-        round = number_of(scope["path_params"], self._party.task.task_id)
+        round = number_in_path(scope["path_params"], self._party.task.task_id)
         if scope["path_params"]["index"] != str(self._party.index):
             raise Malformed(f"this is {self._party.kind} {self._party.index}, and the path names another one")
         if reason := self._notices().why_ended(self._party.signed):
             raise TooLate(f"this upload comes too late: {reason}")
-        most = self._party.max_upload_bytes
-        head = authenticate_head(self._enrolled, scope["method"], scope["path"], Headers(scope=scope), most=most)
+        max_bytes = self._party.max_upload_bytes
+        head = authenticate_head(
+            self._enrolled, scope["method"], scope["path"], Headers(scope=scope), max_bytes=max_bytes
+        )
         if head.sender in self.in_progress:
             raise HTTPException(429)
         self.in_progress.add(head.sender)
         try:
-            body = await read_body(receive, most=head.length)
+            body = await read_body(receive, max_bytes=head.length)
             is_small = len(body) <= _SMALL
             arrival = (
                 self._open_upload(round, head, body)
@@ -105,7 +107,7 @@ class Uploads:
         """Open what is sealed in a body; refuses another body than the head stated."""
         head.check(body)
         client = user_of(self._enrolled, head.sender)
-        return self._party.arrival(round, client=client, sender=head.sender, upload=Upload.decode(body))
+        return self._party.open_upload(round, client=client, sender=head.sender, upload=Upload.decode(body))
 
     async def _write_with_group(self, arrival: Arrival) -> _Outcome:
         """Have it written with the next group, and wait for that."""

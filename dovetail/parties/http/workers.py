@@ -94,15 +94,15 @@ class Supervisor:
         for number in range(self._size):
             if self._fork_process(number):
                 return number
-        signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGTERM, self._on_stop_signal)
+        signal.signal(signal.SIGINT, self._on_stop_signal)
         while self._processes:
             pid, status = self._wait_for_end()
             number, began = self._processes.pop(pid)
             if self._stopping:
                 continue
             if os.waitstatus_to_exitcode(status) == _BAD_INPUT:
-                self._end(_BAD_INPUT)
+                self._stop_processes(_BAD_INPUT)
             _LOG.warning("process %d of the service ended (%s) and is replaced", number, _exit_reason(status))
             if time.monotonic() - began < _STARTED:
                 time.sleep(_STARTED)
@@ -118,11 +118,11 @@ class Supervisor:
     def _wait_for_end(self) -> tuple[int, int]:
         """Wait until a process ends, and return its id and status; looks often, for a signal may come between looks."""
         while not (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            self._end_silent(time.monotonic())
+            self._kill_silent_processes(time.monotonic())
             time.sleep(_LOOK)
         return ended
 
-    def _end_silent(self, now: float) -> None:
+    def _kill_silent_processes(self, now: float) -> None:
         """Kill processes that are stopped; those that hang end by themselves. Notify systemd that this one works."""
         for pid, (number, _) in self._processes.items():
             (last,) = struct.unpack("<d", self._beats[8 * number : 8 * number + 8])
@@ -175,19 +175,22 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.number = number
         os.close(self._watched)
-        threading.Thread(target=self._end_with_the_first, daemon=True).start()
+        threading.Thread(target=self._end_with_supervisor, daemon=True).start()
         return True
 
-    def _end_with_the_first(self) -> None:
+    def _end_with_supervisor(self) -> None:
+        """End this process when the supervisor has, whose end of the pipe then closes."""
         os.read(self._alive, 1)
         os._exit(1)
 
-    def _stop(self, *_: object) -> None:
+    def _on_stop_signal(self, *_: object) -> None:
+        """Stop once, however many signals come."""
         if not self._stopping:
             self._stopping = True
-            self._end(0)
+            self._stop_processes(0)
 
-    def _end(self, status: int) -> NoReturn:
+    def _stop_processes(self, status: int) -> NoReturn:
+        """Stop all processes, by SIGKILL those that take too long, and exit with this status."""
         self._stopping = True
         end = time.monotonic() + _STOP_SECONDS
         for pid in self._processes:
@@ -229,10 +232,10 @@ def serve_with_workers(
         private_key: belongs to the certificate.
         ready: gets the URL as soon as connections are accepted.
     """
-    most = server.max_connections()
+    max_connections = server.raise_connection_limit()
     listener = server.listen(host, port)
     supervisor = Supervisor(num_workers)
-    ready(server.address_of(listener, host, tls=certificate is not None))
+    ready(server.url_of_listener(listener, host, tls=certificate is not None))
     notify_systemd("READY=1")
     number = supervisor.start()
     if number != COORDINATOR:
@@ -242,10 +245,10 @@ def serve_with_workers(
         if number == COORDINATOR:
             listener.close()
             supervisor.mark_store_ready()
-            service.pulse.guard(supervisor.beat)
+            service.pulse.kill_when_hanging(supervisor.beat)
             supervisor.run(service.run_rounds())
         else:
             tls = {"certificate": certificate, "private_key": private_key}
-            server.serve_on(service.app, listener, **tls, most=most, report_alive=supervisor.beat)
+            server.serve_on(service.app, listener, **tls, max_connections=max_connections, report_alive=supervisor.beat)
     finally:
-        party.shut()
+        party.close()

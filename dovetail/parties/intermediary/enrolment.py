@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.files import write_atomically
 from dovetail.parties.common.files import WatchedFile, read_json
 from dovetail.parties.common.keys import PublicKey
@@ -51,13 +51,13 @@ class Enrolled(Mapping[bytes, PublicKey]):
 
     Arguments:
         path: the list, a JSON file, which is read again when it changes.
-        most: users that a round of the task takes; None: any number.
+        max_users: users that a round of the task takes; None: any number.
         services: shufflers or aggregators of the task.
     """
 
-    def __init__(self, path: Path, *, most: int | None = None, services: int = 1) -> None:
-        self._file = WatchedFile(path, functools.partial(_read_and_count, most=most, services=services))
-        if services > 1 and (problem := _why_too_many(self._file.current_content(), path, most, services)):
+    def __init__(self, path: Path, *, max_users: int | None = None, services: int = 1) -> None:
+        self._file = WatchedFile(path, functools.partial(_read_and_count, max_users=max_users, services=services))
+        if services > 1 and (problem := _why_too_many(self._file.current_content(), path, max_users, services)):
             raise ValueError(problem)
 
     def __getitem__(self, key_id: bytes) -> PublicKey:
@@ -70,16 +70,16 @@ class Enrolled(Mapping[bytes, PublicKey]):
         return len(self._file.current_content())
 
 
-def _read_and_count(path: Path, *, most: int | None, services: int) -> dict[bytes, Enrolment]:
+def _read_and_count(path: Path, *, max_users: int | None, services: int) -> dict[bytes, Enrolment]:
     enrolled = read_enrolled(path)
-    if problem := _why_too_many(enrolled, path, most, services):
+    if problem := _why_too_many(enrolled, path, max_users, services):
         _LOG.warning("%s", problem)
     return enrolled
 
 
-def _why_too_many(enrolled: Mapping[bytes, Enrolment], path: Path, most: int | None, services: int) -> str | None:
+def _why_too_many(enrolled: Mapping[bytes, Enrolment], path: Path, max_users: int | None, services: int) -> str | None:
     """What is wrong with a list that has more users than a round takes; None if it has not."""
-    if most is None or len(enrolled) <= most:
+    if max_users is None or len(enrolled) <= max_users:
         return None
     why = (
         f"{services} services would admit different users first, and every such round would be void and charged"
@@ -87,7 +87,7 @@ def _why_too_many(enrolled: Mapping[bytes, Enrolment], path: Path, most: int | N
         else "whoever comes late in a round is turned away and charged for it"
     )
     return (
-        f"{str(path)!r} has {len(enrolled)} users and a round of this task takes {most} (max_clients): {why}; "
+        f"{str(path)!r} has {len(enrolled)} users and a round of this task takes {max_users} (max_clients): {why}; "
         "revoke some, or sign a task with a larger --max-clients"
     )
 
@@ -108,7 +108,7 @@ def enrol(path: Path, files: Iterable[Path]) -> int:
     earlier = {key_id for entry in enrolled.values() for key_id in (entry.user, *entry.replaced)}
     id_by_bytes = {entry.public: entry.key_id for entry in enrolled.values()}
     for file in files:
-        enrolment = _take_successor(file, enrolled) or _make_enrolment(read_json(file, PublicKey, "a public key"))
+        enrolment = _remove_rotated_key(file, enrolled) or _make_enrolment(read_json(file, PublicKey, "a public key"))
         if enrolment.key_id in earlier:
             raise ValueError(
                 f"the key {enrolment.key_id.hex()} was replaced by a newer one of the same user, which is enrolled: "
@@ -135,10 +135,10 @@ def revoke(path: Path, key_ids: Iterable[bytes]) -> int:
     return len(enrolled)
 
 
-def _take_successor(file: Path, enrolled: dict[bytes, Enrolment]) -> Enrolment | None:
+def _remove_rotated_key(file: Path, enrolled: dict[bytes, Enrolment]) -> Enrolment | None:
     """Take the old key of a rotation off the list and return its successor; None if the file is not a rotation."""
     try:
-        rotation = msgspec.json.decode(file.read_bytes(), type=ready(Rotation))
+        rotation = msgspec.json.decode(file.read_bytes(), type=resolve_fields(Rotation))
     except (OSError, msgspec.MsgspecError):
         return None
     rotation.check()

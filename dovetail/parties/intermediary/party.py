@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from dovetail.parties.common.database import locate_store, retry_until_available
-from dovetail.parties.common.files import hold
+from dovetail.parties.common.files import lock_folder
 from dovetail.parties.common.http_clients import AnalyzerClient, Gone, IntermediaryClient
 from dovetail.parties.common.keys import ServicePairs
 from dovetail.parties.common.sealing import OVERHEAD, Purpose, Unsealable, open_sealed
@@ -25,14 +25,14 @@ from dovetail.parties.common.task import SignedTask, TrainingTask, verify
 from dovetail.parties.common.wire import PART, REPORT_ID, Closed, Malformed, Upload, Verifiers
 from dovetail.parties.intermediary.store import Accepted, Arrival, RoundStore, State
 
-__all__ = ["Intermediary", "all_answers"]
+__all__ = ["Intermediary", "all_or_none"]
 
 _IN_FLIGHT = 4  # parts on their way at a time
 _Store = TypeVar("_Store", bound=RoundStore)
 _Answer = TypeVar("_Answer")
 
 
-def all_answers(answers: Sequence[_Answer | None]) -> list[_Answer] | None:
+def all_or_none(answers: Sequence[_Answer | None]) -> list[_Answer] | None:
     """The answers, if none of them is missing; else None."""
     present = [answer for answer in answers if answer is not None]
     return present if len(present) == len(answers) else None
@@ -86,7 +86,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
         self.index = index
         self.key = keys.sign
         self._opening = keys.seal.opening_key()
-        self._alone = hold(folder) if alone else contextlib.nullcontext()
+        self._alone = lock_folder(folder) if alone else contextlib.nullcontext()
         where = locate_store(store, folder, "store.db")
         owner = self.task.task_id + bytes([index])
         self.store = retry_until_available(lambda: self._open_store(where, owner))
@@ -130,7 +130,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
         """Whether the task has no other party of this kind to agree with."""
         return len(self.task.intermediaries) == 1
 
-    def arrival(self, round: int, *, client: bytes, upload: Upload, sender: bytes | None = None) -> Arrival:
+    def open_upload(self, round: int, *, client: bytes, upload: Upload, sender: bytes | None = None) -> Arrival:
         """Open an upload, as the store takes it.
 
         Refuses one that was not sealed by its sender for this round and party, or that has another form.
@@ -152,13 +152,15 @@ class Intermediary(abc.ABC, Generic[_Store]):
 
     def accept(self, round: int, *, client: bytes, upload: Upload, sender: bytes | None = None) -> Accepted:
         """Take the upload of a client, once."""
-        return self.store.accept(self.arrival(round, client=client, upload=upload, sender=sender))
+        return self.store.accept(self.open_upload(round, client=client, upload=upload, sender=sender))
 
     def is_full(self, round: int) -> bool:
         """Whether the round has as many uploads as the task allows."""
-        return self.store.uploads(round) >= self.task.max_clients
+        return self.store.num_uploads(round) >= self.task.max_clients
 
-    def decide(self, round: int, rosters: Sequence[Collection[bytes]] = ()) -> tuple[set[bytes] | None, bytes]:
+    def decide_whom_to_count(
+        self, round: int, rosters: Sequence[Collection[bytes]] = ()
+    ) -> tuple[set[bytes] | None, bytes]:
         """Decide whom to count in a round, for good.
 
         Returns: the reports that are on all rosters (None: all of this party's), and the digest of the decision.
@@ -169,27 +171,27 @@ class Intermediary(abc.ABC, Generic[_Store]):
             raise ValueError(f"{self.kind} {self.index} needs the rosters of {others} others, and has {len(rosters)}")
         roster = None if self.is_alone else set(mine).intersection(*rosters)
         digest = _digest_of_reports(mine if roster is None else roster)
-        if self.store.agree(round, digest) != digest:
+        if self.store.keep_agreed_digest(round, digest) != digest:
             raise ValueError(
                 f"the rosters of round {round} are not those of before: the store of another {self.kind} was restored "
                 "from an older copy, or it is not honest; the round stays frozen until the analyzer gives it up"
             )
         return roster, digest
 
-    def exchange(self, round: int, peers: Sequence[IntermediaryClient]) -> State:
+    def agree_and_close(self, round: int, peers: Sequence[IntermediaryClient]) -> State:
         """Agree with the others on whom to count in a frozen round, and close it.
 
         Nobody closes before everybody has decided, and everybody must have decided the same; as long as somebody has
         not, the round stays as it is.
         """
-        rosters = all_answers([peer.roster(round) for peer in peers])
+        rosters = all_or_none([peer.roster(round) for peer in peers])
         if rosters is None:
             return "frozen"
-        self.decide(round, rosters)
-        agreed = all_answers([peer.agreed_digest(round) for peer in peers])
-        return "frozen" if agreed is None else self.close(round, rosters, agreed=agreed)
+        self.decide_whom_to_count(round, rosters)
+        agreed = all_or_none([peer.agreed_digest(round) for peer in peers])
+        return "frozen" if agreed is None else self.close_round(round, rosters, agreed=agreed)
 
-    def close(
+    def close_round(
         self,
         round: int,
         rosters: Sequence[Collection[bytes]] = (),
@@ -204,16 +206,16 @@ class Intermediary(abc.ABC, Generic[_Store]):
         """
         if self.store.state(round) in ("void", "sent", "done"):
             return self.store.state(round)
-        roster, digest = self.decide(round, rosters)
+        roster, digest = self.decide_whom_to_count(round, rosters)
         if any(other != digest for other in agreed or ()):
-            return self.store.close(round, roster=())
+            return self.store.close_round(round, roster=())
         if valid is not None and roster is not None:
             roster = roster & set(valid)
             digest = _digest_of_reports(roster)
-        count = self.store.uploads(round) if roster is None else len(roster)
+        count = self.store.num_uploads(round) if roster is None else len(roster)
         if count >= self.task.min_clients:
             self._prepare_close(round, roster)
-        return self.store.close(round, roster=roster, batch=self._batch_id(digest))
+        return self.store.close_round(round, roster=roster, batch=self._batch_id(digest))
 
     def _batch_id(self, digest: bytes) -> bytes | None:
         """The id of the batch of these users; None: the store draws one."""
@@ -222,8 +224,8 @@ class Intermediary(abc.ABC, Generic[_Store]):
     def drop_round(self, round: int) -> None:
         """Forget a round that the analyzer has given up."""
         self.store.freeze(round)
-        self.store.close(round, roster=())
-        self.store.acknowledge(round)
+        self.store.close_round(round, roster=())
+        self.store.delete_output(round)
 
     def forward(self, round: int, analyzer: AnalyzerClient) -> None:
         """Send a closed round to the analyzer, then forget it; forget it also if the analyzer has given it up."""
@@ -231,11 +233,11 @@ class Intermediary(abc.ABC, Generic[_Store]):
         if state not in ("void", "sent"):
             return
         with contextlib.suppress(Gone):
-            batch = self.store.batch(round)
+            batch = self.store.batch_id(round)
             parts = self._send_parts(round, batch, analyzer) if state == "sent" else 0
-            uploads = self.store.uploads(round)
+            uploads = self.store.num_uploads(round)
             analyzer.report_closed(round, Closed(state=state, parts=parts, uploads=uploads, batch=batch))
-        self.store.acknowledge(round)
+        self.store.delete_output(round)
 
     def _send_parts(self, round: int, batch: bytes, analyzer: AnalyzerClient) -> int:
         """Send every part, a few at a time, and return how many they are."""
@@ -251,8 +253,8 @@ class Intermediary(abc.ABC, Generic[_Store]):
                 future.result()
         return count
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Close the store, and release the folder."""
-        self.store.shut()
+        self.store.close()
         if not isinstance(self._alone, contextlib.nullcontext):
             self._alone.close()

@@ -83,13 +83,13 @@ class RoundStore(Database, abc.ABC):
         self._max_uploads = max_uploads
         super().__init__(where, {"rounds": _MIGRATIONS, **migrations})
         with self._transaction():
-            self._do("INSERT INTO owner SELECT ? WHERE NOT EXISTS (SELECT 1 FROM owner)", owner)
-        if self._one("SELECT name FROM owner") != (owner,):
+            self._execute("INSERT INTO owner SELECT ? WHERE NOT EXISTS (SELECT 1 FROM owner)", owner)
+        if self._fetch_row("SELECT name FROM owner") != (owner,):
             shown = repr(str(where)) if isinstance(where, Path) else "this database"
             raise ValueError(
                 f"{shown} is the store of another task or party: give this one a folder or database of its own"
             )
-        self._database.tidy()
+        self._database.purge_log()
 
     @abc.abstractmethod
     def check(self, arrival: Arrival) -> None:
@@ -112,12 +112,12 @@ class RoundStore(Database, abc.ABC):
         with self._transaction():
             if (reason := self.why_ended()) is not None:
                 raise ValueError(f"round {round} stays closed: {reason}")
-            (last,) = self._one("SELECT MAX(round) FROM rounds") or (None,)
+            (last,) = self._fetch_row("SELECT MAX(round) FROM rounds") or (None,)
             if last is not None and round < last:
                 raise ValueError(
                     f"the analyzer opens round {round} after round {last}: its ledger was restored from an older copy"
                 )
-            row = self._one("SELECT head FROM rounds WHERE round = ?", round)
+            row = self._fetch_row("SELECT head FROM rounds WHERE round = ?", round)
             if row:
                 if row[0] != head:
                     raise ValueError(
@@ -125,20 +125,20 @@ class RoundStore(Database, abc.ABC):
                         "older copy"
                     )
                 return
-            self._do("INSERT INTO rounds VALUES (?, 'open', ?, ?, 0, NULL, NULL)", round, head, closes)
+            self._execute("INSERT INTO rounds VALUES (?, 'open', ?, ?, 0, NULL, NULL)", round, head, closes)
 
     def state(self, round: int) -> State:
         """Where a round stands."""
-        row = self._one("SELECT state FROM rounds WHERE round = ?", round)
+        row = self._fetch_row("SELECT state FROM rounds WHERE round = ?", round)
         return row[0] if row else "unknown"
 
     def pending_rounds(self) -> list[tuple[int, State, float]]:
         """Rounds that are not done: number, state, and the second in which each closes."""
-        return self._rows("SELECT round, state, closes FROM rounds WHERE state != 'done' ORDER BY round")
+        return self._fetch_rows("SELECT round, state, closes FROM rounds WHERE state != 'done' ORDER BY round")
 
-    def uploads(self, round: int) -> int:
+    def num_uploads(self, round: int) -> int:
         """How many uploads a round has; of a closed one, how many counted."""
-        row = self._one("SELECT uploads FROM rounds WHERE round = ?", round)
+        row = self._fetch_row("SELECT uploads FROM rounds WHERE round = ?", round)
         return int(row[0]) if row else 0
 
     def accept(self, arrival: Arrival) -> Accepted:
@@ -150,7 +150,7 @@ class RoundStore(Database, abc.ABC):
 
     def accept_all(self, arrivals: Sequence[Arrival]) -> list[Accepted | UploadRefused]:
         """Take several uploads in one transaction, each whole or not at all; the outcome of each."""
-        answers: list[Accepted | UploadRefused | None] = [self._check_form(arrival) for arrival in arrivals]
+        answers: list[Accepted | UploadRefused | None] = [self._refusal_of_form(arrival) for arrival in arrivals]
         with self._transaction():
             intakes: dict[int, _Intake] = {}
             for place, arrival in enumerate(arrivals):
@@ -158,14 +158,14 @@ class RoundStore(Database, abc.ABC):
                     if arrival.round not in intakes:
                         group = [other for other in arrivals if other.round == arrival.round]
                         intakes[arrival.round] = self._read_intake(group)
-                    answers[place] = intakes[arrival.round].take(arrival)
+                    answers[place] = intakes[arrival.round].decide(arrival)
             taken = [arrival for arrival, answer in zip(arrivals, answers, strict=True) if answer == "accepted"]
             if taken:
                 rows = [(arrival.round, arrival.client, arrival.report) for arrival in taken]
-                self._database.insert("uploads", rows)
+                self._database.insert_rows("uploads", rows)
                 self._write_contents(taken)
                 for round, intake in intakes.items():
-                    self._do("UPDATE rounds SET uploads = ? WHERE round = ?", intake.uploads, round)
+                    self._execute("UPDATE rounds SET uploads = ? WHERE round = ?", intake.uploads, round)
         return [answer for answer in answers if answer is not None]
 
     def freeze(self, round: int) -> list[bytes]:
@@ -173,7 +173,7 @@ class RoundStore(Database, abc.ABC):
         with self._transaction():
             if self.state(round) == "unknown":
                 raise ValueError(f"round {round} was never opened here, and cannot be frozen")
-            self._do("UPDATE rounds SET state = 'frozen' WHERE round = ? AND state = 'open'", round)
+            self._execute("UPDATE rounds SET state = 'frozen' WHERE round = ? AND state = 'open'", round)
         return self.roster(round) or []
 
     def roster(self, round: int) -> list[bytes] | None:
@@ -181,20 +181,20 @@ class RoundStore(Database, abc.ABC):
         if self.state(round) in ("unknown", "open"):
             return None
         query = "SELECT report FROM known WHERE round = ? UNION SELECT report FROM uploads WHERE round = ?"
-        return sorted(report for (report,) in self._rows(query, round, round))
+        return sorted(report for (report,) in self._fetch_rows(query, round, round))
 
-    def agree(self, round: int, digest: bytes) -> bytes:
+    def keep_agreed_digest(self, round: int, digest: bytes) -> bytes:
         """Note the digest of whom to count in a frozen round, and return it; the first decision stays."""
         with self._transaction():
-            self._do("UPDATE rounds SET agreed = ? WHERE round = ? AND agreed IS NULL", digest, round)
+            self._execute("UPDATE rounds SET agreed = ? WHERE round = ? AND agreed IS NULL", digest, round)
         return self.agreed_digest(round) or digest
 
     def agreed_digest(self, round: int) -> bytes | None:
         """The digest of whom to count in a round; None until that is decided."""
-        row = self._one("SELECT agreed FROM rounds WHERE round = ?", round)
+        row = self._fetch_row("SELECT agreed FROM rounds WHERE round = ?", round)
         return row[0] if row else None
 
-    def close(self, round: int, *, roster: Collection[bytes] | None = None, batch: bytes | None = None) -> State:
+    def close_round(self, round: int, *, roster: Collection[bytes] | None = None, batch: bytes | None = None) -> State:
         """Close a frozen round for good with the reports on the roster (None: all); a closed round stays as it is.
 
         Arguments:
@@ -209,52 +209,52 @@ class RoundStore(Database, abc.ABC):
                 return state
             if state != "frozen":
                 raise ValueError(f"round {round} is {state}; only a frozen round can be closed")
-            self._do(_KEEP_IDS, round)
+            self._execute(_KEEP_IDS, round)
             self._delete_uploads_off_roster(round, roster)
-            count = int((self._one("SELECT COUNT(*) FROM uploads WHERE round = ?", round) or (0,))[0])
+            count = int((self._fetch_row("SELECT COUNT(*) FROM uploads WHERE round = ?", round) or (0,))[0])
             name = secrets.token_bytes(BATCH_ID) if batch is None else batch
-            self._do("UPDATE rounds SET uploads = ?, batch = ? WHERE round = ?", count, name, round)
+            self._execute("UPDATE rounds SET uploads = ?, batch = ? WHERE round = ?", count, name, round)
             if count >= self._min_uploads:
                 self._make_output(round)
             for table in ("uploads", *self.content_tables, *self.extra_tables):
-                self._database.clear(table, round)
+                self._database.delete_round(table, round)
             state = "sent" if count >= self._min_uploads else "void"
-            self._do("UPDATE rounds SET state = ? WHERE round = ?", state, round)
-        self._database.tidy()
+            self._execute("UPDATE rounds SET state = ? WHERE round = ?", state, round)
+        self._database.purge_log()
         return state
 
-    def batch(self, round: int) -> bytes:
+    def batch_id(self, round: int) -> bytes:
         """The id of the batch of a closed round."""
-        row = self._one("SELECT batch FROM rounds WHERE round = ?", round)
+        row = self._fetch_row("SELECT batch FROM rounds WHERE round = ?", round)
         if row is None or row[0] is None:
             raise ValueError(f"round {round} is {self.state(round)}; it has a batch only after it is closed")
         return row[0]
 
-    def acknowledge(self, round: int) -> None:
+    def delete_output(self, round: int) -> None:
         """Delete the output of a closed round, which the analyzer has, or which it gave up."""
         with self._transaction():
             if self.state(round) not in ("void", "sent", "done"):
                 raise ValueError(f"round {round} is {self.state(round)}; only a closed round can be acknowledged")
-            self._database.clear(self.output_table, round)
-            self._do("UPDATE rounds SET state = 'done' WHERE round = ?", round)
-        self._database.tidy()
+            self._database.delete_round(self.output_table, round)
+            self._execute("UPDATE rounds SET state = 'done' WHERE round = ?", round)
+        self._database.purge_log()
 
     def end_task(self, reason: str) -> None:
         """Delete what the rounds hold, and never open one again; the first reason stays."""
         with self._transaction():
-            self._do("INSERT INTO ended SELECT ? WHERE NOT EXISTS (SELECT 1 FROM ended)", reason)
+            self._execute("INSERT INTO ended SELECT ? WHERE NOT EXISTS (SELECT 1 FROM ended)", reason)
             for round, _, _ in self.pending_rounds():
                 for table in ("uploads", *self.content_tables, *self.extra_tables, self.output_table):
-                    self._database.clear(table, round)
-                self._do("UPDATE rounds SET state = 'done', uploads = 0 WHERE round = ?", round)
-        self._database.tidy()
+                    self._database.delete_round(table, round)
+                self._execute("UPDATE rounds SET state = 'done', uploads = 0 WHERE round = ?", round)
+        self._database.purge_log()
 
     def why_ended(self) -> str | None:
         """Why the task ended before its time; None if it goes on."""
-        row = self._one("SELECT reason FROM ended")
+        row = self._fetch_row("SELECT reason FROM ended")
         return None if row is None else str(row[0])
 
-    def _check_form(self, arrival: Arrival) -> UploadRefused | None:
+    def _refusal_of_form(self, arrival: Arrival) -> UploadRefused | None:
         """Why an upload is refused whatever the store holds, if it is."""
         try:
             if len(arrival.report) != REPORT_ID or not 1 <= len(arrival.client) <= 64:
@@ -273,12 +273,12 @@ class RoundStore(Database, abc.ABC):
         reports = [arrival.report for arrival in arrivals]
         places = ",".join("?" * len(arrivals))
         query = f"SELECT report, client FROM uploads WHERE round = ? AND {{}} IN ({places})"  # one index at a time
-        held = self._rows(query.format("report"), round, *reports)
-        held += self._rows(query.format("client"), round, *(arrival.client for arrival in arrivals))
-        closed = self._rows(f"SELECT report FROM known WHERE round = ? AND report IN ({places})", round, *reports)
+        held = self._fetch_rows(query.format("report"), round, *reports)
+        held += self._fetch_rows(query.format("client"), round, *(arrival.client for arrival in arrivals))
+        closed = self._fetch_rows(f"SELECT report FROM known WHERE round = ? AND report IN ({places})", round, *reports)
         return _Intake(
             state=self.state(round),
-            uploads=self.uploads(round),
+            uploads=self.num_uploads(round),
             max_uploads=self._max_uploads,
             reports={**{report: None for (report,) in closed}, **dict(held)},
             clients={client for _, client in held},
@@ -291,11 +291,11 @@ class RoundStore(Database, abc.ABC):
         """
         if roster is None:
             return
-        self._database.script("CREATE TEMP TABLE IF NOT EXISTS roster (report BLOB PRIMARY KEY) WITHOUT ROWID")
-        self._do("DELETE FROM roster")
-        self._database.insert("roster", [(report,) for report in set(roster)])
+        self._database.execute_script("CREATE TEMP TABLE IF NOT EXISTS roster (report BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._execute("DELETE FROM roster")
+        self._database.insert_rows("roster", [(report,) for report in set(roster)])
         for table in ("uploads", *self.content_tables):
-            self._do(f"DELETE FROM {table} WHERE round = ? AND report NOT IN (SELECT report FROM roster)", round)
+            self._execute(f"DELETE FROM {table} WHERE round = ? AND report NOT IN (SELECT report FROM roster)", round)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -311,7 +311,7 @@ class _Intake:
     reports: dict[bytes, bytes | None]
     clients: set[bytes]
 
-    def take(self, arrival: Arrival) -> Accepted | UploadRefused:
+    def decide(self, arrival: Arrival) -> Accepted | UploadRefused:
         """Decide about an upload, after those before it."""
         round, client, report, _ = arrival
         if report in self.reports:

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.parties.common.http_clients import Rejected, Unreachable
 from dovetail.parties.common.wire import Malformed, encode_vector
 from dovetail.parties.http.requests import Counts, ServiceApp, read_body
@@ -77,7 +77,7 @@ def serve_agent(client: Client, socket: Path, *, group: bool = False) -> None:
 
     def report(body: bytes) -> bytes:
         try:
-            request = msgspec.msgpack.decode(body, type=ready(_ReportRequest))
+            request = msgspec.msgpack.decode(body, type=resolve_fields(_ReportRequest))
         except msgspec.MsgspecError as error:
             raise Malformed(f"this is not a call to a round with an update ({error})") from error
         if len(request.update) % 4:
@@ -86,7 +86,7 @@ def serve_agent(client: Client, socket: Path, *, group: bool = False) -> None:
             return client.answer(request.call, np.frombuffer(request.update, "<f4"), request.facts).encode()
 
     async def handle(request: Request) -> Response:
-        body = await read_body(request.receive, most=_MOST)
+        body = await read_body(request.receive, max_bytes=_MOST)
         return Response(await asyncio.to_thread(report, body), media_type="application/octet-stream")
 
     app = ServiceApp([Route("/v1/report", handle, methods=["POST"])], Counts())

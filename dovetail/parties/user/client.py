@@ -21,7 +21,7 @@ from typing import Protocol as Interface
 import msgspec
 import numpy as np
 
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.files import write_atomically
 from dovetail.mechanisms import ExactSampler
 from dovetail.mechanisms.gaussian import finite_or_zero
@@ -94,7 +94,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def decode(cls, data: bytes) -> Envelope:
         """What `encode` wrote."""
-        return msgspec.msgpack.decode(data, type=ready(cls))
+        return msgspec.msgpack.decode(data, type=resolve_fields(cls))
 
     def send_upload(self, index: int, service: IntermediaryClient) -> None:
         """Send the upload for the shuffler or aggregator with this index to it."""
@@ -236,7 +236,7 @@ class Client:
             raise ValueError(f"the task takes updates of shape ({task.model_dim},), got shape={update.shape}")
         if task.measures:
             update = self._append_measures(task, finite_or_zero(update), facts)
-        Consent.read(self._folder).note(task, self._folder)
+        Consent.read(self._folder).remember_task(task, self._folder)
         self._spending.spend(task, round)
         randomize = self._randomize_to_shares if task.aggregators else self._randomize_to_messages
         report = secrets.token_bytes(REPORT_ID)
@@ -255,7 +255,7 @@ class Client:
         """What every shuffler gets: messages for the analyzer, and their slots."""
         sent = task.messages().randomize(update, sampler=self._sampler)
         key = task.analyzer.sealing_key()
-        purpose = task.purpose(round)
+        purpose = task.message_purpose(round)
         sealed = [seal(body.tobytes(), key, purpose) for body in sent.body]
         assignment = task.assign_slots()
         contents = []

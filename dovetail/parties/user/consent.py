@@ -21,7 +21,7 @@ from dovetail.parties.common.task import SignedTask, TrainingTask, task_id_of
 from dovetail.parties.user.policy import Refused
 from dovetail.parties.user.spending import RollbackGuard
 
-__all__ = ["Consent", "leave_tasks", "spent_on", "task_id_from"]
+__all__ = ["Consent", "leave_tasks", "spending_by_task", "task_id_from"]
 
 _FILE = "consent.json"
 _TASK_ID = 32  # bytes
@@ -69,7 +69,7 @@ class Consent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             if kind in self.refused:
                 raise Refused(f"this user refuses tasks of the name or protocol {kind!r} (dovetail client refuse)")
 
-    def note(self, task: TrainingTask, folder: Path) -> None:
+    def remember_task(self, task: TrainingTask, folder: Path) -> None:
         """Remember whom a task is for, before anything is spent on it."""
         name = task.task_id.hex()
         if name not in self.known:
@@ -91,7 +91,7 @@ def leave_tasks(folder: Path, tasks: Sequence[bytes]) -> Consent:
     return consent
 
 
-def spent_on(folder: Path, guard: RollbackGuard | None = None) -> list[dict[str, Any]]:
+def spending_by_task(folder: Path, guard: RollbackGuard | None = None) -> list[dict[str, Any]]:
     """What a user has spent, a row for every task: on whom, in how many rounds, and whether it left.
 
     Arguments:
@@ -131,7 +131,7 @@ def spent_on(folder: Path, guard: RollbackGuard | None = None) -> list[dict[str,
 
 
 def _known_facts(known: _KnownTask | None) -> dict[str, str | None]:
-    """What the user noted of a task, as fields of a row of `spent_on`; all None for a task that it noted nothing of."""
+    """What the user noted of a task, as fields of a row of `spending_by_task`; None for a task unknown to it."""
     if known is None:
         return dict.fromkeys(("name", "protocol", "analyzer"))
     return {"name": known.name, "protocol": known.protocol, "analyzer": known.analyzer.hex()}

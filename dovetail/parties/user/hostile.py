@@ -44,7 +44,7 @@ class LyingPine(Pine):
         return np.concatenate([bits, np.ones((layout.checks, 1), np.uint64)], axis=1).reshape(-1)
 
 
-def lie_with(pine: Pine, claimed: int | None = None) -> LyingPine:
+def make_lying(pine: Pine, claimed: int | None = None) -> LyingPine:
     """The same proof system, with a user that lies: it claims this squared norm (None: the one in the field)."""
     own = {field.name: getattr(pine, field.name) for field in dataclasses.fields(Pine)}
     return LyingPine(**own, claimed=claimed)
@@ -58,6 +58,7 @@ class HostileClient(Client):
         self._distort = distort or (lambda update: HOSTILE_FACTOR * update)
 
     def _randomize_to_shares(self, task: TrainingTask, round: int, report: bytes, update: np.ndarray) -> list[bytes]:
+        """Shares of the distorted update, neither clipped nor noised, with a proof that claims the allowed norm."""
         protocol, shared = task.build()[0], task.contribution()
         scale = getattr(protocol, "scale", None)
         if scale is None:
@@ -67,7 +68,7 @@ class HostileClient(Client):
         integers = np.rint(self._distort(np.asarray(update, np.float64)) * scale).astype(np.int64)
         sharing: Sharing = sharing_of(shared, len(task.aggregators))
         if isinstance(sharing, VerifiedSharing) and isinstance(sharing.proof, Pine):
-            sharing.proof = lie_with(sharing.proof, claimed=sharing.proof.layout.squared)
+            sharing.proof = make_lying(sharing.proof, claimed=sharing.proof.layout.squared)
         else:
             integers = (integers & (2**shared.bits - 1)).astype(np.uint32)
         return sharing.shard(integers, nonce=proof_nonce(task.task_id, round, self.key.public.key_id, report))

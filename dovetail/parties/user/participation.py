@@ -88,7 +88,7 @@ class Participation:
             if self._envelope is not None:
                 self._upload_envelope(self._envelope)
         except (Gone, Conflict):
-            self._close_envelope(self._envelope)  # the round went on meanwhile, or has something else from this user
+            self._forget_envelope(self._envelope)  # the round went on meanwhile, or has something else from this user
         except Later:
             pass  # perhaps the round is still open then
         except Unreachable:
@@ -168,6 +168,7 @@ class Participation:
         return late <= CLOCK_SKEW
 
     def _report_to_round(self, round: int) -> None:
+        """Check task and round, train, and spend the round; what is left to do is to upload the envelope."""
         signed = self._services[0].task()
         self._receive_notices()
         task = self._client.admit(signed)
@@ -193,15 +194,15 @@ class Participation:
             try:
                 self._client.refuse_ended(self._services[0].task())
             except Refused:
-                self._close_envelope(envelope)
+                self._forget_envelope(envelope)
                 raise
             envelope.send_upload(self._delivered, self._services[self._delivered])
             self._answered = time.monotonic()
             self._delivered += 1
         self.reported += 1
-        self._close_envelope(envelope)
+        self._forget_envelope(envelope)
 
-    def _close_envelope(self, envelope: Envelope | None) -> None:
+    def _forget_envelope(self, envelope: Envelope | None) -> None:
         if envelope is not None:
             self._client.forget_envelope(envelope)
             self._last = envelope.round

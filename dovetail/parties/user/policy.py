@@ -159,6 +159,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return {successor for key_id in key_ids for successor in received.successors(key_id)}
 
     def _refuse_strangers(self, task: TrainingTask, received: Notices) -> None:
+        """Refuse shufflers and aggregators that are not pinned, successors of pinned ones aside."""
         for kind, keys, pinned in (
             ("shufflers", task.shufflers, self.shufflers),
             ("aggregators", task.aggregators, self.aggregators),

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from dovetail import _validate
-from dovetail._structs import ready
+from dovetail._structs import resolve_fields
 from dovetail.files import write_atomically
 from dovetail.numbers import at_most
 from dovetail.parties.common.guarantees import certify_task
@@ -78,14 +78,16 @@ class RollbackGuard:
         """What is remembered of every ledger, by the task's id in hex."""
         if not self._path.exists():
             return {}
-        return msgspec.json.decode(self._path.read_bytes(), type=dict[str, ready(LedgerMark)])  # type: ignore[misc]
+        return msgspec.json.decode(self._path.read_bytes(), type=dict[str, resolve_fields(LedgerMark)])  # type: ignore[misc]
 
     def find_set_back(self, folder: Path) -> list[str]:
         """The tasks whose ledgers in a folder lack entries, without those that were given up for it."""
         marks = self.read()
-        return [task for task, mark in marks.items() if not mark.closed and not _is_whole(folder, task, mark)]
+        return [
+            task for task, mark in marks.items() if not mark.closed and not _has_remembered_entries(folder, task, mark)
+        ]
 
-    def note(self, ledger: Ledger) -> None:
+    def remember(self, ledger: Ledger) -> None:
         """Remember a ledger as it is now."""
         eps, delta = ledger.total
         mark = LedgerMark(
@@ -207,7 +209,7 @@ class Spending:
                     )
                 ledger.reserve(round, eps=eps, delta=task.delta)
                 if self._guard is not None:
-                    self._guard.note(ledger)
+                    self._guard.remember(ledger)
                 write_atomically(self._folder / _LAST, repr(time.time()).encode())
             except Overspent as error:
                 raise Refused(str(error)) from error
@@ -225,7 +227,7 @@ class Spending:
             os.close(descriptor)
 
 
-def _is_whole(folder: Path, task: str, mark: LedgerMark) -> bool:
+def _has_remembered_entries(folder: Path, task: str, mark: LedgerMark) -> bool:
     """Whether the ledger of a task still has every entry that was remembered."""
     path = folder / f"task-{task}.db"
     if not path.exists() or not Ledger.has_entries(path):

@@ -254,7 +254,7 @@ class DpFl(CorrelatedNoise, Protocol, Fast, Claimed):
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One Gaussian release of the clipped sum, and of the count beside it, to those who see their own draws."""
-        cohort.refuse_minimum()
+        cohort.refuse_minimum_if_secret()
         scope = curator_scope(
             neighbors,
             "the curator clips, adds the noise and keeps the updates to itself",

@@ -92,7 +92,7 @@ class Flame(Protocol, Fast):
         self._set_default("linkage", "vector" if self.published else "coordinate")
         _validate.one_of(LINKAGES, linkage=self.linkage)
         if self.eps_local is not None:
-            _ = self.local
+            _ = self.local_randomizer
 
     def _set_default(self, name: str, value: Any) -> None:
         """Set a field that is None, for a frozen dataclass."""
@@ -105,7 +105,7 @@ class Flame(Protocol, Fast):
         return "eps_local"
 
     @property
-    def local(self) -> LocalRandomizer:
+    def local_randomizer(self) -> LocalRandomizer:
         """The randomizer of one report, on [0, 1]."""
         eps_local = self.require("eps_local")
         match self.randomizer:
@@ -118,7 +118,7 @@ class Flame(Protocol, Fast):
     @property
     def report(self) -> Report:
         """One report as an event: its kind, budget and levels."""
-        local = self.local
+        local = self.local_randomizer
         kind: Literal["laplace", "rr"] = "laplace" if self.randomizer == "laplace" else "rr"
         return Report(kind=kind, eps_local=local.eps_local, levels=local.num_reports or 2)
 
@@ -187,10 +187,10 @@ class Flame(Protocol, Fast):
         """Client: a report on every coordinate, and which of them are sent; decoys are draws from the blanket."""
         key_select, key_report = jax.random.split(key)
         depends_on_data, is_reported = self.select_coordinates(x, key=key_select)
-        value = self.local(self._position_in_unit_interval(x, depends_on_data), key=key_report)
+        value = self.local_randomizer(self._position_in_unit_interval(x, depends_on_data), key=key_report)
         if self.randomizer == "rr":
             key_blanket = jax.random.fold_in(key_report, 1)
-            value = jnp.where(depends_on_data, value, self.local.blanket().sample(x.shape, key=key_blanket))
+            value = jnp.where(depends_on_data, value, self.local_randomizer.blanket().sample(x.shape, key=key_blanket))
         return value, is_reported
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
@@ -210,8 +210,8 @@ class Flame(Protocol, Fast):
         position = np.asarray(self._position_in_unit_interval(jnp.asarray(x, jnp.float32), depends_on_data))
         return np.where(
             np.asarray(depends_on_data),
-            self.local.log_density(value, position),
-            self.local.blanket().log_density(value),
+            self.local_randomizer.log_density(value, position),
+            self.local_randomizer.blanket().log_density(value),
         )
 
     def tally(self, reports: ShuffledReports, dim: int) -> SlotSums:
@@ -219,7 +219,7 @@ class Flame(Protocol, Fast):
         return slot_sums(reports, dim, jnp.float32)
 
     @property
-    def summable(self) -> bool:
+    def is_summable(self) -> bool:
         """Whether sums serve in the place of messages: a surplus can be dropped from sums of bits only."""
         return self.padding is None or self.padding.overflow == "keep" or self.padding.blanket.is_binary
 
@@ -254,14 +254,14 @@ class Flame(Protocol, Fast):
     def finish(self, collected: SlotSums, *, key: jax.Array) -> SlotSums:
         """Added noise and dummies in one draw per slot, with the distribution of the clients' and shuffler's draws."""
         key_noise, key_pad = jax.random.split(key)
-        noise = self.local.noise_sum(collected.messages, key=key_noise) if self._adds_noise else None
+        noise = self.local_randomizer.noise_sum(collected.messages, key=key_noise) if self._adds_noise else None
         if noise is not None:
             collected = SlotSums(collected.total + noise, collected.messages)
         return collected if self.padding is None else pad(collected, self.padding, key=key_pad)
 
     def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The sum of the clients' clipped values over the planned size, and over the share that is reported."""
-        local = self.local
+        local = self.local_randomizer
         total = (tally.total - local.offset * tally.messages) / local.slope
         return self.clip_value * (2 * total - tally.messages) / (size * self.inclusion_rate(len(tally.total))), state
 
@@ -270,7 +270,7 @@ class Flame(Protocol, Fast):
 
         Zeros are reported from the middle of the interval, where dummies average too.
         """
-        local = self.local
+        local = self.local_randomizer
         reported = self.inclusion_rate(dim) * size
         variance = reported * float(local.report_variance(0.5))
         if self.padding is not None:
@@ -359,7 +359,9 @@ class Padded(Flame):
         Dummies are drawn from the blanket: the part of a report's distribution that is the same for every input. Needs
         `pad_to` and `eps_local` to be set.
         """
-        return Padding(pad_to=self.require("pad_to"), overflow=self.require("overflow"), blanket=self.local.blanket())
+        return Padding(
+            pad_to=self.require("pad_to"), overflow=self.require("overflow"), blanket=self.local_randomizer.blanket()
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

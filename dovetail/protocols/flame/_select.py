@@ -38,8 +38,8 @@ __all__ = [
     "row_sums",
     "set_sizes",
     "signed_counts",
+    "top_candidates",
     "top_mask",
-    "top_slots",
 ]
 
 _SHORT = 64
@@ -80,7 +80,7 @@ def top_mask(x: jax.Array, k: int) -> jax.Array:
     return _is_among_largest(magnitudes(rows), index, boundary).reshape(x.shape)
 
 
-def top_slots(xs: jax.Array, k: int) -> Selected:
+def top_candidates(xs: jax.Array, k: int) -> Selected:
     """The k entries of largest magnitude of every row of xs, (clients, dim), in lists a little longer than k.
 
     Guarantees:
@@ -120,7 +120,7 @@ def signed_counts(
     _validate.positive(clip_value=clip_value)
     _validate.in_interval(0, 1, gamma=gamma)
     clients, dim = xs.shape
-    index, is_largest = top_slots(xs, k)
+    index, is_largest = top_candidates(xs, k)
     if present is not None:
         is_largest &= present[:, None]
     x = pick_entries(xs, index)
@@ -163,7 +163,7 @@ def _choose_candidates(xs: jax.Array, k: int) -> tuple[jax.Array, jax.Array, _Bo
     guess = _bisect_threshold(
         lambda t: row_sums(maxima >= t[:, None]), rank - rank // 16, rank // 8, jnp.zeros_like(top), top
     )
-    rough, words = _candidates(xs, k, most, guess, top)
+    rough, words = _find_boundary(xs, k, most, guess, top)
 
     index = list_members(words, most)
     valid = lax.broadcasted_iota(jnp.int32, index.shape, 1) < set_sizes(words)[:, None]
@@ -194,7 +194,7 @@ def _group_maxima(xs: jax.Array, fraction: float) -> tuple[jax.Array, int]:
     return maxima, max(1, round(maxima.shape[1] * (1 - (1 - fraction) ** size)))
 
 
-def _candidates(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) -> tuple[_Boundary, jax.Array]:
+def _find_boundary(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) -> tuple[_Boundary, jax.Array]:
     """A boundary that k to `most` coordinates of each row reach, and these coordinates."""
     dim = xs.shape[1]
     lanes = num_lanes(xs.shape[1])

@@ -176,7 +176,7 @@ class SsTopk(SharedLevels, Padded, Claimed):
         self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
     ) -> SlotSums:
         """The k largest alone, where reports are bits: decoys are fair coins like the dummies that fill the slots."""
-        local = self.local
+        local = self.local_randomizer
         dim = xs.shape[1]
         bits_alone = isinstance(local, BinaryRandomizedResponse) and self.per_client(dim) in (self.k, dim)
         as_many_as_come = self.per_client(dim) == dim and self.overflow == "keep"
@@ -191,7 +191,13 @@ class SsTopk(SharedLevels, Padded, Claimed):
         All of its messages are draws from the blanket.
         """
         messages = max(self.padding.pad_to, size if self.per_client(dim) == dim else 0)
-        return 2 * self.clip_value / self.local.slope * math.sqrt(messages * self.local.blanket().variance) / size
+        return (
+            2
+            * self.clip_value
+            / self.local_randomizer.slope
+            * math.sqrt(messages * self.local_randomizer.blanket().variance)
+            / size
+        )
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
         """The event of the proof; nothing is certified if counts or indices are visible."""

@@ -90,7 +90,7 @@ class LdpFl(Protocol, Fast):
         return "noise_multiplier" if self.randomizer == "gaussian" else "eps_local"
 
     @property
-    def local(self) -> GaussianRandomizer | LaplaceRandomizer:
+    def local_randomizer(self) -> GaussianRandomizer | LaplaceRandomizer:
         """The randomizer that every client runs."""
         if self.clip_norm is not None and self.noise_multiplier is not None:
             return GaussianRandomizer(std=self.noise_multiplier * self.clip_norm, clip_norm=self.clip_norm)
@@ -104,26 +104,28 @@ class LdpFl(Protocol, Fast):
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The clipped update with the client's own noise."""
-        return Reports(slot=None, value=self.local(x, key=key), valid=jnp.ones(()))
+        return Reports(slot=None, value=self.local_randomizer(x, key=key), valid=jnp.ones(()))
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
         """The log density of a report: of each coordinate, or, for Gaussian noise, of the whole update."""
-        density = self.local.log_density(value, x)
-        return density[..., None] if self.local.vector else density
+        density = self.local_randomizer.log_density(value, x)
+        return density[..., None] if self.local_randomizer.vector else density
 
     def contribution(self, cohort: Cohort, dim: int) -> Contribution:
         """What users share between aggregators: Laplace reports on a grid, drawn exactly; refuses Gaussian noise.
 
         See docs/proofs/grid-reports.md.
         """
-        local = self.local
+        local = self.local_randomizer
         if not isinstance(local, LaplaceRandomizer):
             raise NotApplicable(
                 "expected randomizer='laplace' for reports that can be shared as sums, got 'gaussian': rounded to a "
                 "grid, an update may be longer than clip_norm, and discrete noise is not the one that is accounted"
             )
         budgets = local.eps_local, local.eps_local
-        return _LocalReports.of(clip_value=local.high, budgets=budgets, conditioned=False, dim=dim, users=cohort.most)
+        return _LocalReports.for_budgets(
+            clip_value=local.high, budgets=budgets, conditioned=False, dim=dim, users=cohort.max_uploads
+        )
 
     def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The sum of the reports over the planned size."""
@@ -142,7 +144,7 @@ class LdpFl(Protocol, Fast):
 
     def _mechanism(self, dim: int) -> Mechanism:
         """The event of one client's report on `dim` coordinates."""
-        local = self.local
+        local = self.local_randomizer
         if isinstance(local, GaussianRandomizer):
             return events.Gaussian(std=local.std, sensitivity=local.sensitivity, neighbors=Neighbors.REPLACE_ONE)
         return events.Laplace(
@@ -151,7 +153,7 @@ class LdpFl(Protocol, Fast):
 
     def noise_std(self, size: int, dim: int) -> float:
         """The standard deviation of the average of `size` independent noises, on each coordinate."""
-        local = self.local
+        local = self.local_randomizer
         return (local.std if isinstance(local, GaussianRandomizer) else local.scale * math.sqrt(2)) / math.sqrt(size)
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
@@ -166,7 +168,7 @@ class LdpFl(Protocol, Fast):
 
     def tally_of_sum(self, total: jax.Array, count: jax.Array, *, key: jax.Array) -> jax.Array:
         """The sum with all clients' Gaussian noises, drawn as one of `count` times the variance."""
-        local = self.local
+        local = self.local_randomizer
         if not isinstance(local, GaussianRandomizer):
             raise ValueError(f"expected Gaussian noise, got randomizer={self.randomizer!r}")
         return total + local.std * jnp.sqrt(count) * normal(key, total.shape, total.dtype)

@@ -68,7 +68,7 @@ class PrivUnit(Protocol, Fast):
         """The parameter that calibration sets: the budget of the message."""
         return "eps_local"
 
-    def local(self, dim: int) -> Randomizer:
+    def local_randomizer(self, dim: int) -> Randomizer:
         """The randomizer of an update of this dimension."""
         return Randomizer(self.require("eps_local"), self.clip_norm, dim)
 
@@ -78,7 +78,7 @@ class PrivUnit(Protocol, Fast):
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The update as a random unit vector, in one message."""
-        return Reports(slot=None, value=self.local(len(x))(x, key=key), valid=jnp.ones(()))
+        return Reports(slot=None, value=self.local_randomizer(len(x))(x, key=key), valid=jnp.ones(()))
 
     @property
     def matches_messages_exactly(self) -> bool:
@@ -89,7 +89,7 @@ class PrivUnit(Protocol, Fast):
         self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
     ) -> jax.Array:
         """The sum of the messages, one after the other where they are long."""
-        return self.local(xs.shape[1]).sum_reports(xs, present, keys=keys)
+        return self.local_randomizer(xs.shape[1]).sum_reports(xs, present, keys=keys)
 
     def collect_onto(
         self,
@@ -102,15 +102,15 @@ class PrivUnit(Protocol, Fast):
         budgets: jax.Array | None = None,
     ) -> jax.Array:
         """`total` plus the sum of these messages."""
-        return self.local(xs.shape[1]).sum_reports(xs, present, keys=keys, onto=total)
+        return self.local_randomizer(xs.shape[1]).sum_reports(xs, present, keys=keys, onto=total)
 
     def messages(self, dim: int) -> Messages:
         """Deployed messages: the seed of a unit vector, 16 bytes."""
-        return _Seeds(SeededPrivUnit(self.local(dim)))
+        return _Seeds(SeededPrivUnit(self.local_randomizer(dim)))
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
         """The log density of the whole message against the uniform law of the sphere, (..., 1)."""
-        return self.local(value.shape[-1]).log_density(value, x)[..., None]
+        return self.local_randomizer(value.shape[-1]).log_density(value, x)[..., None]
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
         """Updates scaled down to the clip norm."""
@@ -118,18 +118,18 @@ class PrivUnit(Protocol, Fast):
 
     def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The sum of the messages, unbiased, over the planned size."""
-        return self.local(len(tally)).debias(tally / size), state
+        return self.local_randomizer(len(tally)).debias(tally / size), state
 
     def noise_std(self, size: int, dim: int) -> float:
         """The standard deviation of a coordinate of the average of `size` messages on a zero update.
 
         Taken at the last coordinate: a zero update counts as lying along the first.
         """
-        return float(np.sqrt(self.local(dim).debiased_variance(np.zeros(dim))[-1]) / math.sqrt(size))
+        return float(np.sqrt(self.local_randomizer(dim).debiased_variance(np.zeros(dim))[-1]) / math.sqrt(size))
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
         """The event of one message per user; without its crowd it is what a single message reveals."""
-        local = self.local(dim)
+        local = self.local_randomizer(dim)
         report = Report(kind="cap", eps_local=local.eps_local, cap_mass=local.cap_mass)
         return Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
 
@@ -171,7 +171,7 @@ class _Seeds(Messages):
 
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Forwarded, int]:
         """The directions, one per row, and how many messages were refused because their slot does not exist."""
-        valid = self.check(slot, body)
+        valid = self.check_slots(slot, body)
         return reports_from_messages(None, seeds.directions_of_seeds(body, self.randomizer.law.dim), valid), int(
             np.count_nonzero(~valid)
         )

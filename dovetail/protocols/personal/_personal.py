@@ -187,10 +187,10 @@ class Personal(Protocol):
 
     def contribution(self, cohort: Cohort, dim: int) -> GridReports:
         """What users share between aggregators: reports on a grid, drawn exactly (docs/proofs/grid-reports.md)."""
-        return GridReports.of(**self._grid_arguments(cohort, dim))
+        return GridReports.for_budgets(**self._grid_arguments(cohort, dim))
 
     def _grid_arguments(self, cohort: Cohort, dim: int) -> dict[str, Any]:
-        """The arguments of `GridReports.of` for this cohort."""
+        """The arguments of `GridReports.for_budgets` for this cohort."""
         budgets = float(self.eps_locals.min()), float(self.eps_locals.max())
         conditioned = self.kind == "clip_laplace"
         return {
@@ -198,7 +198,7 @@ class Personal(Protocol):
             "budgets": budgets,
             "conditioned": conditioned,
             "dim": dim,
-            "users": cohort.most,
+            "users": cohort.max_uploads,
         }
 
     def noise_std(self, size: int, dim: int) -> float:

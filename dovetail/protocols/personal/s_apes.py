@@ -179,11 +179,11 @@ class _Thresholded(GridReports):
     threshold: Fraction
 
     @property
-    def distance(self) -> float:
+    def total_variation(self) -> float:
         """The distance of a whole report's law: a report, a draw around 0 and a coin for every coordinate."""
-        return 2 * super().distance + math.ldexp(self.dim, -256)
+        return 2 * super().total_variation + math.ldexp(self.dim, -256)
 
-    def cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
+    def draw_cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
         """A cell for every coordinate: those of reports that are kept, and fresh ones."""
         edges = self.grid.round_to_edges(x, sampler=sampler)
         law = self.law(budget)
@@ -199,9 +199,9 @@ class _Chosen(GridReports):
 
     kept: int
 
-    def cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
+    def draw_cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
         """A cell for every coordinate of x, after all but `kept` coordinates, chosen at random, are set to 0."""
         kept = np.argpartition(sampler.integers(2**63 - 1, self.dim), self.kept)[: self.kept]
         sparse = np.zeros_like(x)
         sparse[kept] = x[kept]
-        return super().cells(sparse, budget, sampler=sampler)
+        return super().draw_cells(sparse, budget, sampler=sampler)

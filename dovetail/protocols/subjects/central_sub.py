@@ -41,9 +41,9 @@ class CentralSub(ItemLevel, Fast):
 
     def _expected_records(self, cohort: Cohort) -> float:
         """How many records a step draws from, on average: those of all users, or of the users that are drawn."""
-        return (cohort.records or 0) * self._prob_user(cohort)
+        return (cohort.records or 0) * self._prob_of_user(cohort)
 
-    def _prob_user(self, cohort: Cohort) -> float:
+    def _prob_of_user(self, cohort: Cohort) -> float:
         """The probability that a user takes part in a round; refuses other samples than Poisson ones."""
         match cohort.participation:
             case Everyone():
@@ -73,7 +73,7 @@ class CentralSub(ItemLevel, Fast):
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The event of a round, a noisy sum over sampled records, against an observer of the models."""
         self.check_relation(neighbors)
-        cohort.refuse_minimum()
+        cohort.refuse_minimum_if_secret()
         scope = curator_scope(
             neighbors,
             "the server adds the noise and keeps the users' sums to itself",
@@ -81,7 +81,7 @@ class CentralSub(ItemLevel, Fast):
             *self._assumptions(),
             unit=self.protects,
         )
-        mechanism = self._mechanism(cohort, prob_user=self._prob_user(cohort))
+        mechanism = self._mechanism(cohort, prob_user=self._prob_of_user(cohort))
         return View(round=Round(mechanism=mechanism, participation=Everyone()), scope=scope)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
@@ -90,7 +90,7 @@ class CentralSub(ItemLevel, Fast):
 
     def _sampling_assumption(self, cohort: Cohort) -> str:
         """The assumption on who joins a round, as a sentence of the statement."""
-        prob = self._prob_user(cohort)
+        prob = self._prob_of_user(cohort)
         if prob == 1:
             return "each record joins a round independently, and the adversary does not see which"
         return (

@@ -102,7 +102,7 @@ class NoisySum(Protocol, Fast):
         return (self.std * self.require("scale")) ** 2 / self.require("honest")
 
     @abc.abstractmethod
-    def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
+    def draw_whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
         """All noise on the sum of so many users, in one draw a coordinate, as int32.
 
         In integers, not in the data's units.
@@ -127,7 +127,7 @@ class NoisySum(Protocol, Fast):
 
     def finish(self, collected: Collected, *, key: jax.Array) -> jax.Array:
         """The residues with all noise on them, in one draw a coordinate."""
-        noise = self.whole_noise(collected.residues.shape, collected.users, key=key)
+        noise = self.draw_whole_noise(collected.residues.shape, collected.users, key=key)
         return collected.residues + skellam.to_residues(noise)
 
     def clip_update(self, x: jax.Array, state: Any) -> jax.Array:

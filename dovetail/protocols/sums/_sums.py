@@ -79,7 +79,7 @@ class ReportedSum(Protocol):
 
     @property
     @abc.abstractmethod
-    def local(self) -> RandomizedResponse:
+    def local_randomizer(self) -> RandomizedResponse:
         """The randomizer of one report, for a position in [0, 1]."""
 
     @property
@@ -99,7 +99,7 @@ class ReportedSum(Protocol):
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """A randomized response on every position."""
         key_position, key_report = jax.random.split(key)
-        reports = self.local(self.positions(x, key=key_position), key=key_report)
+        reports = self.local_randomizer(self.positions(x, key=key_position), key=key_report)
         return Reports(slot=None, value=reports, valid=jnp.ones((), bool))
 
     def expected_update(self, x: jax.Array, state: Any) -> jax.Array:
@@ -109,7 +109,7 @@ class ReportedSum(Protocol):
     def messages(self, dim: int) -> Messages:
         """Deployed messages: one level each, one for every slot."""
         check_one_number(dim, self.name)
-        local = self.local
+        local = self.local_randomizer
         return _Slots(response=ExactRandomizedResponse(local.eps_local, local.levels), protocol=self)
 
     def contribution(self, cohort: Cohort, dim: int) -> Contribution:
@@ -122,7 +122,7 @@ class ReportedSum(Protocol):
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
         """The log density of a report of the number x: the randomizer's, slot by slot."""
-        return self.local.log_density(value, x)
+        return self.local_randomizer.log_density(value, x)
 
     def tally(self, reports: ShuffledReports, dim: int) -> SlotSums:
         """Sum and number of the reports in every slot."""
@@ -130,13 +130,13 @@ class ReportedSum(Protocol):
 
     def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The unbiased sum over the planned size, as one coordinate, and the state as it was."""
-        local = self.local
+        local = self.local_randomizer
         sums = (tally.total - local.offset * tally.messages) / local.slope
         return jnp.mean(sums, keepdims=True) / size, state
 
     def variance(self, x: npt.ArrayLike) -> float:
         """The exact variance of the estimated sum of these users' numbers: of the sum, not of the mean."""
-        return float(self.local.debiased_variance(np.asarray(x, np.float64)).sum())
+        return float(self.local_randomizer.debiased_variance(np.asarray(x, np.float64)).sum())
 
     def noise_std(self, size: int, dim: int) -> float:
         """The standard deviation of the estimate where every user holds zero."""
@@ -151,7 +151,7 @@ class ReportedSum(Protocol):
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
         """The event of a user's reports, one per slot; without its crowd it is what a user's own reports reveal."""
-        local = self.local
+        local = self.local_randomizer
         return events.Shuffled(
             report=Report(kind="rr", eps_local=local.eps_local, levels=local.levels),
             num_users=cohort.crowd(),
@@ -192,7 +192,7 @@ class Shares(Messages):
     """Every share of every coordinate, 4 bytes each.
 
     Guarantees:
-        `distance` covers the noise, the one thing that is not drawn exactly.
+        `total_variation` covers the noise, the one thing that is not drawn exactly.
     """
 
     size: ClassVar[int] = 4
@@ -214,7 +214,7 @@ class Shares(Messages):
         return self.slots
 
     @property
-    def distance(self) -> float:
+    def total_variation(self) -> float:
         """How far the client's noise, over all coordinates, is from Skellam noise in total variation, at most."""
         return self.encoding.dim * self.noise.distance
 
@@ -231,6 +231,6 @@ class Shares(Messages):
 
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[ShuffledReports, int]:
         """Shares, one per row; refuses what is not below the modulus."""
-        valid = self.check(slot, body)
+        valid = self.check_slots(slot, body)
         shares = from_bytes(body)
         return self.keep_valid(slot, shares, valid & (shares < self.modulus))

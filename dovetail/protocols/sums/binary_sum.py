@@ -31,6 +31,6 @@ class BinarySum(ReportedSum):
     references: ClassVar[tuple[str, ...]] = ("CSUZZ19", "BBGN19")
 
     @property
-    def local(self) -> BinaryRandomizedResponse:
+    def local_randomizer(self) -> BinaryRandomizedResponse:
         """The randomizer of one report: randomized response on a bit."""
         return BinaryRandomizedResponse(self.require("eps_local"))

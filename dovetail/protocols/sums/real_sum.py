@@ -123,7 +123,7 @@ class RealSum(ReportedSum, Fast):
         return dataclasses.replace(self, levels=_best_num_levels(self.require("eps_local")))
 
     @property
-    def local(self) -> RandomizedResponse:
+    def local_randomizer(self) -> RandomizedResponse:
         """The randomizer of one report: randomized response on all levels, or on a bit of the unary code."""
         if self.method == "unary":
             return BinaryRandomizedResponse(self.require("eps_local"))
@@ -183,7 +183,7 @@ class RealSum(ReportedSum, Fast):
         number = clamp_float64(x, 0.0, 1.0)
         if self.method == "split" or (self.method == "unary" and not np.isin(number, (0, 1)).all()):
             return None
-        return self.local.log_density(value, number)
+        return self.local_randomizer.log_density(value, number)
 
     def tally(self, reports: ShuffledReports, dim: int) -> SlotSums:
         """Sum and number of the reports in every slot; of shares, their sum modulo 2^32 and the number of users."""
@@ -236,7 +236,7 @@ class RealSum(ReportedSum, Fast):
             return rounding + (self.sharing.noise_std(numbers.size, 1) * numbers.size) ** 2
         if self.method == "single":
             return super().variance(numbers)
-        bits = float(self.local.debiased_variance(0.0)) / self.slots
+        bits = float(self.local_randomizer.debiased_variance(0.0)) / self.slots
         return _rounding_variance(numbers, self.slots) + numbers.size * bits
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:

@@ -38,7 +38,7 @@ from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._contributions import Contribution, proof_assumptions
 from dovetail.protocols._correlation import CorrelatedNoise
-from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, enrolment, shares_scope
+from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, enrolment_assumption, shares_scope
 from dovetail.protocols.sums._skellam import (
     Collected,
     NoisySum,
@@ -76,7 +76,7 @@ class EncodedUpdate(Contribution):
     read modulo `modulus`, a power of two.
 
     Guarantees:
-        `distance` and `noise_distance` cover the noise, the one thing that is not drawn exactly.
+        `total_variation` and `noise_total_variation` cover the noise, the one thing that is not drawn exactly.
     """
 
     encoding: skellam.Encoding
@@ -96,7 +96,7 @@ class EncodedUpdate(Contribution):
         return self.modulus.bit_length() - 1
 
     @property
-    def distance(self) -> float:
+    def total_variation(self) -> float:
         """How far a client's noise, over all coordinates, is from Skellam noise in total variation, at most.
 
         0 where clients bring no noise.
@@ -104,7 +104,7 @@ class EncodedUpdate(Contribution):
         return 0.0 if self.part is None else self.length * self.part.distance
 
     @property
-    def noise_distance(self) -> float:
+    def noise_total_variation(self) -> float:
         """How far an aggregator's noise, over all coordinates, is from Skellam noise in total variation, at most.
 
         0 where aggregators bring no noise.
@@ -143,7 +143,7 @@ class ProvenUpdate(EncodedUpdate):
     """The encoded update, with a proof of its norm (PINE); integers are signed.
 
     Guarantees:
-        What proofs tell is within `distance` of what follows from public randomness.
+        What proofs tell is within `total_variation` of what follows from public randomness.
         Refuses parameters for which the proof is not known to be sound, or the sum would wrap around in the field.
 
     References:
@@ -170,7 +170,7 @@ class ProvenUpdate(EncodedUpdate):
         return Pine.shipped_variant(dim=self.length, squared=self.squared_norm, shares=self.aggregators)
 
     @property
-    def distance(self) -> float:
+    def total_variation(self) -> float:
         """The zero-knowledge error of the proof: clients that prove their norm bring no noise."""
         return self.proof.zero_knowledge_error
 
@@ -270,7 +270,7 @@ class SecAgg(CorrelatedNoise, NoisySum):
             dataclasses.replace(correlated, honest=self.count_honest(cohort)) if self.has_users_noise else correlated
         )
         scale, modulus = resolve_encoding(
-            counted, dim=dim, num_users=cohort.most, noise_std=counted._std_of_all_noise(cohort.most)
+            counted, dim=dim, num_users=cohort.max_uploads, noise_std=counted._std_of_all_noise(cohort.max_uploads)
         )
         return dataclasses.replace(counted, scale=scale, modulus=modulus)
 
@@ -328,7 +328,7 @@ class SecAgg(CorrelatedNoise, NoisySum):
         """The state after a round that is not released: with correlated noise it has drawn its row all the same."""
         return state if self.coefficients is None else draw_row(state, self.coefficients, key=key)[1]
 
-    def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
+    def draw_whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
         """All noise on the sum: every client's part, or every aggregator's noise."""
         if self.has_users_noise:
             return skellam.draw_skellam(self.part_variance, shape, key=key, times=users)
@@ -410,7 +410,9 @@ class SecAgg(CorrelatedNoise, NoisySum):
 
     def _refuse_wrapping(self, cohort: Cohort, dim: int) -> None:
         """Refuse a cohort that is larger than the one that scale and modulus were chosen for."""
-        resolve_encoding(self, dim=dim, num_users=cohort.most, noise_std=self._std_of_all_noise(cohort.most))
+        resolve_encoding(
+            self, dim=dim, num_users=cohort.max_uploads, noise_std=self._std_of_all_noise(cohort.max_uploads)
+        )
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
         """Nothing is certified: all shares of the update, with a small part of the noise at most."""
@@ -426,7 +428,7 @@ class SecAgg(CorrelatedNoise, NoisySum):
             raise NotApplicable(
                 "aggregators see how many users a Poisson sample has; with cohort.kind = 'secret' all upload"
             )
-        honest = (f"{enrolment(cohort)}; each honest user adds its part of the noise",)
+        honest = (f"{enrolment_assumption(cohort)}; each honest user adds its part of the noise",)
         return shares_scope(
             cohort,
             neighbors,

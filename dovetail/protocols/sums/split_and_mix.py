@@ -17,7 +17,7 @@ from dovetail._jax import jax, jnp
 from dovetail.events import DataIndependent, Mechanism, NonPrivate, Poisson, Round, View
 from dovetail.mechanisms import ExactSkellam, skellam
 from dovetail.protocols._base import Cohort
-from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, enrolment
+from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, enrolment_assumption
 from dovetail.protocols.sums._skellam import NoisySum, removal_assumption, rounding_assumption
 from dovetail.protocols.sums._sums import Shares
 from dovetail.shufflers import Layout, Reports, ShuffledReports
@@ -90,8 +90,8 @@ class SplitAndMixProtocol(NoisySum):
         scale, modulus = skellam.choose_resolution(
             clip_norm=self.clip_norm,
             dim=dim,
-            num_users=cohort.most,
-            noise_std=self.std * math.sqrt(cohort.most / honest),
+            num_users=cohort.max_uploads,
+            noise_std=self.std * math.sqrt(cohort.max_uploads / honest),
             scale=self.scale,
             modulus=self.modulus,
         )
@@ -140,7 +140,7 @@ class SplitAndMixProtocol(NoisySum):
         slots = jnp.sum(jnp.where(valid, reports.value, jnp.uint32(0)), axis=0, dtype=jnp.uint32)
         return jnp.sum(slots.reshape(dim, -1), axis=1, dtype=jnp.uint32)
 
-    def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
+    def draw_whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
         """All noise on the sum, in integers: the parts of all clients together."""
         return skellam.draw_skellam(self.part_variance, shape, key=key, times=users)
 
@@ -200,7 +200,7 @@ class SplitAndMixProtocol(NoisySum):
                 "every share of every coordinate is permuted on its own, uniformly, with fresh randomness",
                 f"a round counts only users whose shares all arrived, releases nothing unless there are at least "
                 f"{cohort.min_size} of them, and {DROPOUT}",
-                f"{enrolment(cohort)}; each honest user adds its part of the noise",
+                f"{enrolment_assumption(cohort)}; each honest user adds its part of the noise",
                 rounding_assumption(encoding),
                 *removal_assumption(neighbors, noise=True),
             ),
