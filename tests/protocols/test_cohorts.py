@@ -54,10 +54,10 @@ def test_the_ends_of_what_may_be_pass(arguments):
 def test_a_minimum_would_reveal_a_secret_sample_unless_all_upload():
     secret = Cohort(participation=Poisson(prob=0.25), size=10, min_size=1)
     with pytest.raises(ValueError, match="expected min_size = 0 with a secret sample"):
-        secret.refuse_minimum()
-    dataclasses.replace(secret, min_size=0).refuse_minimum()
-    Cohort(**BY_COINS, min_size=1).refuse_minimum()
-    Cohort(**EVERYONE, min_size=10).refuse_minimum()
+        secret.refuse_minimum_if_secret()
+    dataclasses.replace(secret, min_size=0).refuse_minimum_if_secret()
+    Cohort(**BY_COINS, min_size=1).refuse_minimum_if_secret()
+    Cohort(**EVERYONE, min_size=10).refuse_minimum_if_secret()
 
 
 def test_the_federation_is_as_large_as_its_sample_says():
