@@ -62,7 +62,7 @@ def test_a_minimum_would_reveal_a_secret_sample_unless_all_upload():
 
 def test_the_federation_is_as_large_as_its_sample_says():
     assert Cohort(**EVERYONE).population == 10
-    assert Cohort(**BY_COINS).population == Cohort(**BY_COINS).most == 40
+    assert Cohort(**BY_COINS).population == Cohort(**BY_COINS).max_uploads == 40
     assert Cohort(participation=FixedSize(size=10, population=70), size=10).population == 70
     assert Cohort(participation=Poisson(prob=0.125), size=10).population == 80
     with pytest.raises(ValueError, match="got disjoint batches of users"):

@@ -200,7 +200,7 @@ class IntermediaryService:
 
     async def _metrics_text(self) -> str:
         round = 0 if self._status is None else self._status.round
-        uploads = await asyncio.to_thread(self._party.store.uploads, round)
+        uploads = await asyncio.to_thread(self._party.store.num_uploads, round)
         over = self._status is not None and self._status.over
         return prometheus_text(
             self.counts.counts_of_all_processes(), {"round": round, "round_uploads": uploads, "over": over}
