@@ -405,7 +405,7 @@ def test_a_ledger_ahead_of_its_witness_goes_on(tmp_path, sharing, monkeypatch):
     """Killed between the ledger and the witness: nothing was randomized."""
     spend(reporting(tmp_path, sharing), sharing, 1)
     with monkeypatch.context() as broken:
-        broken.setattr("dovetail.parties.user.spending.RollbackGuard.note", lambda guard, ledger: 1 / 0)
+        broken.setattr("dovetail.parties.user.spending.RollbackGuard.remember", lambda guard, ledger: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             spend(reporting(tmp_path, sharing), sharing, 2)
     spend(reporting(tmp_path, sharing), sharing, 3)
