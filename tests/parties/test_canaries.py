@@ -55,7 +55,7 @@ def test_the_analyzer_gets_the_sums_of_every_round(tmp_path):
         scores = canaries.run(1)
         is_over, last = canaries._analyzer.status().over, canaries._analyzer.ledger.last_release
     finally:
-        canaries.shut()
+        canaries.close()
     assert {name: values.shape for name, values in scores.items()} == dict.fromkeys(scores, (2, 1))
     assert is_over and last.round == 2
 
