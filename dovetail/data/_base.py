@@ -361,6 +361,10 @@ class ClippingLearner(HostLearner, Protocol):
         """
         ...
 
+    def describe_clipping(self, loss: str | Loss, parameters: np.ndarray, records: int) -> list[str]:
+        """How `clipped_sum` is computed for clients with so many records, in lines."""
+        ...
+
 
 class LoadData(Protocol):
     """Loads a dataset.

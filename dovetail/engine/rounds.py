@@ -30,7 +30,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 
-from dovetail.data._base import Clients, Dataset, Metric, Model
+from dovetail.data._base import Clients, ClippingLearner, Dataset, Metric, Model
 from dovetail.engine import layers, linear, sums
 from dovetail.engine.choices import trains_one_by_one
 from dovetail.engine.chunks import (
@@ -216,7 +216,12 @@ class Engine:
             for work, size in zip(self._classes, self._chunk_sizes, strict=True)
         ]
         first = self._classes[0]
-        if first.strategy == "clipped" or first.protocol.private_steps:
+        clips = first.strategy == "clipped" or first.protocol.private_steps > 0
+        learner = first.model.learner
+        if clips and isinstance(learner, ClippingLearner):
+            records = 1 if first.protocol.private_steps else first.width
+            lines += learner.describe_clipping(self.loss, self.first, records)
+        elif clips and learner is None:
             shape = jax.ShapeDtypeStruct((first.width, *self._data.inputs.shape[1:]), np.float32)
             lines += describe_uses(first.model, jax.eval_shape(self._unravel, self.first), shape)
         return lines

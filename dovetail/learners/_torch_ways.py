@@ -116,7 +116,7 @@ class ClippedSums:
 
     def _sum(self, start: torch.Tensor, clients: _Clients, clip_norm: float) -> torch.Tensor:
         """The clipped sum of clients with batches of one size."""
-        chosen = self._choose(start, clients)
+        chosen = self._choose(start, tuple(clients.x.shape[1:]))
         on_cpu = start.device.type == "cpu"
         size = max(1, (_CHUNK_BYTES if on_cpu else _CHUNK_BYTES_ACCELERATOR) // (4 * chosen.floats))
         count = len(clients.counts)
@@ -181,13 +181,17 @@ class ClippedSums:
 
     # which way
 
-    def _choose(self, start: torch.Tensor, clients: _Clients) -> _Chosen:
-        """The way for clients with records of these shapes; found out for the first of them."""
-        shape = tuple(clients.x.shape[1:])
+    def describe(self, start: torch.Tensor, records: int) -> str:
+        """How the gradients of clients with so many records are computed, in words."""
+        shape = () if self._public is None else tuple(self._public[0].shape[1:])
+        return f"gradients of {self._name}: {_describe(self._choose(start, (records, *shape)))}"
+
+    def _choose(self, start: torch.Tensor, shape: tuple[int, ...]) -> _Chosen:
+        """The way for clients with records of this shape, (records, ...); found out for the first of them."""
         with self._lock:
             if shape not in self._chosen:
                 with _torch.on_one_thread(), _full_precision():
-                    self._chosen[shape] = self._try_ways(start, clients.x.shape[1])
+                    self._chosen[shape] = self._try_ways(start, shape[0])
                 _log.info("%s: gradients of %d records: %s", self._name, shape[0], _describe(self._chosen[shape]))
             return self._chosen[shape]
 

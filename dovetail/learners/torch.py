@@ -277,6 +277,10 @@ class TorchLearner:
         total = self._clipped_sums(loss).add_up(start, x, y, sizes, float(clip_norm)).to(torch.float32)
         return _to_jax(total) if isinstance(inputs, jax.Array) else total.cpu().numpy()
 
+    def describe_clipping(self, loss: str | Loss, parameters: np.ndarray, records: int) -> list[str]:
+        """How `clipped_sum` is computed for clients with so many records, in lines."""
+        return [self._clipped_sums(loss).describe(_to_tensor(parameters).to(self.device), records)]
+
     def _clipped_sums(self, loss: str | Loss) -> ClippedSums:
         """Who adds up clipped gradients of this loss."""
         if loss not in self._sums:

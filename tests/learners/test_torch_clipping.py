@@ -399,6 +399,19 @@ def test_chunks_and_threads_add_up_to_the_same(monkeypatch):
     np.testing.assert_allclose(found, whole, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [(Direct, "by products; formed for first.weight"), (Counting, "each formed, one client after the other")],
+)
+def test_the_way_is_told(build, said):
+    learner, start, _ = learner_of(build(), (6,))
+    assert learner.describe_clipping("cross_entropy", start, 1) == [f"gradients of {build.__name__}: {said}"]
+    inputs, labels = records((6,), 3, 1)
+    learner.clipped_sum("cross_entropy", start, inputs, labels, np.ones(3, np.int32), clip_norm=1.0)
+    (sums,) = learner._sums.values()
+    assert len(sums._chosen) == 1
+
+
 def test_products_are_formed_where_that_is_shorter():
     assert KernelGradient(torch.zeros(1, 4, 784), torch.zeros(1, 4, 256)).is_shorter
     assert not KernelGradient(torch.zeros(1, 576, 25), torch.zeros(1, 576, 16)).is_shorter
