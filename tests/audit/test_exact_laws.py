@@ -14,7 +14,7 @@ from dovetail.audit.exact import cells, noise, sums
 from dovetail.audit.exact.cells import Binomial
 from dovetail.audit.exact.sums import Mixture, RepeatedCells, SumPart, attack_likelihood_ratios, attacks_on_far_worlds
 from dovetail.audit.findings import audit
-from dovetail.events import Report
+from dovetail.events import Report, SampledSubject
 from dovetail.guarantee.quotes import Terms
 from dovetail.mechanisms import ClipLaplace, LaplaceRandomizer, RandomizedResponse
 from dovetail.statements import NotApplicable
@@ -192,3 +192,18 @@ def test_large_budgets_in_whole_messages_stay_below_what_is_certified(randomizer
     settings = {"beta": 0.02, "pad_to": 333, "published": True, "randomizer": randomizer, "eps_local": eps_local}
     found = audit("ss_double", Terms(num_users=1000, dim=7850, delta=5e-6, settings=settings), trials=0)
     assert 20 < found.bound.eps <= found.certified.eps
+
+
+def test_items_at_several_users_are_in_one_sum_or_in_as_many_as_there_are_users():
+    """Under one noise it is no matter who holds them; with noise at every user, users are releases of their own."""
+    terms = {"std": 2.0, "clip_norm": 1.0, "prob_item": 0.3}
+    together = SampledSubject(**terms, items=3, users_spanned=3)
+    apart = SampledSubject(**terms, items=3, users_spanned=3, noise="user")
+
+    def eps(event, split, releases):
+        return noise._attack_mixture("", event, split, releases).eps(delta=1e-5).eps
+
+    for split in ((1, 1, 1), (2, 1)):
+        assert eps(together, split, 2) == pytest.approx(eps(together, (3,), 2), rel=1e-12)
+    assert eps(apart, (1, 1, 1), 2) == pytest.approx(eps(apart, (1,), 6), rel=1e-12)
+    assert eps(apart, (1,), 6) < eps(apart, (2, 1), 2) < eps(apart, (3,), 2)
