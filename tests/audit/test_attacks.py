@@ -254,6 +254,21 @@ def test_sparsified_reports_have_the_law_of_the_code():
     assert masses.sum() == pytest.approx(1)
 
 
+@pytest.mark.parametrize("sparsify", ["random", "top"])
+def test_a_selection_that_keeps_everything_couples_no_reports(sparsify):
+    """It is attacked as it would be without; where some are left out, nothing is known."""
+    every, half = (
+        quotes.settle_protocol("s_apes", plan(num_users=20, dim=4, budgets=[0.5, 2.0], keep=keep, sparsify=sparsify))
+        for keep in (1.0, 0.5)
+    )
+    (found,) = stronger_attacks(*every, 4)
+    apes = quotes.settle_protocol("apes", plan(num_users=20, dim=4, budgets=[0.5, 2.0]))
+    certified = quotes.quote("apes", plan(num_users=20, dim=4, budgets=[0.5, 2.0])).certified.eps
+    assert every[0].eps_locals == pytest.approx(apes[0].eps_locals)
+    assert 0 < found.eps(delta=DELTA).eps <= certified
+    assert stronger_attacks(*half, 4) == []
+
+
 def test_where_the_event_shows_more_than_the_code_the_registry_says_so():
     def settled(name, **settings):
         return quotes.settle_protocol(name, plan(num_users=20, dim=10, **settings))[0]

@@ -10,6 +10,7 @@ from dovetail import accounting
 from dovetail.accounting import gaussian
 from dovetail.events import Everyone
 from dovetail.mechanisms import RandomizedResponse
+from dovetail.mechanisms.exact import ExactSampler
 from dovetail.protocols import Cohort, fast_path
 from dovetail.protocols.sums.binary_sum import BinarySum
 from dovetail.protocols.sums.real_sum import RealSum
@@ -91,6 +92,15 @@ def test_numbers_outside_are_moved_in_and_nan_is_a_half(protocol):
     plain = strange.copy()
     plain[:4] = [1.0, 0.0, 0.5, 1.0]
     np.testing.assert_array_equal(sums(by_sums, protocol, strange), sums(by_sums, protocol, plain))
+
+
+@pytest.mark.parametrize(("outside", "end"), [(1.2, 1.0), (7.0, 1.0), (math.inf, 1.0), (-0.3, 0.0), (-math.inf, 0.0)])
+def test_a_deployed_user_moves_its_number_in_too(outside, end):
+    messages = PROTOCOLS["split"].messages(1)
+    sent = [
+        messages.randomize(np.array([x]), sampler=ExactSampler(np.random.default_rng(0).bytes)) for x in (outside, end)
+    ]
+    np.testing.assert_array_equal(sent[0].body, sent[1].body)
 
 
 def test_the_binary_estimator_is_the_surveys_with_its_sign_put_right():
