@@ -235,7 +235,7 @@ class ClientWork:
         Its records are read batch by batch, and it takes its own number of steps: it costs what it has, however many
         rows the largest client has.
         """
-        apply = in_eigen_order(self.model.apply)
+        apply = in_eigen_order(self.model.apply, alone=True)
 
         def outputs(params: Any, rows: jax.Array) -> jax.Array:
             return apply(params, as_float(data.inputs[rows]))

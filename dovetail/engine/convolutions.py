@@ -3,8 +3,9 @@
 XLA hands a convolution to Eigen only if its axes are in one order: records, rows, columns, channels. It reorders others
 in a program's main part, but not in a loop, and a round is loops: over chunks, clients, batches. There most gradients
 of convolutions, and whatever a model writes in another order, run five to twenty times slower. So a model is traced,
-and its convolutions are computed with their axes in that order; the gradient of a kernel is one product with the
-patches that it met, the gradient of the data one convolution more. The numbers are the same up to rounding.
+and its convolutions are computed with their axes in that order. The gradient of the data is one convolution more. That
+of a kernel is another, of channels as if they were records; side by side this would be a convolution by groups, so
+there it is a product with the patches that the kernel met. The numbers are the same up to rounding.
 
 Convolutions by groups of channels stay as they are, and so do programs without convolutions, to the last bit.
 """
@@ -27,8 +28,12 @@ from dovetail.engine.tracing import bind, inner_program
 __all__ = ["convolves", "data_axes", "has_convolutions", "in_eigen_order", "kernel_axes", "patches_of"]
 
 
-def in_eigen_order(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The model with its convolutions in the order of axes that is fast on a CPU; on other devices as it is."""
+def in_eigen_order(apply: Callable[[Any, Any], Any], *, alone: bool = False) -> Callable[[Any, Any], Any]:
+    """The model with its convolutions in the order of axes that is fast on a CPU; on other devices as it is.
+
+    Arguments:
+        alone: whether clients train one after the other, and so never side by side under `vmap`.
+    """
     if jax.default_backend() != "cpu":
         return apply
 
@@ -37,7 +42,7 @@ def in_eigen_order(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
         closed, shape = jax.make_jaxpr(apply, return_shape=True)(params, inputs)
         if not has_convolutions(closed.jaxpr):
             return apply(params, inputs)
-        found = _run(closed.jaxpr, closed.consts, jax.tree.leaves((params, inputs)))
+        found = _run(closed.jaxpr, closed.consts, jax.tree.leaves((params, inputs)), alone=alone)
         return jax.tree.unflatten(jax.tree.structure(shape), found)
 
     return reordered
@@ -67,7 +72,7 @@ def _is_plain(equation: Any) -> bool:
     )
 
 
-def _run(jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+def _run(jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any], *, alone: bool) -> list[Any]:
     """The outputs of a program, with its convolutions in the fast order."""
     known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     known.update(zip(jaxpr.invars, arguments, strict=True))
@@ -75,16 +80,16 @@ def _run(jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> 
         values = [atom.val if isinstance(atom, core.Literal) else known[atom] for atom in equation.invars]
         inner = inner_program(equation)
         if _is_plain(equation):
-            found = [_convolve(values[0], values[1], equation.params)]
+            found = [_convolve(values[0], values[1], equation.params, alone=alone)]
         elif inner is not None and has_convolutions(inner.jaxpr):
-            found = _run(inner.jaxpr, inner.consts, values)
+            found = _run(inner.jaxpr, inner.consts, values, alone=alone)
         else:
             found = bind(equation, values)
         known.update(zip(equation.outvars, found, strict=True))
     return [atom.val if isinstance(atom, core.Literal) else known[atom] for atom in jaxpr.outvars]
 
 
-def _convolve(data: jax.Array, kernel: jax.Array, params: Any) -> jax.Array:
+def _convolve(data: jax.Array, kernel: jax.Array, params: Any, *, alone: bool) -> jax.Array:
     """A convolution of these axes, computed with them in the fast order."""
     numbers = params["dimension_numbers"]
     ordered = _ordered_convolution(
@@ -93,6 +98,7 @@ def _convolve(data: jax.Array, kernel: jax.Array, params: Any) -> jax.Array:
         tuple(params["lhs_dilation"]),
         tuple(params["rhs_dilation"]),
         params["precision"],
+        alone,
     )
     out = ordered(data.transpose(data_axes(numbers.lhs_spec)), kernel.transpose(kernel_axes(numbers.rhs_spec)))
     return out.transpose(np.argsort(data_axes(numbers.out_spec)))
@@ -115,6 +121,7 @@ def _ordered_convolution(
     data_dilation: tuple[int, ...],
     kernel_dilation: tuple[int, ...],
     precision: Any,
+    alone: bool,
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """A convolution of data (records, places..., channels) with a kernel (places..., channels, channels out)."""
 
@@ -139,17 +146,12 @@ def _ordered_convolution(
 
     def backward(kept: tuple[jax.Array, jax.Array], slope: jax.Array) -> tuple[jax.Array, jax.Array]:
         data, kernel = kept
-        patches = patches_of(data, kernel.shape[:-2], strides, padding, data_dilation, kernel_dilation)
-        slopes = slope.reshape(-1, slope.shape[-1])
-        of_kernel = jnp.matmul(patches.reshape(-1, patches.shape[-1]).T, slopes, precision=precision)
         places = range(kernel.ndim - 2)
         extents = [(size - 1) * apart + 1 for size, apart in zip(kernel.shape, kernel_dilation, strict=False)]
-        around = []
-        for i in places:
-            stretched = (data.shape[1 + i] - 1) * data_dilation[i] + 1
-            low = extents[i] - 1 - padding[i][0]
-            reached = (slope.shape[1 + i] - 1) * strides[i] + 1
-            around.append((low, stretched + extents[i] - 1 - low - reached))
+        stretched = [(data.shape[1 + i] - 1) * data_dilation[i] + 1 for i in places]
+        reached = [(slope.shape[1 + i] - 1) * strides[i] + 1 for i in places]
+        lows = [extents[i] - 1 - padding[i][0] for i in places]
+        around = [(lows[i], stretched[i] + extents[i] - 1 - lows[i] - reached[i]) for i in places]
         of_data = convolve(
             slope,
             jnp.flip(kernel, tuple(places)).swapaxes(-1, -2),
@@ -158,7 +160,20 @@ def _ordered_convolution(
             lhs_dilation=strides,
             rhs_dilation=kernel_dilation,
         )
-        return of_data, of_kernel.reshape(kernel.shape)
+        if not alone:
+            patches = patches_of(data, kernel.shape[:-2], strides, padding, data_dilation, kernel_dilation)
+            slopes = slope.reshape(-1, slope.shape[-1])
+            of_kernel = jnp.matmul(patches.reshape(-1, patches.shape[-1]).T, slopes, precision=precision)
+            return of_data, of_kernel.reshape(kernel.shape)
+        of_kernel = convolve(
+            jnp.swapaxes(data, 0, -1),
+            jnp.moveaxis(slope, 0, -2),
+            window_strides=kernel_dilation,
+            padding=[(padding[i][0], extents[i] - 1 + reached[i] - stretched[i] - padding[i][0]) for i in places],
+            lhs_dilation=data_dilation,
+            rhs_dilation=strides,
+        )
+        return of_data, jnp.moveaxis(of_kernel, 0, -2)
 
     ordered.defvjp(forward, backward)
     return ordered
