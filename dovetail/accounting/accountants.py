@@ -72,12 +72,14 @@ _NOT_GAUSSIAN = "the gap between Skellam and Gaussian noise"
 def exact_gaussian(exposures: Sequence[Exposure]) -> Curve:
     """The curve of Gaussian releases in which nobody is sampled.
 
-    It is exact, and has a `lower` end, where all noise is Gaussian. Noise that is only close to Gaussian costs its
-    distance from that (`_charge_gaussian_distance`), and then there is no lower end.
+    It is exact, and has a `lower` end, where all noise is Gaussian and every release is tight. Noise that is only close
+    to Gaussian costs its distance from that (`_charge_gaussian_distance`), and then there is no lower end.
     """
     mu = _total_mu(exposures)
     curve = _charge_gaussian_distance(exposures, _gaussian_curve(exposures, mu))
     if not curve.delta_spent(0.0) and not delta_spent(exposures, eps=0.0):
+        if not all(exposure.release.is_tight for exposure in exposures):
+            return dataclasses.replace(curve, best=frozenset({"eps", "delta"}))
         least = mu * (1 - 4 * _SUM_ERROR * (len(exposures) + 4))  # undoes the rounding up in `_total_mu`, and more
         return dataclasses.replace(
             curve,

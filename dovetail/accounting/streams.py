@@ -59,8 +59,8 @@ def amplification_of_uploads(coefficients: tuple[float, ...], rounds: int, uploa
 
     Guarantees:
         Never below the exact maximum over all patterns of rounds that the schedule allows, and that maximum itself, up
-        to rounding, where the column of C never rises. It never falls with `rounds` or `uploads`, and never rises with
-        `separation`.
+        to rounding, for one upload, and where the column of C never rises. It never falls with `rounds` or `uploads`,
+        and never rises with `separation`.
     """
     _validate.integer(rounds=rounds, uploads=uploads, separation=separation)
     _validate.at_least(1, rounds=rounds, uploads=uploads, separation=separation)
@@ -72,8 +72,19 @@ def amplification_of_uploads(coefficients: tuple[float, ...], rounds: int, uploa
     if not np.isfinite(total).all():
         return math.inf
     largest = float(total.max())
-    norm = largest * math.sqrt(math.fsum(((total / largest) ** 2).tolist()))
-    return norm * (1 + numerics.ULP * (min(uploads, rounds) + 16))
+    count = len(range(0, min(rounds, uploads * separation), separation))
+    squares = math.fsum(((total / largest) ** 2).tolist())
+    rounding = numerics.ULP * (8 * count + 16 * rounds + 128) * squares
+    excess = _squares_of_columns(envelope / largest, rounds, count, separation) - _squares_of_columns(
+        column / largest, rounds, count, separation
+    )
+    return largest * math.sqrt(squares - max(0.0, excess) + rounding)
+
+
+def _squares_of_columns(column: np.ndarray, rounds: int, count: int, separation: int) -> float:
+    """The squared norms of `count` columns of a Toeplitz matrix with this first one, `separation` apart, added up."""
+    norms = np.cumsum(column**2)
+    return math.fsum(float(norms[rounds - 1 - start]) for start in range(0, count * separation, separation))
 
 
 def _check_coefficients(coefficients: tuple[float, ...]) -> None:

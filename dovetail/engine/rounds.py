@@ -282,14 +282,18 @@ class Engine:
             self.round_logs.append(RoundLog(index, cohort))
         return after
 
-    def skip(self, training: Training, *, index: int, randomness: Randomness | None = None) -> Training:
+    def skip(self, training: Training, *, index: int, cohort: Cohort, randomness: Randomness | None = None) -> Training:
         """The state after round `index` was not released: the model stays, and noise that the round had is drawn.
 
         Arguments:
             training: the state before the round, which is consumed.
             index: the round.
+            cohort: what is public about it.
             randomness: whose noise is drawn; the engine's own by default.
         """
+        book = self._book_of(cohort)
+        if book is not None:
+            book.skip(index=index)
         nobody = _Public(np.int32(index), np.float32(0), np.float32(1))
         secret = on_every_device((randomness or self._randomness).key_data, self.mesh)
         keys = self._round_keys(nobody, secret)
@@ -311,8 +315,20 @@ class Engine:
                     f"{cohort.participation.epoch} already"
                 )
             seen.update(users.tolist())
-        if isinstance(cohort.participation, Separated):
-            book = self._streams.setdefault(cohort.participation, UploadBook(cohort.participation))
+        book = self._book_of(cohort)
+        if book is not None:
+            book.admit(users, index=index)
+
+    def _book_of(self, cohort: Cohort) -> UploadBook | None:
+        """The uploads in this cohort's stream so far; None for cohorts that are in none."""
+        if not isinstance(cohort.participation, Separated):
+            return None
+        return self._streams.setdefault(cohort.participation, UploadBook(cohort.participation))
+
+    def recall(self, users: np.ndarray, *, index: int, cohort: Cohort) -> None:
+        """Note who took part in a round that an earlier process ran, where that limits who may in later ones."""
+        book = self._book_of(cohort)
+        if book is not None:
             book.admit(users, index=index)
 
     def metrics(self, training: Training) -> dict[str, Any]:

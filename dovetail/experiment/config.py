@@ -106,13 +106,14 @@ class CohortConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `size` is one number, or a list with one per round; with `size_end` it changes linearly from round to round. Rounds
     below `min_size` release nothing; by default it is 0, or `size` for protocols that shuffle reports. `disjoint` deals
-    users into batches anew in every epoch, `separated` once, so that all uploads of a user are far apart. With `kind =
+    users into batches anew in every epoch; with `separated` they take turns in one order, so that all uploads of a user
+    are far apart. With `kind =
     "secret"` everyone uploads, and the data of `size` users, who toss coins of their own, enter on average; the minimum
     counts uploads.
     """
 
     kind: Literal["disjoint", "separated", "fixed", "poisson", "everyone", "secret"] = "disjoint"
-    """`disjoint` batches of an epoch, the same batches again and again (`separated`), secret `fixed` or `poisson`
+    """`disjoint` batches of an epoch, users in turn (`separated`), secret `fixed` or `poisson`
     samples, `everyone`, or `secret`: everyone uploads, and users decide by coins of their own whether their data enter
     (`split_and_mix` and `secagg` only)."""
     size: int | list[int] | None = None
@@ -121,7 +122,7 @@ class CohortConfig(msgspec.Struct, frozen=True, kw_only=True):
     size_end: int | None = None
     """Size of the last round; the sizes in between are interpolated linearly."""
     epochs: int | None = None
-    """With `disjoint` and `separated`: how many times every user takes part."""
+    """With `disjoint` and `separated`: how many times every user takes part, at most."""
     uploads: int | None = None
     """With `separated`: how often a user may take part at the most; a training that needs more is refused."""
     rounds: int | None = None

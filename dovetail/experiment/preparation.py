@@ -157,7 +157,14 @@ class Plan:
 
     def skip(self, training: Training, index: int) -> Training:
         """The state after a round, counted from 0, of which nothing is released."""
-        return self.engine.skip(training, index=index, randomness=self.sampler.schedule.randomness)
+        schedule = self.sampler.schedule
+        return self.engine.skip(training, index=index, cohort=schedule.cohort(index), randomness=schedule.randomness)
+
+    def recall(self, rounds: int) -> None:
+        """Let the engine know who was planned for the first rounds, which an earlier process ran."""
+        schedule = self.sampler.schedule
+        for index in range(rounds):
+            self.engine.recall(schedule.planned_users(index), index=index, cohort=schedule.cohort(index))
 
     def predictor(self, training: Training) -> Predictor:
         """The model to publish, ready to be asked."""

@@ -219,11 +219,11 @@ def _schedule_in_words(cohort: Cohort) -> tuple[str, ...]:
     """What a statement assumes of a schedule in which users come rarely; nothing of other ways to take part."""
     match cohort.participation:
         case Separated(most_uploads=1):
-            return ("each user takes part once at most; when was fixed without looking at its data",)
+            return ("each user takes part once at most; who comes when was fixed without looking at anybody's data",)
         case Separated(most_uploads=uploads, separation=separation):
             return (
-                f"each user takes part at most {uploads} times, {separation} rounds or more apart; when was fixed "
-                "without looking at its data",
+                f"each user takes part at most {uploads} times, {separation} rounds or more apart; who comes when "
+                "was fixed without looking at anybody's data",
             )
     return ()
 

@@ -28,9 +28,20 @@ from dovetail._jax import jax, jnp
 from dovetail.accounting.streams import amplification_of_uploads
 from dovetail.mechanisms.gaussian import normal
 
-__all__ = ["NoiseRows", "Workload", "draw_row", "error_of_model", "optimize", "share_kept", "square_root", "start_rows"]
+__all__ = [
+    "NoiseRows",
+    "Workload",
+    "as_drawn",
+    "draw_row",
+    "error_of_model",
+    "optimize",
+    "share_kept",
+    "square_root",
+    "start_rows",
+]
 
 _FARTHEST = 30.0  # logits stay within it: partial sums that differ by less are equal in what they do
+_FAR, _TINY = 1e6, 1e-30  # a first coefficient is within a factor of _FAR of 1; those below _TINY are 0
 _MOST_STEPS = 200  # of the search for coefficients
 
 
@@ -55,6 +66,22 @@ class Workload:
     def steps(self) -> np.ndarray:
         """By how much the model has moved t rounds after an estimate of 1, for t = 0, 1, ..."""
         return np.cumsum(self.momentum ** np.arange(self.rounds))
+
+
+def as_drawn(coefficients: tuple[float, ...]) -> tuple[float, ...]:
+    """The coefficients as 32-bit floats, with which rows are added: the accountant must know no others.
+
+    Refuses a first one that is far from 1, for then products with it may vanish in 32 bits: the noise multiplier is for
+    its size. Others that are too small for 32 bits are 0.
+    """
+    first = coefficients[0] if coefficients else 0.0
+    if not 1 / _FAR <= first <= _FAR or not all(abs(other) <= _FAR for other in coefficients[1:]):
+        raise ValueError(
+            f"expected coefficients of at most {_FAR:g} and a first one of at least {1 / _FAR:g} (noise_multiplier is "
+            f"for the size of the noise), got {coefficients[:4]}"
+        )
+    drawn = np.asarray(coefficients, np.float32)
+    return tuple(np.where(np.abs(drawn) < _TINY, 0, drawn).tolist())
 
 
 def square_root(rows: int) -> tuple[float, ...]:
@@ -113,7 +140,7 @@ def optimize(workload: Workload, rows: int) -> tuple[float, ...]:
             options={"maxiter": _MOST_STEPS, "ftol": 1e-5},
         )
         known.append(_coefficients(search.x))
-    return min(known, key=lambda coefficients: error_of_model(coefficients, workload))
+    return min(map(as_drawn, known), key=lambda coefficients: error_of_model(coefficients, workload))
 
 
 def _coefficients(logits: np.ndarray) -> tuple[float, ...]:

@@ -44,10 +44,9 @@ class CorrelatedNoise:
         _validate.at_least(1, noise_rows=self.noise_rows)
         _validate.in_interval(0, 1, **_validate.not_none(server_momentum=self.server_momentum))
         if self.coefficients is not None:
-            object.__setattr__(self, "coefficients", tuple(float(value) for value in self.coefficients))
-            CorrelatedGaussian(
-                std=1, sensitivity=1, coefficients=self.coefficients or (), neighbors=Neighbors.ADD_REMOVE
-            )
+            drawn = correlated.as_drawn(tuple(float(value) for value in self.coefficients))
+            CorrelatedGaussian(std=1, sensitivity=1, coefficients=drawn, neighbors=Neighbors.ADD_REMOVE)
+            object.__setattr__(self, "coefficients", drawn)
 
     @property
     def is_correlated(self) -> bool:
@@ -66,7 +65,8 @@ class CorrelatedNoise:
             obstacle = "with cohort.kind = 'separated' only, which says how often a user takes part"
         if obstacle is not None:
             if self.correlation not in ("auto", "none") or self.coefficients is not None:
-                raise ValueError(f"noise can be correlated {obstacle}; got protocol.correlation={self.correlation!r}")
+                given = "coefficients" if self.coefficients is not None else f"correlation = {self.correlation!r}"
+                raise ValueError(f"noise can be correlated {obstacle}: leave out protocol.{given}")
             return self
         if self.correlation == "none":
             if self.coefficients is not None:
@@ -94,6 +94,8 @@ class CorrelatedNoise:
             independent = correlated.error_of_model((1.0,), workload)
             if independent < _LEAST_GAIN * correlated.error_of_model(coefficients, workload):
                 return self
+        if len(coefficients) == 1:  # of one row nothing is taken back
+            return self
         return dataclasses.replace(self, coefficients=coefficients)
 
     def noise_kept(self, rounds: int) -> float:
@@ -105,6 +107,8 @@ class CorrelatedNoise:
         if self.coefficients is None:
             return ()
         kept = len(self.coefficients) - 1
+        if not kept:
+            return ()
         return (
             f"every round draws new noise and takes back part of that of the {kept} rounds before it, which whoever "
             "adds it keeps secret and then forgets; a round that is not released draws its noise too",

@@ -141,26 +141,30 @@ class Schedule:
 
     def draw_users(self, round_index: int) -> np.ndarray:
         """The users of a round that upload, ascending."""
-        rng = self.randomness.secret_generator(round_index, _DRAW)
-        size = self.size_of(round_index)
-        match self.kind:
-            case "everyone" | "secret":
-                users = np.arange(self.population)
-            case "fixed":
-                users = rng.choice(self.population, size, replace=False)
-            case "poisson":
-                users = np.flatnonzero(rng.random(self.population) < size / self.population)
-            case "separated":
-                order = self.randomness.public_generator(0, _DRAW).permutation(self.population)
-                users = order[(round_index * self.size + np.arange(self.size)) % self.population]
-            case "disjoint":
-                epoch, batch = divmod(round_index, self.rounds_per_epoch)
-                order = self.randomness.public_generator(epoch, _DRAW).permutation(self.population)
-                users = order[batch * self.size : (batch + 1) * self.size]
+        users = self.planned_users(round_index)
         if self.dropout:
             drops = self.randomness.secret_generator(round_index, _DROP)
             users = users[drops.random(len(users)) >= self.dropout]
         return np.sort(users).astype(np.int32)
+
+    def planned_users(self, round_index: int) -> np.ndarray:
+        """The users of a round if nobody drops out, in no particular order."""
+        size = self.size_of(round_index)
+        match self.kind:
+            case "fixed":
+                rng = self.randomness.secret_generator(round_index, _DRAW)
+                return rng.choice(self.population, size, replace=False)
+            case "poisson":
+                rng = self.randomness.secret_generator(round_index, _DRAW)
+                return np.flatnonzero(rng.random(self.population) < size / self.population)
+            case "separated":
+                order = self.randomness.public_generator(0, _DRAW).permutation(self.population)
+                return order[(round_index * self.size + np.arange(self.size)) % self.population]
+            case "disjoint":
+                epoch, batch = divmod(round_index, self.rounds_per_epoch)
+                order = self.randomness.public_generator(epoch, _DRAW).permutation(self.population)
+                return order[batch * self.size : (batch + 1) * self.size]
+        return np.arange(self.population)  # everyone, also where they decide in secret whether their data enter
 
     def entering_mask(self, round_index: int) -> np.ndarray:
         """Whose data enter a round, among those who upload: one truth value for every user of the federation."""

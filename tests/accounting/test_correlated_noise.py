@@ -82,10 +82,10 @@ def test_no_pattern_and_no_vectors_move_a_stream_further_than_is_certified():
         certified = amplification_of_uploads(coefficients, rounds, uploads, separation)
         assert certified >= worst * (1 - 1e-9)
         column = impulse_response(coefficients, rounds)
-        if (np.diff(column) <= 0).all():
+        if uploads == 1 or rounds <= separation or (np.diff(column) <= 0).all():
             exact += 1
             assert certified == pytest.approx(worst, rel=1e-9, abs=0)
-    assert exact > 60
+    assert exact > 200
 
 
 def test_a_replaced_user_may_come_in_other_rounds():

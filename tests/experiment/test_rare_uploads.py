@@ -7,6 +7,7 @@ from tiny import TASK
 from watchers import AfterRound
 
 from dovetail import experiment
+from dovetail.audit.training import audit as audit_training
 from dovetail.events import CorrelatedGaussian
 from dovetail.experiment import config
 from dovetail.experiment.outlook import Outlook
@@ -119,7 +120,21 @@ def test_who_comes_too_often_or_too_soon_is_refused_by_the_engine():
     ready = plan()
     training = ready.step(ready.engine.start(), 0, ready.sampler.schedule.draw_users(0))
     with pytest.raises(ValueError, match="was promised 6 rounds or more between two uploads"):
-        ready.step(training, 3, ready.sampler.schedule.draw_users(0))
+        ready.step(training, 1, ready.sampler.schedule.draw_users(0))
+    with pytest.raises(ValueError, match=r"round 1 \(counted from 0\) is next in this stream, got round 6"):
+        ready.step(training, 6, ready.sampler.schedule.draw_users(6))  # noise is taken back round by round
+    training = ready.skip(training, 1)
+    ready.step(training, 2, ready.sampler.schedule.draw_users(2))
+
+
+def test_a_run_that_is_resumed_knows_who_came_before():
+    ready = plan()
+    training = ready.engine.start()
+    ready.recall(3)
+    with pytest.raises(ValueError, match="was promised 6 rounds or more"):
+        ready.step(training, 3, ready.sampler.schedule.draw_users(1))
+    with pytest.raises(ValueError, match=r"round 3 .* is next"):
+        ready.step(training, 0, ready.sampler.schedule.draw_users(0))
 
 
 @pytest.mark.parametrize(
@@ -144,6 +159,9 @@ def test_what_needs_independent_noise_is_refused(why, overrides):
         ("protocol.correlation", "square", "correlation"),
         ("protocol.noise_rows", 0, "noise_rows"),
         ("protocol.coefficients", [1.0, 0.5], "coefficient"),
+        ("protocol.coefficients", [1e-38], "noise_multiplier is for the size of the noise"),
+        ("protocol.coefficients", [1e39, -1.0], "noise_multiplier is for the size of the noise"),
+        ("protocol.coefficients", [], "noise_multiplier is for the size of the noise"),
         ("protocol.server_momentum", 1.5, "server_momentum"),
         ("cohort.uploads", 1, "uploads=1 is the limit"),
     ],
@@ -151,3 +169,24 @@ def test_what_needs_independent_noise_is_refused(why, overrides):
 def test_settings_that_make_no_sense_are_refused(key, value, why):
     with pytest.raises(ValueError, match=why):
         plan((key, value))
+
+
+def test_the_accountant_knows_the_coefficients_that_are_drawn():
+    ready = plan(("protocol.coefficients", [1.0, -0.1, -1e-40]))
+    drawn = np.asarray(ready.sampler.protocol.coefficients, np.float32)
+    assert ready.sampler.protocol.coefficients == tuple(drawn.tolist())
+    assert drawn[2] == 0
+    for kind in ("optimised", "sqrt"):
+        settled = plan(("protocol.correlation", kind)).sampler.protocol.coefficients
+        assert settled == tuple(np.asarray(settled, np.float32).tolist())
+
+
+def test_an_audit_of_a_training_goes_through_void_rounds():
+    """It runs the rounds as a training does, rows of void ones included, or the engine would refuse the next round."""
+    found = audit_training(
+        config.parse(BASE, [*VOID, ("privacy.eps", None), ("protocol.noise_multiplier", 2.0)]),
+        canaries=20,
+        task=TASK,
+        ledger=False,
+    )
+    assert found.is_consistent

@@ -54,11 +54,15 @@ def users(*ids):
 def test_a_user_that_comes_too_often_or_too_soon_is_refused():
     uploads = book()
     uploads.admit(users(1, 2), index=0)
+    uploads.skip(index=1)
     with pytest.raises(
         ValueError, match="user 2 was promised 3 rounds or more between two uploads, got rounds 0 and 2"
     ):
         uploads.admit(users(3, 2), index=2)
-    uploads.admit(users(3, 1), index=3)  # nothing of the refused round was noted
+    uploads.admit(users(3), index=2)  # nothing of the refused round was noted
+    uploads.admit(users(1), index=3)
+    for index in range(4, 8):
+        uploads.skip(index=index)
     with pytest.raises(ValueError, match="user 1 was promised to take part 2 times at the most"):
         uploads.admit(users(1), index=8)
 
@@ -72,3 +76,13 @@ def test_rounds_that_nobody_was_promised_are_refused(index):
 def test_a_user_is_in_a_round_once():
     with pytest.raises(ValueError, match="once in a round"):
         book().admit(users(4, 4), index=0)
+
+
+@pytest.mark.parametrize("index", [1, 5])
+def test_rounds_come_in_their_turn(index):
+    """Noise is taken back round by round: with a round left out, uploads would be nearer than was promised."""
+    uploads = book()
+    with pytest.raises(ValueError, match=r"round 0 .* is next"):
+        uploads.admit(users(1), index=index)
+    with pytest.raises(ValueError, match=r"round 0 .* is next"):
+        uploads.skip(index=index)

@@ -71,6 +71,7 @@ class Release(Generic[_Event]):
     refusal: str | None = None  # why it promises nothing at all; None if it promises something
     span: str | None = None  # what it covers in words, where that is more than a round
     mixes_in_stream: bool = True  # whether rounds of one stream may differ: the worst of them counts for all
+    is_tight: bool = True  # whether it is as private as it says and no more: else no lower end of its eps is known
     concerns_subjects: bool = False  # whether it is accounted for a subject, whose records may be at several users
 
     def __init__(self, event: _Event) -> None:

@@ -177,7 +177,9 @@ class CorrelatedStream(Gaussian):
 
 @releases(CorrelatedStream)
 class StreamRelease(GaussianRelease):
-    """A Gaussian release that rests on one more theorem: that a stream is one."""
+    """A Gaussian release that rests on one more theorem: that a stream is one, of at most this sensitivity."""
+
+    is_tight = False
 
     @property
     def theorem(self) -> Theorem:

@@ -209,7 +209,7 @@ class SkellamSumRelease(SkellamRelease[SkellamSum]):
 CORRELATED_SUM = dataclasses.replace(
     CORRELATED,
     key="dovetail.correlated-secagg",
-    where=f"{CORRELATED.where}; of sums by shares, docs/proofs/secagg.md",
+    where=f"{CORRELATED.where}; of sums by shares, docs/proofs/secagg.md and docs/proofs/removed-users.md",
 )
 
 
@@ -221,6 +221,8 @@ class SharedStream(CorrelatedStream):
 @releases(SharedStream)
 class SharedStreamRelease(GaussianRelease):
     """A Gaussian release that rests on two more theorems: that a stream is one, and that shares show no more."""
+
+    is_tight = False
 
     @property
     def theorem(self) -> Theorem:

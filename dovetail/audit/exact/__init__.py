@@ -69,14 +69,10 @@ def _attack_disjoint(participation: Disjoint, rounds: Sequence[Round]) -> list[E
 
 @registry.attacks_on_rounds.register(Separated)
 def _attack_separated(participation: Separated, rounds: Sequence[Round]) -> list[ExactAttack]:
-    """The attacks on a user who comes at the first round and then as soon as the schedule allows.
-
-    Of the rounds that were run alone: those that are missing show nothing.
-    """
+    """The attacks on a user who comes at the first round and then as soon as the schedule allows."""
     if len({item.participation for item in rounds}) > 1:
         raise NotApplicable("no exact attack is known for several streams")
-    uploads = range(0, min(len(rounds), participation.uploads * participation.separation), participation.separation)
-    return registry.attacks_on_stream(_mechanism_of_all(rounds), len(rounds), uploads)
+    return registry.attacks_on_stream(_mechanism_of_all(rounds), participation, len(rounds))
 
 
 @registry.attacks_on_rounds.register(Poisson)

@@ -26,6 +26,7 @@ from dovetail.events import (
     Laplace,
     ReplacedUsers,
     SampledSubject,
+    Separated,
     SkellamNoise,
 )
 from dovetail.statements import Neighbors, NotApplicable
@@ -66,43 +67,45 @@ def attack_gaussian(event: Gaussian, rounds: int) -> list[ExactAttack]:
 @attacks_on_event.register(CorrelatedSum)
 def attack_every_round(event: CorrelatedGaussian | CorrelatedSum, rounds: int) -> list[ExactAttack]:
     """The attack on a stream by a victim who takes part in every round."""
-    return attacks_on_stream(event, rounds, range(rounds))
+    return attacks_on_stream(event, Separated(uploads=rounds, separation=1, rounds=rounds), rounds)
 
 
 @attacks_on_stream.register(CorrelatedGaussian)
-def attack_stream(event: CorrelatedGaussian, rounds: int, uploads: Sequence[int]) -> list[ExactAttack]:
+def attack_stream(event: CorrelatedGaussian, schedule: Separated, rounds: int) -> list[ExactAttack]:
     """The attack on correlated noise: it whitens what was released, by undoing the noise's own filter round by round.
 
-    Arguments:
-        event: of each round.
-        rounds: how many were released, the first of the stream first.
-        uploads: the rounds in which the victim takes part, each time with all that its norm allows.
+    The victim takes part first in round 0 and then as soon as it may, each time with all that its norm allows. A stream
+    with fewer rounds than were planned is refused: without the rounds that are missing nothing can be undone.
     """
-    return _attack_stream(event, rounds, uploads)
+    return _attack_stream(event, schedule, rounds)
 
 
 @attacks_on_stream.register(CorrelatedSum)
-def attack_stream_of_sums(event: CorrelatedSum, rounds: int, uploads: Sequence[int]) -> list[ExactAttack]:
+def attack_stream_of_sums(event: CorrelatedSum, schedule: Separated, rounds: int) -> list[ExactAttack]:
     """The same attack on sums by shares, in one coordinate, in which the victim holds all that its norm allows.
 
     The noise was rounded, by 1/2 at the most in each round: what that can do to the statistic is taken off the shift.
     """
     moved = event.norms_apart * math.floor(event.scale * event.clip_norm)
-    return _attack_stream(event.with_sensitivity(moved), rounds, uploads, rounded_by=0.5)
+    return _attack_stream(event.with_sensitivity(moved), schedule, rounds, rounded_by=0.5)
 
 
 def _attack_stream(
-    event: CorrelatedGaussian, rounds: int, uploads: Sequence[int], *, rounded_by: float = 0.0
+    event: CorrelatedGaussian, schedule: Separated, rounds: int, *, rounded_by: float = 0.0
 ) -> list[ExactAttack]:
     """The attack on the rows of C^-1 Z by a victim who moves each of its rounds by the event's sensitivity.
 
     Arguments:
         rounded_by: how far from these rows the noise of a round may be.
     """
+    if rounds < schedule.rounds:
+        raise NotApplicable(
+            f"{rounds} of the {schedule.rounds} rounds of a stream were released, and the record does not say which"
+        )
     if event.std == 0:
         return [disjoint_attack("the released values, to which no noise is added")]
     moved = np.zeros(rounds)
-    moved[list(uploads)] = event.sensitivity / event.std
+    moved[: schedule.uploads * schedule.separation : schedule.separation] = event.sensitivity / event.std
     whitened = lfilter([1.0], event.coefficients, moved)
     shift = float(np.linalg.norm(whitened))
     weights = lfilter([1.0], event.coefficients, whitened[::-1] / shift)  # of the rounds in the statistic

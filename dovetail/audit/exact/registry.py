@@ -9,12 +9,13 @@ A module from outside adds those on its own events:
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact.sums import RepeatedCells
-from dovetail.events import Round
+from dovetail.events import Round, Separated
 from dovetail.statements import NotApplicable
 
 __all__ = ["attacks_on_event", "attacks_on_rounds", "attacks_on_stream", "observe_in_sample"]
@@ -36,9 +37,9 @@ def observe_in_sample(event: Any, prob: float, times: int) -> RepeatedCells:
 
 
 @functools.singledispatch
-def attacks_on_stream(event: Any, rounds: int, uploads: Sequence[int]) -> list[ExactAttack]:
-    """The exact attacks on so many rounds of a stream, with a victim in those of these numbers; 0 is the first."""
-    return attacks_on_event(event, len(uploads))
+def attacks_on_stream(event: Any, schedule: Separated, rounds: int) -> list[ExactAttack]:
+    """The exact attacks on so many rounds of a stream, with a victim that comes first and then as soon as it may."""
+    return attacks_on_event(event, min(schedule.uploads, math.ceil(rounds / schedule.separation)))
 
 
 @functools.singledispatch

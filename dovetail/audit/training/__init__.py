@@ -4,7 +4,7 @@ The plan is made with all canaries in it and run by the engine, round by round; 
 
 - *white-box*: the attacker sees every model, and so every released sum. It takes off what all others add
   (`attacker`), and reads off the rest how far each canary's own clipped update is in it: the mean of the coins
-  given the sums, were the noise Gaussian.
+  given the sums, were the noise Gaussian and independent between rounds.
 - *black-box*: the attacker sees the last model alone, and compares the canaries' losses with those of a model that it
   trains itself, on all other data, with half of each canary and without noise.
 
@@ -199,9 +199,11 @@ def _train(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[Attack
     training = plan.engine.start()
     for index, users in rounds_due(plan, released):
         if len(users) < plan.sampler.schedule.min_size:
+            training = plan.skip(training, index)
             continue
         before = to_host(training.params).copy()  # a step consumes what it starts from
-        state, server = jax.tree.map(lambda leaf: to_host(leaf).copy(), (training.protocol, training.server))
+        seen = plan.sampler.protocol.public_state(training.protocol), training.server
+        state, server = jax.tree.map(lambda leaf: to_host(leaf).copy(), seen)
         there = (
             users
             if plan.sampler.protocol.shuffled

@@ -31,7 +31,7 @@ _CHUNK_FLOATS = 2**24  # and the numbers that they may need
 class AttackerView(NamedTuple):
     """A released round (`number`, from 0): its planned users, the flat model before and after, and states before.
 
-    `state` is the protocol's, `server` the server optimizer's.
+    `state` is what is public of the protocol's, `server` the server optimizer's.
     """
 
     number: int
