@@ -27,6 +27,7 @@ __all__ = [
 
 LEVEL = 0.95
 _GRID = 2001  # candidates of a score
+_SHARES = np.arange(_GRID) / (_GRID - 1)  # linspace would give .6940000000000001, which is printed
 _WORST = 100.0  # the largest ratio of squared errors to the target's variance that is told apart: R2 of -99
 
 
@@ -57,7 +58,7 @@ def estimate_fraction(noisy_mean: Moment, people: float) -> Estimate:
     Guarantees:
         Numbers between 0 and 1 vary no more than zeros and ones with the same mean, which the interval allows for.
     """
-    candidates = np.linspace(0, 1, _GRID)
+    candidates = _SHARES
     variance = noisy_mean.std**2 + candidates * (1 - candidates) / max(people, 1.0)
     return _estimate_not_rejected(candidates, noisy_mean.value - candidates, variance, noisy_mean.value)
 
@@ -81,7 +82,7 @@ def estimate_auc(positive: np.ndarray, negative: np.ndarray, std: float) -> Esti
     order = _prob_ranked_above(bins)
     total = positive.sum() * negative.sum()
     value = float(positive @ order @ negative / total) if total > 0 else 0.5
-    candidates = np.linspace(0, 1, _GRID)
+    candidates = _SHARES
     against = (order @ negative)[None] - candidates[:, None] * negative.sum()  # one more of class 1 adds this
     towards = (positive @ order)[None] - candidates[:, None] * positive.sum()
     cells = ((order[None] - candidates[:, None, None]) ** 2).sum(axis=(1, 2))

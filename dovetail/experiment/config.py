@@ -155,6 +155,9 @@ class PrivacyConfig(msgspec.Struct, frozen=True, kw_only=True):
     stop: Literal["eps", "delta"] = "eps"
     """`eps`: the statement is at the target's delta. `delta`: it is at the target's eps and reports the delta that was
     spent."""
+    ceiling: float | tuple[float, float] | None = None
+    """What all runs in the ledger of the same people may spend together, as eps or as [eps, delta]: a run beyond it is
+    refused. Deployed, users have limits of their own (`dovetail client new`)."""
 
 
 @_fields.with_fields_in_help
@@ -256,9 +259,19 @@ def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) ->
         _validate.positive(eps=config.privacy.eps)
     elif config.privacy.stop == "delta":
         raise ValueError("privacy.stop = 'delta' needs privacy.eps, at which delta is stated")
+    if config.privacy.ceiling is not None:
+        _check_ceiling(config.privacy.ceiling)
     if config.task.evaluate == "private" and config.privacy.stop == "delta":
         raise ValueError("task.evaluate = 'private' is stated at a delta, and privacy.stop = 'delta' at an eps")
     return config
+
+
+def _check_ceiling(ceiling: float | tuple[float, float]) -> None:
+    """ValueError unless this is an eps, or an eps and a delta."""
+    if isinstance(ceiling, tuple):
+        ceiling, delta = ceiling
+        _validate.in_open_interval(0, 1, ceiling_delta=delta)
+    _validate.positive(ceiling=ceiling)
 
 
 def to_toml(config: Config) -> str:

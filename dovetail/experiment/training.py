@@ -177,7 +177,7 @@ def run(
         evaluate_every: rounds between scores on the test records; by default a twentieth of all rounds.
         callbacks: objects that watch the training (see `Callback`).
         ledger: the ledger of all runs on the same people, as `spending.open_account` reads it.
-        ceiling: what all runs in it may spend together.
+        ceiling: what all runs in it may spend together; by default the config's `privacy.ceiling`.
 
     Guarantees:
         No round starts that would overspend the budget; no round below the minimum size is released.
@@ -199,6 +199,7 @@ def run(
         if plan.config.noise == "os":
             plan = plan.with_randomness(devices.shared_randomness(plan.config.seed))
         is_first = jax.process_index() == 0  # of several processes the first alone has a ledger and a folder
+        ceiling = plan.config.privacy.ceiling if ceiling is None else ceiling
         account = open_account_of_plan(
             plan, ledger=ledger if is_first else False, ceiling=ceiling if is_first else None, out=out
         )

@@ -340,7 +340,7 @@ def run_trials(
         out: the folder to write the chosen run to, if any.
         ledger: the ledger of all runs on the same people, as `spending.open_account` reads it; all trials together are
             one entry.
-        ceiling: what all runs in it may spend together.
+        ceiling: what all runs in it may spend together; by default the config's `privacy.ceiling`.
 
     Guarantees:
         The statement is at most `eps`, and covers every trial; trials without a guarantee are refused before any runs.
@@ -351,7 +351,8 @@ def run_trials(
     _check_arguments(config, eps=eps, public_test=public_test, by=by)
     if out is not None:
         RunFolder.refuse_taken(out)
-    config = _with_changes(config, {"privacy.eps": eps})
+    ceiling = config.privacy.ceiling if ceiling is None else ceiling
+    config = _with_changes(config, {"privacy.eps": eps, "privacy.ceiling": None})  # for all trials, not for each
     first = prepare(_with_changes(config, space.settings[0]), task=task)
     score = score or ("r2" if first.dataset.target == "number" else "accuracy")
     names = (*score_names(first.dataset), *first.task.metrics)

@@ -42,7 +42,7 @@ def test_help_says_what_a_key_means(command, key, said):
 
 def test_help_lists_all_keys(command):
     _, out, _ = command("help")
-    assert "[privacy]: eps, delta, neighbors, unit, stop\n" in out
+    assert "[privacy]: eps, delta, neighbors, unit, stop, ceiling\n" in out
     assert "[protocol] name = 'fedavg': no keys of its own\n" in out
 
 

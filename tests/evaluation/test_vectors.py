@@ -158,3 +158,10 @@ def test_intervals_cover_the_scores_of_all_people(people):
             hits[name] += found[name][0] <= value <= found[name][1]
     assert min(hits.values()) >= 276
     assert max(hits.values()) <= 299  # they are no wider than it takes
+
+
+def test_ends_of_intervals_are_printed_without_crumbs_of_binary_fractions():
+    """As README's ten lines print them: a candidate is the nearest number to k / 2000, whose shortest text is short."""
+    for mean in np.linspace(0, 1, 101):
+        found = intervals.estimate_fraction(Moment(mean, 0.02), 500)
+        assert all(len(str(end)) <= len("0.0005") for end in (found.low, found.high)), found

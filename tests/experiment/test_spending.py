@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jsonschema
@@ -395,6 +396,32 @@ def test_all_trials_of_a_tuning_are_one_entry(ledger):
     (run,) = ledger.runs()
     assert run.what == "tuning" and run.ended and result.across_runs.runs == 1
     assert run.spending.statement.eps == pytest.approx(2.0, rel=1e-3)
+
+
+def test_a_ceiling_in_the_config_stops_runs_tunings_and_audits(ledger, plan):
+    limited = config.parse({**RUN, "privacy": {"eps": 2.0, "ceiling": [1.5, 1e-4]}}, ())
+    assert config.parse(tomllib.loads(config.to_toml(limited))) == limited
+    planned = dataclasses.replace(plan, config=limited)
+    space = tuning.Space(axes={"server.learning_rate": (0.5,)})
+    trials = {"public_test": True, "by": "composition", "task": PRIVATE, "ledger": ledger.path}
+    for spend in (
+        lambda: experiment.run(planned, ledger=ledger.path),
+        lambda: tuning.run_trials(limited, space, eps=2.0, **trials),
+        lambda: audit(limited, canaries=20, task=PRIVATE, ledger=ledger.path),
+    ):
+        with pytest.raises(CeilingReached, match=r"the ceiling \(1\.5, 0\.0001\)"):
+            spend()
+    assert ledger.runs() == []
+    with pytest.raises(ValueError, match="a ceiling needs a ledger"):
+        experiment.run(planned, ledger=False)
+    tuning.run_trials(limited, space, eps=1.0, **trials)  # all trials together are below it
+    experiment.run(planned, ledger=ledger.path, ceiling=8.0)  # what a call says comes before the config
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, [2.0, 1.0], [2.0], "much"])
+def test_a_ceiling_in_the_config_is_checked_when_it_is_read(wrong):
+    with pytest.raises(ValueError, match="ceiling"):
+        config.parse({**RUN, "privacy": {"ceiling": wrong}}, ())
 
 
 def test_an_audit_counts_as_a_run_without_a_guarantee(ledger, plan):

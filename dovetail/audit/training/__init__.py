@@ -126,7 +126,7 @@ def audit(
             f"an attack on {guarantee.protocol.name!r} needs privacy.unit={guarantee.scope.unit.value!r}, the unit "
             f"that it protects, got {guarantee.target_unit.value!r}"
         )
-    account = open_account_of_plan(plan, ledger=ledger, what="audit")
+    account = open_account_of_plan(plan, ledger=ledger, ceiling=config.privacy.ceiling, what="audit")
     account.reserve(plan.record(range(plan.num_rounds)))
     released: list[int] = []
     scores = (_score_white_box if attack == "white-box" else _score_black_box)(plan, hidden, released)
