@@ -78,7 +78,7 @@ $(READY): pyproject.toml
 $(FLOWER)/.ready: pyproject.toml
 	$(PYTHON) -m venv --clear $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,flower]' torch==2.13.0 flax equinox
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,flower]' pandas torch==2.13.0 flax equinox
 	@touch $@
 
 $(VENV)/.docs: $(READY)

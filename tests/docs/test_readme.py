@@ -46,7 +46,7 @@ def test_the_opening_pictures_are_drawn_from_the_comparisons():
 
 @pytest.mark.torch
 def test_the_ten_lines_run(tmp_path, monkeypatch, capsys):
-    pandas = pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas", reason="`make flower` has it")
     rng = np.random.default_rng(0)
     patients = rng.geometric(0.25, 3000)  # 1 to some 20 visits each
     ids = np.repeat([f"P-{number:04x}" for number in rng.permutation(3000)], patients)
