@@ -64,7 +64,10 @@ def certainty(eps: float) -> float:
 
 
 def percent(share: float, *, up: bool) -> str:
-    """A probability as a percentage with one decimal, rounded up or down; 100% and 0% stand for nothing less."""
+    """A probability as a percentage with one decimal, rounded up or down; up to 100% is "almost 100%" unless it is 1.
+
+    A share within 1e-11 of a tenth of a percent counts as that tenth.
+    """
     value = round_to(100 * share, 12, ROUND_CEILING if up else ROUND_FLOOR)
     tenths = math.ceil(10 * value - 1e-9) if up else math.floor(10 * value + 1e-9)
     if up and tenths >= 1000 and share < 1:

@@ -325,7 +325,7 @@ class Engine:
             return None
         return self._streams.setdefault(cohort.participation, UploadBook(cohort.participation))
 
-    def recall(self, users: np.ndarray, *, index: int, cohort: Cohort) -> None:
+    def note_past_round(self, users: np.ndarray, *, index: int, cohort: Cohort) -> None:
         """Note who took part in a round that an earlier process ran, where that limits who may in later ones."""
         book = self._book_of(cohort)
         if book is not None:

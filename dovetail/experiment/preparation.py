@@ -160,11 +160,15 @@ class Plan:
         schedule = self.sampler.schedule
         return self.engine.skip(training, index=index, cohort=schedule.cohort(index), randomness=schedule.randomness)
 
-    def recall(self, rounds: int) -> None:
-        """Let the engine know who was planned for the first rounds, which an earlier process ran."""
+    def note_past_rounds(self, rounds: int) -> None:
+        """Let the engine know who was planned for the first rounds, which an earlier process ran.
+
+        Whoever resumes a run calls it: where users come rarely, the engine refuses who would come again too soon. The
+        planned users stand for those who came, for who dropped out is not kept; they keep to the schedule as well.
+        """
         schedule = self.sampler.schedule
         for index in range(rounds):
-            self.engine.recall(schedule.planned_users(index), index=index, cohort=schedule.cohort(index))
+            self.engine.note_past_round(schedule.planned_users(index), index=index, cohort=schedule.cohort(index))
 
     def predictor(self, training: Training) -> Predictor:
         """The model to publish, ready to be asked."""

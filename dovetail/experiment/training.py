@@ -509,7 +509,7 @@ def _start_or_resume(
         raise ValueError(
             f"the checkpoint has {len(saved.leaves)} arrays, this training {len(leaves)}: it is not of this run"
         )
-    plan.recall(saved.round)
+    plan.note_past_rounds(saved.round)
     return _Run(
         plan=plan,
         folder=folder,

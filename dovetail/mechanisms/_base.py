@@ -77,12 +77,12 @@ class Blanket(abc.ABC):
     @property
     @abc.abstractmethod
     def mean(self) -> float:
-        """The mean of a dummy, on the scale of reports."""
+        """The mean of a dummy, on the scale of reports; of a coordinate, where dummies are vectors."""
 
     @property
     @abc.abstractmethod
     def variance(self) -> float:
-        """The variance of a dummy, on the scale of reports."""
+        """The variance of a dummy, on the scale of reports; of a coordinate, where dummies are vectors."""
 
 
 class LocalRandomizer(abc.ABC):

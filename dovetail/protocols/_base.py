@@ -79,7 +79,10 @@ class Cohort:
 
     @property
     def max_uploads(self) -> int:
-        """The largest number of users that upload in this round: `uploads` where all do, else the planned size."""
+        """The largest number of users that upload in this round: `uploads` where all do, else the planned size.
+
+        More may come only of a Poisson sample that a curator draws. Sums of shares are made so wide that they hold it.
+        """
         return self.size if self.uploads is None else self.uploads
 
     def refuse_minimum_if_secret(self) -> None:

@@ -130,7 +130,7 @@ def test_who_comes_too_often_or_too_soon_is_refused_by_the_engine():
 def test_a_run_that_is_resumed_knows_who_came_before():
     ready = plan()
     training = ready.engine.start()
-    ready.recall(3)
+    ready.note_past_rounds(3)
     with pytest.raises(ValueError, match="was promised 6 rounds or more"):
         ready.step(training, 3, ready.sampler.schedule.draw_users(1))
     with pytest.raises(ValueError, match=r"round 3 .* is next"):

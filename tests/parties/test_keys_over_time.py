@@ -23,7 +23,7 @@ from dovetail.parties.common.notices import (
     Rotation,
     SignedNotice,
     announce_rotation,
-    digest_of,
+    body_digest,
     read_notices,
     rotate_key,
     withdraw_task,
@@ -155,7 +155,7 @@ def test_pinned_keys_stand_for_their_successors_if_the_user_follows(tmp_path):
         ),
     ]
     own = rotate_key(sharing.signer.public, signer.public, by=sharing.signer)
-    notices.append(announce_rotation(sharing.signer, own, standing=map(digest_of, notices)))
+    notices.append(announce_rotation(sharing.signer, own, standing=map(body_digest, notices)))
     named = {"analyzer": analyzer.seal.public, "analyzer_sign": analyzer.sign.public}
     named["aggregators"] = (aggregator.public, sharing.keys[1].public)
     signed = sign(msgspec.structs.replace(sharing.task, **named), signer)

@@ -245,7 +245,7 @@ class Analyzer:
                 self._open_round(self._store.last_ended_round() + 1)
 
     @property
-    def progress(self) -> tuple[int, int]:
+    def round_and_messages(self) -> tuple[int, int]:
         """The open round, and how many of its messages have come: where these stand still, somebody may be down."""
         with self._lock:
             self._refresh()

@@ -37,7 +37,7 @@ __all__ = [
     "Rotation",
     "SignedNotice",
     "announce_rotation",
-    "digest_of",
+    "body_digest",
     "read_notices",
     "read_own_notices",
     "revoke_key",
@@ -193,8 +193,8 @@ def revoke_key(
     return msgspec.structs.replace(signed, cosignature=cosignature, cosigner=recovery.public)
 
 
-def digest_of(signed: SignedNotice) -> bytes:
-    """The digest by which a rotation names a notice that still counts after it."""
+def body_digest(signed: SignedNotice) -> bytes:
+    """The digest of a notice's body, whoever signed it: by it a rotation names a notice that still counts after it."""
     return hashlib.sha256(_announcement_message(signed.body)).digest()
 
 
@@ -287,7 +287,7 @@ class Notices:
 
     def standing_digests(self, key_id: bytes) -> tuple[bytes, ...]:
         """The digests of a key's notices that count now: what the rotation of that key lists, beside its tasks."""
-        return tuple(digest_of(signed) for signed in self.signed if signed.signer.key_id == key_id)
+        return tuple(body_digest(signed) for signed in self.signed if signed.signer.key_id == key_id)
 
     def _revoke(self, new: Sequence[tuple[SignedNotice, Notice]]) -> bool:
         """End a key with all its successors, which a thief may have made; the first revocation of a key counts."""
@@ -346,7 +346,7 @@ class Notices:
         """Whether a notice counts, given what is known of the key that signed it."""
         key = signed.signer.key_id
         if key in self._standing:
-            return digest_of(signed) in self._standing[key]
+            return body_digest(signed) in self._standing[key]
         return key in self._lineage and key not in self._disputed
 
     def _remember(self, signed: SignedNotice, notice: Notice) -> None:

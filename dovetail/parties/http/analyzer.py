@@ -67,7 +67,7 @@ class AnalyzerService:
         self._since = time.monotonic()  # when it was seen
         self.counts = Counts()
         prefix = "/v1/tasks/{task}"
-        pulse = Pulse(lambda: analyzer.progress, patience=_PATIENCE)
+        pulse = Pulse(lambda: analyzer.round_and_messages, patience=_PATIENCE)
         routes = [
             *health_routes(lambda: not self._failing, pulse),
             Route("/", self._get_page),
@@ -167,7 +167,7 @@ class AnalyzerService:
         """End a training that was withdrawn, and give up a round that nobody closes."""
         if reason := self._notices().why_ended(self._analyzer.signed):
             await asyncio.to_thread(self._analyzer.end_task, reason)
-        progress = await asyncio.to_thread(lambda: self._analyzer.progress)
+        progress = await asyncio.to_thread(lambda: self._analyzer.round_and_messages)
         self._failing = False
         if progress != self._seen:
             self._seen = progress

@@ -152,7 +152,7 @@ class SApes(Apes):
             return whole
         if self.sparsify == "top":
             raise NotApplicable(f"expected a selection of which something is certified, got sparsify='top': {_COUPLED}")
-        return _Chosen(**vars(whole), kept=self.num_kept(dim))
+        return _RandomCoordinates(**vars(whole), kept=self.num_kept(dim))
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
         """APES's event, seen through the threshold where there is one; nothing where coordinates are coupled."""
@@ -194,7 +194,7 @@ class _Thresholded(GridReports):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Chosen(GridReports):
+class _RandomCoordinates(GridReports):
     """Reports on `kept` coordinates that do not depend on the data, and on 0 in the others."""
 
     kept: int
