@@ -133,7 +133,7 @@ def test_another_version_of_the_library_is_refused(halted, monkeypatch):
 def test_a_checkpoint_whose_rounds_are_not_the_plans_is_refused(halted, released):
     """Rounds that were run and are not listed would not be charged."""
     saved = RunFolder(halted).read_checkpoint()
-    RunFolder(halted).save(dataclasses.replace(saved, released=tuple(released)))
+    RunFolder(halted).save_checkpoint(dataclasses.replace(saved, released=tuple(released)))
     with pytest.raises(ValueError, match="lists rounds that were not planned"):
         experiment.run(plan(), out=halted, resume=True)
 
@@ -297,7 +297,7 @@ def test_a_run_is_one_processs_and_its_root_ends_with_it(tmp_path):
     last = RunFolder(out).read_checkpoint()
     experiment.run(ready, out=out, resume=True)
     with pytest.raises(ValueError, match="has ended"):
-        RunFolder(out).save(last)
+        RunFolder(out).save_checkpoint(last)
     assert not list(out.glob(".checkpoint*"))
     assert not list(out.glob("checkpoint*"))
 

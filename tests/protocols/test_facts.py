@@ -161,4 +161,4 @@ def test_a_claim_is_none_where_its_formula_gives_no_number():
 
 def test_a_first_try_of_ldp_fl_has_noise_as_long_as_the_clip_norm():
     protocol = protocols.build("ldp_fl", protocols.find("ldp_fl").example(20, {}))
-    assert protocol.local.std == protocol.local.clip_norm == protocol.clip_norm
+    assert protocol.local_randomizer.std == protocol.local_randomizer.clip_norm == protocol.clip_norm
