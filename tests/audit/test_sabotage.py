@@ -54,7 +54,7 @@ def test_the_honest_code_passes_the_same_audits():
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HalfTheNoise(LdpFl):
     @property
-    def local(self):
+    def local_randomizer(self):
         return LaplaceRandomizer(eps_local=2 * self.eps_local, low=-self.clip_value, high=self.clip_value)
 
     def _mechanism(self, dim):
