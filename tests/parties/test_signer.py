@@ -17,7 +17,7 @@ from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.notices import (
     Notices,
     announce_rotation,
-    digest_of,
+    body_digest,
     read_notices,
     revoke_key,
     rotate_key,
@@ -111,7 +111,7 @@ def test_an_expired_key_announces_nothing_and_signs_nothing(monkeypatch, signer)
 
 def test_a_rotation_ends_the_old_key_for_everything_but_what_it_lists(signer):
     running, kept = signer.sharing.signed, withdraw_task(signer.old, bytes(32))
-    known = signer.notices(kept, signer.rotation(standing=(signer.sharing.task.task_id, digest_of(kept))))
+    known = signer.notices(kept, signer.rotation(standing=(signer.sharing.task.task_id, body_digest(kept))))
     assert signer.admits(running, known) and kept in known.signed
     assert signer.admits(signer.task(signer.new), known)
     mine = signer.task(signer.old, aggregators=tuple(ServicePairs.add(signer.sharing.folder / n).public for n in "xy"))
