@@ -190,3 +190,10 @@ def test_an_audit_of_a_training_goes_through_void_rounds():
         ledger=False,
     )
     assert found.is_consistent
+
+
+def test_a_fleet_says_that_it_does_not_know_users_in_turn(tmp_path):
+    fleet = pytest.importorskip("dovetail.parties.fleet")
+    with pytest.raises(ValueError, match="'separated' cannot be deployed yet"):
+        fleet.set_up_fleet(tmp_path / "fleet", config.parse(BASE), rounds=1, clients=3)
+    assert not (tmp_path / "fleet").exists()
