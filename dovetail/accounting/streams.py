@@ -66,19 +66,30 @@ def amplification_of_uploads(coefficients: tuple[float, ...], rounds: int, uploa
     _validate.at_least(1, rounds=rounds, uploads=uploads, separation=separation)
     column = impulse_response(coefficients, rounds)
     envelope = np.maximum.accumulate(column[::-1])[::-1]  # never rises: the earliest rounds, closely packed, are worst
-    total = np.zeros(rounds)
-    for start in range(0, min(rounds, uploads * separation), separation):
-        total[start:] += envelope[: rounds - start]
+    total = _sum_of_shifted(envelope, min(uploads, -(-rounds // separation)), separation)
     if not np.isfinite(total).all():
         return math.inf
     largest = float(total.max())
-    count = len(range(0, min(rounds, uploads * separation), separation))
+    count = min(uploads, -(-rounds // separation))
     squares = math.fsum(((total / largest) ** 2).tolist())
     rounding = numerics.ULP * (8 * count + 16 * rounds + 128) * squares
     excess = _squares_of_columns(envelope / largest, rounds, count, separation) - _squares_of_columns(
         column / largest, rounds, count, separation
     )
     return largest * math.sqrt(squares - max(0.0, excess) + rounding)
+
+
+def _sum_of_shifted(column: np.ndarray, count: int, separation: int) -> np.ndarray:
+    """The sum of `count` columns of a Toeplitz matrix with this first one, `separation` apart; nothing is taken off."""
+    rounds = len(column)
+    if count * separation >= rounds:  # as many as fit: sums along every separation-th entry
+        padded = np.zeros(-(-rounds // separation) * separation)
+        padded[:rounds] = column
+        return np.cumsum(padded.reshape(-1, separation), axis=0).ravel()[:rounds]
+    total = np.zeros(rounds)
+    for start in range(0, count * separation, separation):
+        total[start:] += column[: rounds - start]
+    return total
 
 
 def _squares_of_columns(column: np.ndarray, rounds: int, count: int, separation: int) -> float:
