@@ -227,7 +227,7 @@ elif how == "exclusive":
         hold()
 elif how == "rows":
     made.fetch_rows("CREATE TABLE IF NOT EXISTS sent (round BIGINT)")
-    with made.transaction(), made._connection().cursor() as cursor, cursor.copy("COPY sent FROM STDIN") as copy:
+    with made.transaction(), made._main_connection().cursor() as cursor, cursor.copy("COPY sent FROM STDIN") as copy:
         copy.write("1\n")
         hold()
 """
